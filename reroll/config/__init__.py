@@ -1,0 +1,1 @@
+"""The config tree: one strict pydantic model per pipeline. Loads neither torch nor ray."""

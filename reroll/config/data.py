@@ -1,0 +1,78 @@
+"""Where prompts come from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from reroll.config.base import Node
+
+
+class Source(Node):
+    """What all prompt sources share."""
+
+    domain: str = "default"
+    """Chooses the reward of its prompts."""
+    weight: float = Field(default=1.0, gt=0)
+    """Share of this source in the mix, relative to the others."""
+    limit: int | None = Field(default=None, ge=1)
+    """Use only the first rows."""
+    system: str | None = None
+    """A system message put before every prompt."""
+
+
+class Table(Source):
+    """A source of rows with named columns. A row holds `messages_key` (chat messages) or `prompt_key` (one user message)."""
+
+    path: Path
+    prompt_key: str = "prompt"
+    messages_key: str = "messages"
+    answer_key: str = "answer"
+    """Reference answer; for sft rows without an assistant message, the completion to learn."""
+
+
+class JsonlSource(Table):
+    """One JSON object a line."""
+
+    kind: Literal["jsonl"] = "jsonl"
+
+
+class ParquetSource(Table):
+    """A Parquet file."""
+
+    kind: Literal["parquet"]
+
+
+class DatasetsSource(Table):
+    """A folder written by `datasets.Dataset.save_to_disk`."""
+
+    kind: Literal["datasets"]
+    split: str | None = None
+    """Which split, if the folder holds a DatasetDict."""
+
+
+class ReasoningGymSource(Source):
+    """A reasoning-gym generator: endless verifiable tasks, scored by its own verifier (reward kind `reasoning_gym`)."""
+
+    kind: Literal["reasoning_gym"]
+    name: str
+    size: int = Field(default=1000, ge=1)
+    """How many tasks to generate."""
+    seed: int = 0
+    """Different seeds give different tasks: use another one for held-out data."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Passed to the generator, e.g. `{max_digits: 2}`."""
+
+
+SourceConfig = Annotated[JsonlSource | ParquetSource | DatasetsSource | ReasoningGymSource, Field(discriminator="kind")]
+
+
+class DataConfig(Node):
+    """Prompts to train on and prompts held out."""
+
+    train: list[SourceConfig] = Field(min_length=1)
+    eval: list[SourceConfig] = Field(default_factory=list)
+    """Held-out prompts; evaluated before the first step, on schedule and at the end."""
+    shuffle: bool = True

@@ -1,0 +1,155 @@
+"""The parts of a run: where it runs, what it trains, what generates, how samples flow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from reroll.config.base import Node
+
+Devices = Annotated[str | int | list[int], Field(union_mode="left_to_right")]
+"""`auto` (the GPUs if there are any, else the CPU), `cpu`, a GPU index, a range such as `0-3`, or a list."""
+
+
+class LocalRuntime(Node):
+    """Workers are threads of this process. Nothing to install; breakpoints work."""
+
+    kind: Literal["local"] = "local"
+
+
+class RayRuntime(Node):
+    """Workers are Ray actors in placement groups."""
+
+    kind: Literal["ray"]
+    address: str | None = None
+    """None starts Ray on this machine; `auto` or `host:port` joins a running cluster."""
+    num_cpus: int | None = Field(default=None, ge=1)
+    """Logical CPUs when starting Ray here; default: what the machine has, at least 4."""
+    num_gpus: int | None = Field(default=None, ge=0)
+    """Logical GPUs when starting Ray here, or the size of the cluster to check devices against."""
+
+
+RuntimeConfig = Annotated[LocalRuntime | RayRuntime, Field(discriminator="kind")]
+
+
+class OptimConfig(Node):
+    """AdamW and its schedule."""
+
+    lr: float = Field(default=1e-6, gt=0)
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    clip_norm: float = Field(default=1.0, gt=0)
+    """Gradients are scaled down to this global norm."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """After warm-up: stay, or decay to `min_lr_ratio` over the run."""
+    warmup_steps: int = Field(default=0, ge=0)
+    min_lr_ratio: float = Field(default=0.0, ge=0, le=1)
+
+
+class TorchStrategy(Node):
+    """One process, one device, plain PyTorch: the oracle of every other kind."""
+
+    kind: Literal["torch"] = "torch"
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """bf16 keeps fp32 master weights and computes in autocast."""
+    gradient_checkpointing: bool = False
+    micro_batch_tokens: int = Field(default=8192, ge=1)
+    """Tokens that one forward and backward pass may hold."""
+    logprob_chunk: int = Field(default=1024, ge=1)
+    """Rows of logits held at once: [chunk x vocabulary] is the largest tensor of the head."""
+
+
+StrategyConfig = TorchStrategy
+
+
+class PolicyConfig(Node):
+    """The model under training."""
+
+    model: str
+    """A Hugging Face folder or hub id, or the name of a model that `reroll models fetch` stored."""
+    strategy: StrategyConfig = Field(default_factory=TorchStrategy)
+    optim: OptimConfig = Field(default_factory=OptimConfig)
+    devices: Devices = "auto"
+
+
+class EmbeddedEngine(Node):
+    """reroll's own engine: continuous batching over the Hugging Face modules the trainer runs."""
+
+    kind: Literal["embedded"] = "embedded"
+    devices: Devices = "auto"
+    num_workers: int = Field(default=1, ge=1)
+    """Independent engines; samples are spread over them by load."""
+    max_running: int = Field(default=64, ge=1)
+    """Sequences decoded together."""
+    precision: Literal["same", "fp32", "bf16"] = "same"
+    """`same` follows the policy's precision. Equal precision on one device shares the trainer's parameters."""
+
+
+EngineConfig = EmbeddedEngine
+
+
+class RolloutConfig(Node):
+    """How samples are drawn and admitted."""
+
+    prompts_per_step: int = Field(default=8, ge=1)
+    group_size: int = Field(default=8, ge=1)
+    """Siblings drawn for each prompt."""
+    max_staleness: int = Field(default=0, ge=0)
+    """How many weight versions a trained sample may lag behind: 0 is synchronous; more overlaps generation and training."""
+    oversample: float = Field(default=1.0, ge=1.0)
+    """Admit this many times the prompts a step needs; the rest is aborted when enough have finished."""
+    window: int = Field(default=1, ge=1)
+    """How many steps' worth of the oldest groups may be taken from: 1 is strictly oldest first."""
+    drop_no_signal: bool = False
+    """Dynamic filter: drop groups whose rewards are all equal and admit another prompt in their place."""
+    max_failed_fraction: float = Field(default=0.5, gt=0, le=1)
+    """Stop the run when more than this share of recent samples failed."""
+    max_prompt_tokens: int = Field(default=1024, ge=1)
+    max_tokens: int = Field(default=256, ge=1)
+    """Tokens of a completion."""
+    min_tokens: int = Field(default=0, ge=0)
+    temperature: float = Field(default=1.0, gt=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=0, ge=0)
+    stop: list[str] = Field(default_factory=list)
+
+
+class EvalConfig(Node):
+    """Held-out evaluation."""
+
+    every: int = Field(default=0, ge=0)
+    """Steps between evaluations; 0: only before the first and after the last step."""
+    samples: int = Field(default=1, ge=1)
+    """Completions per prompt: pass@1 is their mean, pass@k is reported up to this k."""
+    temperature: float = Field(default=0.0, ge=0)
+    """0 is greedy."""
+    threshold: float = 1.0
+    """A completion passes when its reward reaches this."""
+
+
+class CheckpointConfig(Node):
+    """When state is written."""
+
+    every: int = Field(default=0, ge=0)
+    """Steps between checkpoints; 0: only at the end, and when the run is interrupted."""
+    keep: int = Field(default=2, ge=1)
+    """How many of the newest to keep."""
+
+
+Tracker = Literal["tensorboard", "wandb"]
+
+
+class RunConfig(Node):
+    """Where a run lives and how long it is."""
+
+    name: str = Field(default="run", pattern=r"^[\w.-]+$")
+    runs_dir: Path = Path("runs")
+    seed: int = 0
+    steps: int = Field(default=100, ge=1)
+    trackers: list[Tracker] = Field(default_factory=list)
+    """Beside metrics.jsonl, which is always written."""
+    log_samples: int = Field(default=4, ge=0)
+    """Completions written to samples.jsonl each step."""

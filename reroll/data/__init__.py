@@ -1,0 +1,1 @@
+"""Prompt sources and the mix of domains."""

@@ -1,0 +1,1 @@
+"""Environments: the seam and the single-turn task."""

@@ -1,0 +1,69 @@
+"""The error tree. A user error says what is wrong and what to do; anything else is our bug and keeps its traceback."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class RerollError(Exception):
+    """Root of every error that reroll raises on purpose."""
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One thing wrong with a config: where it is, what is wrong, and the fix."""
+
+    path: str
+    problem: str
+    fix: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.problem} ({self.fix})"
+
+
+class ConfigError(RerollError):
+    """A config that cannot run. Holds every violation found, not only the first."""
+
+    def __init__(self, violations: Sequence[Violation]) -> None:
+        self.violations = tuple(violations)
+        super().__init__("\n".join(str(violation) for violation in violations))
+
+    def __reduce__(self) -> tuple[type[ConfigError], tuple[tuple[Violation, ...]]]:
+        return type(self), (self.violations,)
+
+
+class DataError(RerollError):
+    """A prompt source that cannot be read: names the file and the line."""
+
+
+class ModelError(RerollError):
+    """A model or tokenizer that cannot be loaded or used as asked."""
+
+
+class WorkerError(RerollError):
+    """A worker raised: the message carries the worker's own traceback."""
+
+
+class WorkerDied(WorkerError):
+    """A worker's process is gone (killed, out of memory, node lost)."""
+
+
+class EnvError(RerollError):
+    """An environment failed: becomes a status on the trajectory, never escapes a step."""
+
+
+class RewardError(RerollError):
+    """A reward failed: becomes a status on the trajectory, never escapes a step."""
+
+
+class TooManyFailures(RerollError):
+    """So many samples failed that going on would train on noise."""
+
+
+class TrainingDiverged(RerollError):
+    """The loss or the gradient is not finite. The last checkpoint is intact."""
+
+
+class RunFolderError(RerollError):
+    """The run folder cannot be created or written."""

@@ -1,0 +1,1 @@
+"""reroll's own engine: continuous batching over the Hugging Face modules."""

@@ -1,0 +1,1 @@
+"""What happened: metrics, the ledger, progress, trackers, the curve."""

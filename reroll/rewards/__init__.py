@@ -1,0 +1,1 @@
+"""Rewards: the seam, the kinds, and the workers that run them."""

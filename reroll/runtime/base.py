@@ -1,0 +1,89 @@
+"""Where code runs. A pipeline spawns workers and calls them; it cannot tell threads from Ray actors.
+
+The unbound method is the address: `await workers.scatter(TrainWorker.train, shards)`. A type checker follows it,
+and so does "go to definition".
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+
+W = TypeVar("W")
+P = ParamSpec("P")
+T = TypeVar("T")
+A = TypeVar("A")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """What a worker is told about itself: the first argument of every worker class."""
+
+    role: str
+    rank: int
+    world_size: int
+    device: str
+    """A torch device string as seen inside the worker, e.g. `cpu` or `cuda:0`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where the workers of one role go: one worker per entry."""
+
+    role: str
+    devices: tuple[str, ...]
+    """`cpu` or a GPU index as text, one per worker."""
+    concurrency: int = 1
+    """Calls that one worker may serve at the same time."""
+
+
+class Workers(ABC, Generic[W]):
+    """Handles to the workers of one role, in rank order.
+
+    An exception in a worker arrives as WorkerError with the worker's own traceback in its message, or as itself if it
+    is a RerollError; a worker whose process is gone gives WorkerDied. All calls are awaited before the first error is raised.
+    """
+
+    size: int
+
+    @abstractmethod
+    async def all(self, method: Callable[Concatenate[W, P], T], *args: P.args, **kwargs: P.kwargs) -> list[T]:
+        """The same call on every worker."""
+
+    @abstractmethod
+    async def scatter(self, method: Callable[[W, A], T], shards: Sequence[A]) -> list[T]:
+        """One shard to each worker; as many shards as workers."""
+
+    @abstractmethod
+    async def one(self, rank: int, method: Callable[Concatenate[W, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """A call on one worker."""
+
+    @abstractmethod
+    async def stop(self) -> None:
+        """Call `close()` on each worker that has one, and let them go. Safe to call twice."""
+
+
+class Runtime(ABC):
+    """Makes workers. `async with make_runtime(config) as runtime:` closes it and every worker it spawned."""
+
+    @abstractmethod
+    async def spawn(
+        self, worker_class: Callable[Concatenate[WorkerInfo, P], W], placement: Placement, *args: P.args, **kwargs: P.kwargs
+    ) -> Workers[W]:
+        """Build `worker_class(info, *args, **kwargs)` once per entry of the placement, in parallel."""
+
+    @abstractmethod
+    async def close(self) -> None: ...
+
+    @property
+    @abstractmethod
+    def shares_memory(self) -> bool:
+        """Whether workers live in this process, so that tensors pass by reference."""
+
+    async def __aenter__(self) -> Runtime:
+        return self
+
+    async def __aexit__(self, *exc: Any) -> None:
+        await self.close()

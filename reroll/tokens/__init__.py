@@ -1,0 +1,1 @@
+"""Messages to ids, samples to packed batches."""

@@ -1,0 +1,116 @@
+"""Samples packed into one-dimensional tensors: no padding, sequence boundaries in `cu_seqlens`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from reroll.types import Sample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Packed rows. Entry t of every [T] tensor talks about token t, given the tokens of its sequence before it.
+
+    The denominators are global: they count the whole batch that one optimizer step sees, and survive `select` and
+    `split`, so any cut into micro-batches or ranks sums to the same gradient.
+    """
+
+    ids: Tensor
+    """[T] int64"""
+    cu_seqlens: Tensor
+    """[N + 1] int64, first 0, last T."""
+    loss_mask: Tensor
+    """[T] bool; never true on a sequence's first token."""
+    logp: Tensor
+    """[T] fp32, log-prob as sampled; 0 off the mask."""
+    advantage: Tensor
+    """[T] fp32; 0 off the mask."""
+    num_loss_tokens: int
+    """Global count of tokens in the loss."""
+    num_sequences: int
+    """Global count of sequences with at least one token in the loss."""
+    temperature: float = 1.0
+    """Log-probs are of softmax(logits / temperature), as the sampler's."""
+    old_logp: Tensor | None = None
+    """[T] log-prob under the policy at the start of the update; None: the first forward pass defines it."""
+    ref_logp: Tensor | None = None
+    """[T] log-prob under the reference policy."""
+
+    def __len__(self) -> int:
+        return len(self.cu_seqlens) - 1
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.ids)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each sequence."""
+        return torch.diff(self.cu_seqlens).tolist()
+
+    @property
+    def positions(self) -> Tensor:
+        """[T] place of each token in its sequence."""
+        lengths = torch.diff(self.cu_seqlens)
+        return torch.arange(self.num_tokens, device=self.ids.device) - torch.repeat_interleave(self.cu_seqlens[:-1], lengths)
+
+    @property
+    def sequence_index(self) -> Tensor:
+        """[T] which sequence each token belongs to."""
+        return torch.repeat_interleave(torch.arange(len(self), device=self.ids.device), torch.diff(self.cu_seqlens))
+
+    def replace(self, **changes: Any) -> Batch:
+        """A new batch with these fields set."""
+        return replace(self, **changes)
+
+    def to(self, device: torch.device | str) -> Batch:
+        moved = {name: value.to(device) for name, value in self._tensors().items()}
+        return self.replace(cu_seqlens=self.cu_seqlens.to(device), **moved)
+
+    def select(self, indices: Sequence[int]) -> Batch:
+        """These sequences, in this order; global denominators kept."""
+        bounds = self.cu_seqlens.tolist()
+        rows = torch.cat([torch.arange(bounds[i], bounds[i + 1]) for i in indices]).to(self.ids.device)
+        lengths = [bounds[i + 1] - bounds[i] for i in indices]
+        picked = {name: value[rows] for name, value in self._tensors().items()}
+        return self.replace(cu_seqlens=_cumulate(lengths).to(self.ids.device), **picked)
+
+    def recount(self) -> Batch:
+        """The same rows as a batch of their own: denominators counted anew. One optimizer step, one recount."""
+        trained = torch.zeros(len(self), dtype=torch.bool, device=self.ids.device)
+        trained[self.sequence_index[self.loss_mask]] = True
+        return replace(self, num_loss_tokens=int(self.loss_mask.sum()), num_sequences=int(trained.sum()))
+
+    def _tensors(self) -> dict[str, Tensor]:
+        names = ("ids", "loss_mask", "logp", "advantage", "old_logp", "ref_logp")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+
+def pack(samples: Sequence[Sample], *, temperature: float = 1.0) -> Batch:
+    """Samples in order, packed; their own counts as the global denominators."""
+    if not samples:
+        raise ValueError("nothing to pack: no samples")
+
+    def concat(field: str) -> Tensor:
+        return torch.from_numpy(np.concatenate([getattr(sample, field) for sample in samples]))
+
+    return Batch(
+        ids=concat("ids"),
+        cu_seqlens=_cumulate([len(sample.ids) for sample in samples]),
+        loss_mask=concat("loss_mask"),
+        logp=concat("logp"),
+        advantage=concat("advantage"),
+        num_loss_tokens=sum(int(sample.loss_mask.sum()) for sample in samples),
+        num_sequences=sum(bool(sample.loss_mask.any()) for sample in samples),
+        temperature=temperature,
+    )
+
+
+def _cumulate(lengths: Sequence[int]) -> Tensor:
+    return torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int64)

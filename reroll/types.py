@@ -1,0 +1,181 @@
+"""The nouns that flow through a run, from a prompt to a training row. No torch here: the controller moves plain data.
+
+Prompt -> Trajectory[Turn] -> Group -> Sample -> tokens.Batch
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Message(TypedDict):
+    """One chat message, as chat templates take it."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """A task for the policy: what to say to it, and what is needed to judge what it says back."""
+
+    id: str
+    """Unique and stable within its source, e.g. `math/17`."""
+    messages: tuple[Message, ...]
+    domain: str
+    """Chooses the reward."""
+    answer: str | None = None
+    """The reference answer, where the task has one."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """The other columns of the row: a reward or an environment may read them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How a completion is drawn."""
+
+    max_tokens: int
+    min_tokens: int = 0
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 keeps the whole vocabulary."""
+    stop: tuple[str, ...] = ()
+    """Strings that end the completion; the tokens that complete the string stay in it."""
+    stop_token_ids: tuple[int, ...] = ()
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One completion asked of an engine."""
+
+    id: str
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
+
+
+class FinishReason(StrEnum):
+    """Why the engine stopped writing."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """What an engine wrote for one request."""
+
+    token_ids: tuple[int, ...]
+    """Includes the stop token, if one ended it: the policy sampled it and is trained on it."""
+    logprobs: tuple[float, ...]
+    """Log-prob of each token under softmax(logits / temperature), before top-p and top-k cut it (greedy: temperature 1).
+    It is the quantity the trainer computes for the same tokens."""
+    finish_reason: FinishReason
+    versions: tuple[tuple[int, int], ...]
+    """Runs of (weight version, number of tokens written under it), oldest first."""
+
+
+class Status(StrEnum):
+    """How a trajectory ended."""
+
+    COMPLETED = "completed"
+    TRUNCATED = "truncated"
+    ABORTED = "aborted"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One exchange: what the policy was shown, what it wrote, what came of it."""
+
+    prompt_ids: tuple[int, ...]
+    """Everything before the completion, earlier turns included."""
+    completion: Completion
+    text: str
+    """The completion as text, special tokens dropped: what rewards and environments read."""
+    reply: tuple[Message, ...] = ()
+    """The environment's answer; empty when the episode ended here."""
+    reward: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """A reward's verdict on one trajectory."""
+
+    value: float
+    parts: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory:
+    """One sample's whole life with the policy: its turns, how it ended, and what it earned."""
+
+    id: str
+    turns: tuple[Turn, ...]
+    status: Status
+    reason: str = ""
+    """Why it failed or was truncated; empty otherwise."""
+    reward: float = 0.0
+    reward_parts: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def num_completion_tokens(self) -> int:
+        return sum(len(turn.completion.token_ids) for turn in self.turns)
+
+    @property
+    def text(self) -> str:
+        """The policy's last words."""
+        return self.turns[-1].text if self.turns else ""
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it may be trained on: it ended by itself or at a limit, and was scored."""
+        return self.status in (Status.COMPLETED, Status.TRUNCATED) and self.num_completion_tokens > 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """One prompt and its sibling trajectories: the unit of scheduling, scoring and filtering."""
+
+    ticket: int
+    """The order of admission: the scheduler's name for this group."""
+    prompt: Prompt
+    trajectories: tuple[Trajectory, ...]
+    version: int
+    """The weight version that was current when the group was admitted."""
+
+    @property
+    def rewards(self) -> tuple[float, ...]:
+        return tuple(trajectory.reward for trajectory in self.trajectories)
+
+    @property
+    def has_signal(self) -> bool:
+        """Whether a group baseline would leave any gradient: false when all rewards are equal."""
+        return len(set(self.rewards)) > 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One flat training row. Entry t of every array talks about token t, given the tokens before it."""
+
+    ids: NDArray[np.int64]
+    """[L]"""
+    loss_mask: NDArray[np.bool_]
+    """[L] True on tokens the policy wrote; never on the first token, which nothing predicts."""
+    logp: NDArray[np.float32]
+    """[L] log-prob as sampled; 0 off the mask."""
+    advantage: NDArray[np.float32]
+    """[L] 0 off the mask."""
+    num_prompt_tokens: int = 0
+    """Length of the leading part that siblings share."""
+    group: int = -1
+    """Ticket of the group it came from; rows of one group have a common prompt."""

@@ -1,0 +1,1 @@
+"""Carries weights from a train cluster to an infer cluster."""
