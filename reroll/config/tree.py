@@ -35,8 +35,8 @@ class RlvrConfig(Node):
     """RL with verifiable rewards."""
 
     pipeline: Literal["rlvr"]
-    algorithm: str | None = None
-    """The preset these fields came from, if any."""
+    algorithm: str = "grpo"
+    """The preset that fills `advantage`, `loss` and `aggregation` where the file leaves them out."""
     run: RunConfig = Field(default_factory=RunConfig)
     runtime: RuntimeConfig = Field(default_factory=LocalRuntime)
     policy: PolicyConfig

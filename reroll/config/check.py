@@ -1,0 +1,213 @@
+"""What a config promises beyond its field types: arithmetic that works out, files and devices that exist.
+
+Reads file names and small JSON files only. No model is opened, no device is touched, no package is imported.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from reroll.config.data import DatasetsSource, JsonlSource, ParquetSource, ReasoningGymSource, SourceConfig
+from reroll.config.host import models_dir, num_visible_gpus, parse_devices
+from reroll.config.parts import Devices, RayRuntime
+from reroll.config.rewards import ExactReward, ImportReward, NumericReward, ReasoningGymReward
+from reroll.config.tree import RlvrConfig, SftConfig
+from reroll.errors import Violation
+
+
+def violations_of(config: RlvrConfig | SftConfig, *, folder: Path) -> list[Violation]:
+    """Everything that would stop this run later, found now. User modules may lie in `folder`."""
+    found = [*_model(config), *_sources(config), *_packages(config)]
+    if isinstance(config, RlvrConfig):
+        found += [*_batch_arithmetic(config), *_token_limits(config), *_rewards(config, folder), *_evaluation(config)]
+        found += [*_devices(config, "policy.devices", config.policy.devices, at_most=1)]
+        found += [*_devices(config, "engine.devices", config.engine.devices, at_most=config.engine.num_workers)]
+    else:
+        found += [*_devices(config, "policy.devices", config.policy.devices, at_most=1)]
+    return found
+
+
+def _batch_arithmetic(config: RlvrConfig) -> Iterator[Violation]:
+    rollout = config.rollout
+    if rollout.group_size < 2:
+        yield Violation(
+            "rollout.group_size",
+            f"must be at least 2 for advantage {config.advantage.kind}, got {rollout.group_size}",
+            "a group of one has no baseline: set rollout.group_size to 2 or more",
+        )
+    rows, parts = rollout.prompts_per_step * rollout.group_size, config.train.mini_batches
+    if rows % parts:
+        legal = [str(n) for n in range(1, rows + 1) if rows % n == 0]
+        yield Violation(
+            "train.mini_batches",
+            f"{rollout.prompts_per_step} prompts × {rollout.group_size} samples = {rows} rows do not divide into {parts}",
+            f"set train.mini_batches to one of: {', '.join(legal[:12])}",
+        )
+    if config.loss.kind == "reinforce" and (parts > 1 or config.train.epochs > 1):
+        yield Violation(
+            "loss.kind",
+            "reinforce has no ratio, so a second optimizer step on the same samples is biased",
+            "set train.epochs and train.mini_batches to 1, or use loss ppo",
+        )
+    if rollout.window > rollout.max_staleness + 1:
+        yield Violation(
+            "rollout.window",
+            f"{rollout.window} steps' worth of groups are never in flight with max_staleness {rollout.max_staleness}",
+            f"set rollout.window to at most {rollout.max_staleness + 1}, or raise rollout.max_staleness",
+        )
+
+
+def _token_limits(config: RlvrConfig) -> Iterator[Violation]:
+    rollout, strategy = config.rollout, config.policy.strategy
+    total = rollout.max_prompt_tokens + rollout.max_tokens
+    if rollout.min_tokens > rollout.max_tokens:
+        yield Violation(
+            "rollout.min_tokens",
+            f"{rollout.min_tokens} is more than rollout.max_tokens {rollout.max_tokens}",
+            f"set it to at most {rollout.max_tokens}",
+        )
+    context = _context_length(config.policy.model)
+    if context is not None and total > context:
+        yield Violation(
+            "rollout.max_tokens",
+            f"max_prompt_tokens + max_tokens = {total} exceeds the model's context of {context}",
+            f"lower them to {context} together",
+        )
+    if strategy.micro_batch_tokens < total:
+        yield Violation(
+            "policy.strategy.micro_batch_tokens",
+            f"{strategy.micro_batch_tokens} cannot hold one sequence of up to {total} tokens (max_prompt_tokens + max_tokens)",
+            f"set it to at least {total}, or lower the token limits",
+        )
+
+
+def _model(config: RlvrConfig | SftConfig) -> Iterator[Violation]:
+    name = config.policy.model
+    if Path(name).is_dir():
+        if not (Path(name) / "config.json").is_file():
+            yield Violation("policy.model", f"{name} is a folder without config.json", "give a Hugging Face model folder")
+    elif (models_dir() / name / "config.json").is_file() or re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+        return  # a fetched model, or a hub id that only the hub can judge
+    else:
+        yield Violation(
+            "policy.model",
+            f"{name!r} is neither a folder nor a fetched model nor a hub id",
+            "give a path or org/name, or run `reroll models fetch smollm2-135m-instruct`",
+        )
+
+
+def _context_length(model: str) -> int | None:
+    """The model's context, if its config.json lies on this disk."""
+    for folder in (Path(model), models_dir() / model):
+        file = folder / "config.json"
+        if file.is_file():
+            try:
+                length = json.loads(file.read_text()).get("max_position_embeddings")
+            except (OSError, ValueError):
+                return None
+            return length if isinstance(length, int) else None
+    return None
+
+
+def _named_sources(config: RlvrConfig | SftConfig) -> Iterator[tuple[str, SourceConfig]]:
+    for part, sources in (("train", config.data.train), ("eval", config.data.eval)):
+        for index, source in enumerate(sources):
+            yield f"data.{part}.{index}", source
+
+
+def _sources(config: RlvrConfig | SftConfig) -> Iterator[Violation]:
+    for where, source in _named_sources(config):
+        if isinstance(source, JsonlSource | ParquetSource) and not source.path.is_file():
+            yield Violation(f"{where}.path", f"{source.path} does not exist", "paths are taken from the working directory")
+        elif isinstance(source, DatasetsSource) and not source.path.is_dir():
+            yield Violation(f"{where}.path", f"{source.path} is no folder", "give a folder written by save_to_disk")
+
+
+def _packages(config: RlvrConfig | SftConfig) -> Iterator[Violation]:
+    """Optional packages that the config asks for and this Python does not have."""
+    wanted: list[tuple[str, str, str]] = [("run.trackers", tracker, "trackers") for tracker in config.run.trackers]
+    if isinstance(config.runtime, RayRuntime):
+        wanted.append(("runtime.kind", "ray", "ray"))
+    for where, source in _named_sources(config):
+        package = {"parquet": "pyarrow", "datasets": "datasets", "reasoning_gym": "reasoning_gym"}.get(source.kind)
+        if package:
+            wanted.append((f"{where}.kind", package, "data"))
+    for where, package, extra in wanted:
+        if importlib.util.find_spec(package) is None:
+            yield Violation(where, f"needs the package {package}", f"pip install 'reroll[{extra}]'")
+
+
+def _rewards(config: RlvrConfig, folder: Path) -> Iterator[Violation]:
+    for where, source in _named_sources(config):
+        reward = config.rewards.get(source.domain, config.rewards.get("default"))
+        if reward is None:
+            yield Violation(
+                f"{where}.domain", f"{source.domain!r} has no reward", f"add rewards.{source.domain}, or rewards.default"
+            )
+        elif isinstance(reward, ReasoningGymReward) and not isinstance(source, ReasoningGymSource):
+            yield Violation(
+                f"{where}.kind", f"is {source.kind}, but its reward is reasoning_gym", "use another reward kind for this domain"
+            )
+    for name, reward in config.rewards.items():
+        if isinstance(reward, ExactReward | NumericReward | ReasoningGymReward) and reward.pattern is not None:
+            try:
+                re.compile(reward.pattern)
+            except re.error as error:
+                yield Violation(f"rewards.{name}.pattern", f"is no regular expression: {error}", "mend it")
+        elif isinstance(reward, ImportReward) and not _module_exists(reward.path.partition(":")[0], folder):
+            yield Violation(
+                f"rewards.{name}.path",
+                f"no module {reward.path.partition(':')[0]!r} beside the YAML, in the working directory or installed",
+                "give it as module:function",
+            )
+
+
+def _module_exists(module: str, folder: Path) -> bool:
+    first = module.partition(".")[0]
+    beside = any((root / f"{first}.py").is_file() or (root / first).is_dir() for root in (folder, Path.cwd()))
+    return beside or importlib.util.find_spec(first) is not None
+
+
+def _evaluation(config: RlvrConfig) -> Iterator[Violation]:
+    if config.eval.every and not config.data.eval:
+        yield Violation("eval.every", "is set, but data.eval is empty", "add held-out prompts under data.eval, or set it to 0")
+    if config.eval.samples > 1 and config.eval.temperature == 0:
+        yield Violation(
+            "eval.samples",
+            f"{config.eval.samples} greedy samples of one prompt are all the same",
+            "set eval.temperature above 0, or eval.samples to 1",
+        )
+
+
+def _devices(config: RlvrConfig | SftConfig, where: str, value: Devices, *, at_most: int) -> Iterator[Violation]:
+    try:
+        devices = parse_devices(value)
+    except ValueError as error:
+        yield Violation(where, str(error), "write auto, cpu, a number, a range such as 0-3, or a list")
+        return
+    if value == "auto" or devices == ("cpu",):
+        return
+    if len(devices) > at_most:
+        yield Violation(where, f"names {len(devices)} devices for {at_most} worker{'s' if at_most > 1 else ''}", "name fewer")
+    available = _num_gpus(config)
+    missing = [device for device in devices if available is not None and int(device) >= available]
+    if missing:
+        yield Violation(
+            where,
+            f"GPU {', '.join(missing)} does not exist: {available or 'no'} GPU{'s' if available != 1 else ''} here",
+            "set it to auto or cpu" if not available else f"use 0 to {available - 1}",
+        )
+
+
+def _num_gpus(config: RlvrConfig | SftConfig) -> int | None:
+    """GPUs to check against; None when only the cluster knows."""
+    if isinstance(config.runtime, RayRuntime):
+        if config.runtime.num_gpus is not None:
+            return config.runtime.num_gpus
+        if config.runtime.address is not None:
+            return None
+    return num_visible_gpus()

@@ -1,0 +1,39 @@
+"""What this machine has, asked without torch: its GPUs and the models stored on it."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+
+def parse_devices(value: str | int | list[int]) -> tuple[str, ...]:
+    """`cpu` or GPU indices as text. `auto` gives every visible GPU, or `cpu` if there is none."""
+    if value == "auto":
+        return tuple(str(index) for index in range(num_visible_gpus())) or ("cpu",)
+    if value == "cpu":
+        return ("cpu",)
+    if isinstance(value, list):
+        indices = list(value)
+    elif isinstance(value, int) or value.isdigit():
+        indices = [int(value)]
+    elif match := re.fullmatch(r"(\d+)-(\d+)", value):
+        indices = list(range(int(match[1]), int(match[2]) + 1))
+    else:
+        raise ValueError(f"{value!r} names no devices")
+    if not indices or min(indices) < 0 or len(set(indices)) != len(indices):
+        raise ValueError(f"{value!r} names no devices, or one twice")
+    return tuple(str(index) for index in indices)
+
+
+def num_visible_gpus() -> int:
+    """CUDA devices this process would see: CUDA_VISIBLE_DEVICES if set, else the device files."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([part for part in visible.split(",") if part.strip() not in ("", "-1")])
+    return len([path for path in Path("/dev").glob("nvidia*") if path.name.removeprefix("nvidia").isdigit()])
+
+
+def models_dir() -> Path:
+    """Where `reroll models fetch` stores models: $REROLL_MODELS, or ./models."""
+    return Path(os.environ.get("REROLL_MODELS", "models"))
