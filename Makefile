@@ -1,0 +1,51 @@
+# Two commands on a fresh machine: `make quickstart` and `make test`. Both make the virtual environment they need.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: quickstart test lint types layers unit format bench clean
+
+quickstart: $(VENV)/.base
+	$(BIN)/python examples/quickstart.py
+
+test: lint types layers unit
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.test
+	$(BIN)/mypy
+
+layers: $(VENV)/.test
+	$(BIN)/lint-imports
+
+unit: $(VENV)/.test
+	$(BIN)/python -m pytest
+
+format: $(VENV)/.test
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.test
+	$(BIN)/python benchmarks/scheduler.py
+	$(BIN)/python benchmarks/overlap.py
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' \
+	  || { echo "reroll needs Python 3.11 or 3.12, and $(PYTHON) is another: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.base: $(VENV)/bin/python pyproject.toml constraints.txt
+	@echo "Installing reroll and its base dependencies into $(VENV) (about a minute)"
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.base
+	@echo "Installing the test tools into $(VENV) (about a minute)"
+	$(PIP) -e '.[test]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
