@@ -1,0 +1,316 @@
+"""Prompts in, scored groups out: turns the decisions of Admission into coroutines, one per sample."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from reroll.config.parts import RolloutConfig
+from reroll.errors import EnvError, RerollError, RewardError, TooManyFailures
+from reroll.observe.ledger import Ledger, SampleState
+from reroll.observe.metrics import Stats
+from reroll.rollout.admission import Admission, Queued, Snapshot, Ticket
+from reroll.rollout.seeds import stable_seed
+from reroll.rollout.tally import RecentFailures, Tally
+from reroll.types import Group, Prompt, Score, Status, Trajectory
+
+Episode = Callable[[Prompt, str, int], Awaitable[Trajectory]]
+"""(prompt, sample id, sample seed) -> how it went. An EnvError fails the sample; any other exception stops the run."""
+ScoreOne = Callable[[Prompt, Trajectory], Awaitable[Score]]
+"""(prompt, trajectory) -> verdict. A RewardError fails the sample; any other exception stops the run."""
+
+_MAX_STEPS_DROPPED = 50
+"""Steps' worth of groups that may be dropped in a row before it is certain that none will be kept."""
+_MIN_RECENT_SAMPLES = 16
+
+
+class PromptStream(Protocol):
+    """An endless source of prompts that can go on where it was."""
+
+    def next(self) -> Prompt: ...
+
+    def state(self) -> Any: ...
+
+    def restore(self, state: Any) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class _Flight:
+    """A group on its way: its samples' tasks, and what came of those that ended."""
+
+    ticket: Ticket[Prompt]
+    admitted_s: float
+    trajectories: list[Trajectory | None]
+    num_left: int
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    finished_s: float = 0.0
+    is_stopped: bool = False
+
+    def sample_id(self, index: int) -> str:
+        return f"{self.ticket.number}.{index}"
+
+    def group(self) -> Group:
+        usable = tuple(trajectory for trajectory in self.trajectories if trajectory and trajectory.is_usable)
+        return Group(ticket=self.ticket.number, prompt=self.ticket.prompt, trajectories=usable, version=self.ticket.version)
+
+    def whole_ids(self) -> list[str]:
+        """Samples that did not fail, ended or not."""
+        return [
+            self.sample_id(index)
+            for index, trajectory in enumerate(self.trajectories)
+            if trajectory is None or trajectory.is_usable
+        ]
+
+
+class RolloutScheduler:
+    """Keeps as many samples in flight as the staleness budget allows, and hands out finished groups, oldest first.
+
+    Sampling starts with the first `take`. A sample is scored the moment it ends; a group is ready when its last sample is.
+    A failed sample is left out of its group; a group with too few samples left, or without signal where the config asks
+    for it, is dropped and another prompt takes its slot. All methods are called from one event loop.
+    """
+
+    def __init__(
+        self,
+        config: RolloutConfig,
+        prompts: PromptStream,
+        *,
+        episode: Episode,
+        score: ScoreOne,
+        ledger: Ledger,
+        seed: int,
+    ) -> None:
+        self._config = config
+        self._prompts = prompts
+        self._episode = episode
+        self._score = score
+        self._ledger = ledger
+        self._seed = seed
+        self._admission: Admission[Prompt] = Admission(
+            prompts.next,
+            prompts_per_step=config.prompts_per_step,
+            max_staleness=config.max_staleness,
+            oversample=config.oversample,
+            window=config.window,
+        )
+        self._flights: dict[int, _Flight] = {}
+        """By ticket: running, finished, or taken and not released."""
+        self._stopping: set[asyncio.Task[None]] = set()
+        self._wake = asyncio.Event()
+        self._error: Exception | None = None
+        self._tally = Tally()
+        self._recent = RecentFailures(max(_MIN_RECENT_SAMPLES, config.prompts_per_step * config.group_size))
+        self._num_dropped_in_a_row = 0
+
+    async def take(self, num_prompts: int) -> list[Group]:
+        """The next step's groups, oldest first, fresh enough to be trained on now. Release them before the next take.
+
+        Raises what a sample raised, TooManyFailures when most samples fail, and RerollError when no group is ever kept.
+        """
+        if num_prompts != self._config.prompts_per_step:
+            raise ValueError(
+                f"take rollout.prompts_per_step={self._config.prompts_per_step} prompts at a time, got {num_prompts}"
+            )
+        while True:
+            if self._error is not None:
+                raise self._error
+            self._admit()
+            if taken := self._admission.take():
+                break
+            self._wake.clear()
+            await self._wake.wait()
+        self._stop(taken.returned, "queued again")
+        now = _now()
+        groups = []
+        for ticket in taken.tickets:
+            flight = self._flights[ticket.number]
+            self._tally.ready_s.add(now - flight.finished_s)
+            self._tally.staleness.add(self._admission.version - ticket.version)
+            groups.append(flight.group())
+        self._admit()
+        self._ledger.flush()
+        return groups
+
+    def release(self, groups: Sequence[Group], *, version: int) -> None:
+        """These groups were trained on, and weights of `version` are in the engines. Slots free only now, or samples
+        would be born stale."""
+        outdated = self._admission.release([group.ticket for group in groups], version=version)
+        for group in groups:
+            self._record(self._flights.pop(group.ticket), SampleState.TRAINED, version=version)
+        self._stop(outdated, "queued again")
+        self._admit()
+
+    def stats(self) -> Stats:
+        """What happened since the last call."""
+        tally, self._tally = self._tally, Tally()
+        return tally.stats()
+
+    def state(self) -> dict[str, Any]:
+        """Plain data to resume from, without a prompt lost or trained on twice. Read it after `release`; also after `close`."""
+        snapshot = self._admission.snapshot()
+        return {
+            "prompts": self._prompts.state(),
+            "version": snapshot.version,
+            "next_number": snapshot.next_number,
+            "queue": [
+                {"number": queued.number, "num_tries": queued.num_tries, "prompt": _to_plain(queued.prompt)}
+                for queued in snapshot.queue
+            ],
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from `state()`, before the first take. Groups that were in flight are sampled again with the same seeds."""
+        self._prompts.restore(state["prompts"])
+        queue = [Queued(_from_plain(row["prompt"]), row["num_tries"], row["number"]) for row in state["queue"]]
+        self._admission.restore(Snapshot(state["version"], state["next_number"], queue))
+
+    async def close(self) -> None:
+        """Stop every sample and wait until each has cleaned up. Safe to call twice."""
+        self._break(RerollError("the rollout scheduler is closed"))
+        self._stop([flight.ticket for flight in self._flights.values()], "closed")
+        await asyncio.gather(*self._stopping, return_exceptions=True)
+        self._ledger.flush()
+
+    def _admit(self) -> None:
+        if self._error is not None:
+            return
+        now = _now()
+        group_size = self._config.group_size
+        for ticket in self._admission.admit():
+            flight = _Flight(ticket, now, [None] * group_size, group_size)
+            self._flights[ticket.number] = flight
+            self._record(flight, SampleState.QUEUED, prompt=ticket.prompt.id, version=ticket.version)
+            flight.tasks = [asyncio.create_task(self._run_sample(flight, index)) for index in range(group_size)]
+
+    async def _run_sample(self, flight: _Flight, index: int) -> None:
+        try:
+            trajectory = await self._live(flight, index)
+            if not flight.is_stopped:
+                self._end_sample(flight, index, trajectory)
+        except asyncio.CancelledError:
+            if not flight.is_stopped:
+                self._break(RerollError(f"sample {flight.sample_id(index)} was cancelled from outside: is its engine closed?"))
+            raise
+        except Exception as error:  # A bug or a dead worker: `take` raises it, whoever runs this task cannot.
+            self._break(error)
+
+    async def _live(self, flight: _Flight, index: int) -> Trajectory:
+        """One sample's life, up to its reward."""
+        ticket = flight.ticket
+        id = flight.sample_id(index)
+        started_s = _now()
+        self._tally.queue_s.add(started_s - flight.admitted_s)
+        self._ledger.record(id, SampleState.GENERATING)
+        try:
+            trajectory = await self._episode(ticket.prompt, id, stable_seed(self._seed, ticket.number, index))
+        except EnvError as error:
+            return Trajectory(id=id, turns=(), status=Status.FAILED, reason=str(error))
+        generated_s = _now()
+        self._tally.generate_s.add(generated_s - started_s)
+        if flight.is_stopped or not trajectory.is_usable:
+            return trajectory
+        self._ledger.record(id, SampleState.SCORING, tokens=trajectory.num_completion_tokens)
+        try:
+            score = await self._score(ticket.prompt, trajectory)
+        except RewardError as error:
+            return replace(trajectory, status=Status.FAILED, reason=str(error))
+        self._tally.score_s.add(_now() - generated_s)
+        if not math.isfinite(score.value):
+            return replace(trajectory, status=Status.FAILED, reason=f"its reward is {score.value}")
+        return replace(trajectory, reward=score.value, reward_parts=score.parts)
+
+    def _end_sample(self, flight: _Flight, index: int, trajectory: Trajectory) -> None:
+        id = flight.sample_id(index)
+        flight.trajectories[index] = trajectory
+        flight.num_left -= 1
+        if trajectory.is_usable:
+            self._recent.add(None)
+            self._ledger.record(id, SampleState.DONE, reward=trajectory.reward)
+        else:
+            reason = trajectory.reason or f"it ended as {trajectory.status} with nothing written"
+            self._recent.add(reason)
+            self._tally.ends[SampleState.FAILED] += 1
+            self._ledger.record(id, SampleState.FAILED, reason=reason)
+            if self._recent.exceed(self._config.max_failed_fraction):
+                self._break(TooManyFailures(f"{self._recent.describe()}\nThe limit is rollout.max_failed_fraction."))
+        if flight.num_left == 0:
+            self._end_group(flight)
+
+    def _end_group(self, flight: _Flight) -> None:
+        group = flight.group()
+        # A group baseline needs a sibling.
+        if len(group.trajectories) < min(2, self._config.group_size):
+            self._drop(flight, "too few siblings are usable")
+        elif self._config.drop_no_signal and not group.has_signal:
+            self._drop(flight, "all rewards of the group are equal")
+        else:
+            self._num_dropped_in_a_row = 0
+            flight.finished_s = _now()
+            flight.tasks.clear()
+            self._admission.finish(flight.ticket, keep=True)
+            self._wake.set()
+
+    def _drop(self, flight: _Flight, reason: str) -> None:
+        del self._flights[flight.ticket.number]
+        self._record(flight, SampleState.FILTERED, reason=reason)
+        self._admission.finish(flight.ticket, keep=False)
+        self._num_dropped_in_a_row += 1
+        if self._num_dropped_in_a_row >= _MAX_STEPS_DROPPED * self._config.prompts_per_step:
+            self._break(self._nothing_is_kept(reason))
+        self._admit()
+
+    def _nothing_is_kept(self, reason: str) -> RerollError:
+        dropped = f"{self._num_dropped_in_a_row} groups in a row were dropped, the last because {reason}"
+        if self._recent.num_failed:
+            return TooManyFailures(f"{dropped}. {self._recent.describe()}")
+        return RerollError(
+            f"{dropped}: the task is far too easy or too hard for this model. "
+            "Change the data or the rewards, or set rollout.drop_no_signal to false"
+        )
+
+    def _stop(self, tickets: Sequence[Ticket[Prompt]], reason: str) -> None:
+        """Cancel what still runs of these groups."""
+        for ticket in tickets:
+            flight = self._flights.pop(ticket.number)
+            flight.is_stopped = True
+            self._record(flight, SampleState.ABORTED, reason=reason)
+            for task in flight.tasks:
+                if task.cancel():
+                    self._stopping.add(task)
+                    task.add_done_callback(self._stopping.discard)
+
+    def _record(self, flight: _Flight, state: SampleState, **detail: Any) -> None:
+        """The same event for every sample of the group that has not failed."""
+        ids = flight.whole_ids()
+        for id in ids:
+            self._ledger.record(id, state, **detail)
+        if state is not SampleState.QUEUED:
+            self._tally.ends[state] += len(ids)
+
+    def _break(self, error: Exception) -> None:
+        """Nothing more is admitted and `take` raises. The first error is the cause; later ones follow from it."""
+        if self._error is None:
+            self._error = error
+        self._wake.set()
+
+
+def _now() -> float:
+    # The loop's clock, so that a simulated loop measures simulated time.
+    return asyncio.get_running_loop().time()
+
+
+def _to_plain(prompt: Prompt) -> dict[str, Any]:
+    return {
+        "id": prompt.id,
+        "messages": [dict(message) for message in prompt.messages],
+        "domain": prompt.domain,
+        "answer": prompt.answer,
+        "extra": dict(prompt.extra),
+    }
+
+
+def _from_plain(row: dict[str, Any]) -> Prompt:
+    return Prompt(**{**row, "messages": tuple(row["messages"])})

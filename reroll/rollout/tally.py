@@ -1,0 +1,93 @@
+"""What became of samples and where their time went, counted between two reports."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+
+from reroll.observe.ledger import SampleState
+from reroll.observe.metrics import Max, Mean, Metric, Stats, Sum
+
+ENDS = (SampleState.TRAINED, SampleState.FILTERED, SampleState.ABORTED, SampleState.FAILED)
+
+
+class Spread:
+    """Mean and maximum of a stream of numbers."""
+
+    __slots__ = ("count", "highest", "total")
+
+    def __init__(self) -> None:
+        self.total = 0.0
+        self.count = 0
+        self.highest = 0.0
+
+    def add(self, value: float) -> None:
+        """Count one more."""
+        self.total += value
+        self.count += 1
+        if value > self.highest:
+            self.highest = value
+
+    def metrics(self, name: str) -> dict[str, Metric]:
+        """`name` and `name_max`, or nothing if nothing was seen."""
+        return {name: Mean(self.total, self.count), f"{name}_max": Max(self.highest)} if self.count else {}
+
+
+class Tally:
+    """Counts since it was made: a report is `stats()`, then a new one."""
+
+    def __init__(self) -> None:
+        self.queue_s = Spread()
+        """Per sample: from admission until its coroutine first runs."""
+        self.generate_s = Spread()
+        """Per sample: the episode, engine queue and environment included."""
+        self.score_s = Spread()
+        """Per sample: the reward."""
+        self.ready_s = Spread()
+        """Per group: finished and waiting to be taken."""
+        self.staleness = Spread()
+        """Per group taken: weight versions between admission and training."""
+        self.ends: Counter[SampleState] = Counter()
+        """Samples by how they ended."""
+
+    def stats(self) -> Stats:
+        """Times in seconds, counts in samples."""
+        metrics: dict[str, Metric] = {}
+        for name, spread in (
+            ("time/queue_s", self.queue_s),
+            ("time/generate_s", self.generate_s),
+            ("time/score_s", self.score_s),
+            ("time/ready_s", self.ready_s),
+            ("rollout/staleness", self.staleness),
+        ):
+            metrics |= spread.metrics(name)
+        for state in ENDS:
+            metrics[f"rollout/{state}_samples"] = Sum(self.ends[state])
+        if num_ended := self.ends.total():
+            metrics["rollout/failed_fraction"] = Mean(self.ends[SampleState.FAILED], num_ended)
+        return Stats(metrics)
+
+
+class RecentFailures:
+    """The last samples that ended by themselves, and how many of them failed and why."""
+
+    def __init__(self, num_samples: int) -> None:
+        self._reasons: deque[str | None] = deque(maxlen=num_samples)
+        """None for a sample that ended well."""
+        self.num_failed = 0
+
+    def add(self, reason: str | None) -> None:
+        """One more sample ended; with a reason if it failed."""
+        if len(self._reasons) == self._reasons.maxlen and self._reasons[0] is not None:
+            self.num_failed -= 1
+        self._reasons.append(reason)
+        self.num_failed += reason is not None
+
+    def exceed(self, fraction: float) -> bool:
+        """Whether more than this share failed. Too few samples prove nothing."""
+        return len(self._reasons) == self._reasons.maxlen and self.num_failed > fraction * len(self._reasons)
+
+    def describe(self) -> str:
+        """How many, and the most common reasons."""
+        reasons = Counter(reason for reason in self._reasons if reason is not None)
+        lines = [f"  {count} x {reason}" for reason, count in reasons.most_common(5)]
+        return "\n".join([f"{self.num_failed} of the last {len(self._reasons)} samples failed:", *lines])

@@ -1,0 +1,79 @@
+"""Fakes around a scheduler: prompts, engines and rewards that do what a test says."""
+
+import asyncio
+
+from reroll.config.parts import RolloutConfig
+from reroll.observe.ledger import read_ledger
+from reroll.rollout.scheduler import RolloutScheduler
+from reroll.types import Completion, FinishReason, Prompt, Score, Status, Trajectory, Turn
+
+COMPLETION = Completion(token_ids=(7, 8), logprobs=(-1.0, -2.0), finish_reason=FinishReason.STOP, versions=((0, 2),))
+
+
+class Prompts:
+    def __init__(self, first=0):
+        self.position = first
+
+    def next(self):
+        self.position += 1
+        return Prompt(id=f"p/{self.position - 1}", messages=({"role": "user", "content": "hi"},), domain="d", extra={"k": [1]})
+
+    def state(self):
+        return {"position": self.position}
+
+    def restore(self, state):
+        self.position = state["position"]
+
+
+def trajectory(id, status=Status.COMPLETED, **fields):
+    return Trajectory(id=id, turns=(Turn(prompt_ids=(1,), completion=COMPLETION, text="x"),), status=status, **fields)
+
+
+async def at_once(prompt, id, seed):
+    return trajectory(id)
+
+
+async def by_index(prompt, trajectory):
+    return Score(value=float(trajectory.id.split(".")[1]), parts={"index": 1.0})
+
+
+async def flat(prompt, trajectory):
+    return Score(value=1.0)
+
+
+class Manual:
+    """Episodes that end when the test says so."""
+
+    def __init__(self):
+        self.waiting = {}
+        self.started = []
+        self.cancelled = []
+
+    async def episode(self, prompt, id, seed):
+        self.started.append((prompt.id, id, seed))
+        self.waiting[id] = asyncio.get_running_loop().create_future()
+        try:
+            await self.waiting[id]
+        except asyncio.CancelledError:
+            self.cancelled.append(id)
+            raise
+        return trajectory(id)
+
+    def end(self, *ids):
+        for id in ids:
+            self.waiting.pop(id).set_result(None)
+
+
+async def settle():
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def make(ledger, *, episode=at_once, score=by_index, prompts=None, seed=0, **config):
+    config = RolloutConfig(**{"prompts_per_step": 2, "group_size": 2, **config})
+    return RolloutScheduler(config, prompts or Prompts(), episode=episode, score=score, ledger=ledger, seed=seed)
+
+
+def events(ledger):
+    ledger.flush()
+    return [(event.sample_id, event.state.value) for event in read_ledger(ledger.path)]

@@ -1,0 +1,244 @@
+from itertools import count
+
+import pytest
+
+from reroll.rollout.admission import MAX_TRIES, Admission, Taken, Ticket
+
+
+def make(**options) -> Admission[int]:
+    return Admission(count().__next__, **{"prompts_per_step": 2, **options})
+
+
+def finish_all(admission: Admission[int], tickets: list[Ticket[int]]) -> None:
+    for ticket in tickets:
+        admission.finish(ticket, keep=True)
+
+
+def take(admission: Admission[int]) -> Taken[int]:
+    taken = admission.take()
+    assert taken is not None
+    return taken
+
+
+def numbers(tickets: list[Ticket[int]]) -> list[int]:
+    return [ticket.number for ticket in tickets]
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1, 4])
+def test_there_are_slots_for_as_many_steps_as_a_group_may_be_old(max_staleness):
+    admission = make(max_staleness=max_staleness)
+    assert len(admission.admit()) == (max_staleness + 1) * 2
+    assert admission.admit() == []
+
+
+def test_without_a_budget_nothing_starts_while_a_step_trains():
+    admission = make()
+    finish_all(admission, admission.admit())
+    taken = take(admission)
+    assert admission.admit() == []
+    admission.release(numbers(taken.tickets), version=1)
+    assert [ticket.version for ticket in admission.admit()] == [1, 1]
+
+
+def test_a_taken_group_keeps_its_slot_until_release():
+    admission = make(max_staleness=1)
+    first = admission.admit()
+    finish_all(admission, first[:2])
+    taken = take(admission)
+    assert admission.admit() == []
+    admission.release(numbers(taken.tickets), version=1)
+    assert len(admission.admit()) == 2
+
+
+def test_a_filtered_group_frees_its_slot_at_once():
+    admission = make()
+    first, _ = admission.admit()
+    admission.finish(first, keep=False)
+    (refill,) = admission.admit()
+    assert (refill.number, refill.prompt) == (2, 2)
+
+
+def test_a_slot_freed_during_training_is_filled_only_if_the_group_can_still_be_fresh():
+    admission = make(max_staleness=1)
+    tickets = admission.admit()
+    finish_all(admission, tickets[:2])
+    take(admission)
+    admission.finish(tickets[2], keep=False)
+    (refill,) = admission.admit()
+    assert refill.version == 0, "it is trained at version 1 at the earliest: one version late, which the budget allows"
+
+
+def test_a_window_of_one_waits_for_the_oldest():
+    admission = make(max_staleness=1)
+    tickets = admission.admit()
+    finish_all(admission, tickets[1:])
+    assert admission.take() is None
+    admission.finish(tickets[0], keep=True)
+    assert numbers(take(admission).tickets) == [0, 1]
+
+
+def test_a_wider_window_lets_finished_groups_pass_a_slow_one():
+    admission = make(max_staleness=1, window=2)
+    tickets = admission.admit()
+    finish_all(admission, tickets[1:])
+    assert numbers(take(admission).tickets) == [1, 2]
+
+
+def test_a_wider_window_is_still_bounded():
+    admission = make(max_staleness=2, window=2)
+    tickets = admission.admit()
+    finish_all(admission, tickets[3:])
+    assert admission.take() is None, "only ticket 3 of the oldest four is finished"
+    admission.finish(tickets[2], keep=True)
+    assert numbers(take(admission).tickets) == [2, 3]
+
+
+def test_a_group_that_was_overtaken_until_it_is_too_old_is_sent_back():
+    admission = make(max_staleness=1, window=2)
+    tickets = admission.admit()
+    finish_all(admission, tickets[1:3])
+    first = take(admission)
+    assert first.returned == []
+    admission.release(numbers(first.tickets), version=1)
+    finish_all(admission, [tickets[3], *admission.admit()[:1]])
+    second = take(admission)
+    assert numbers(second.tickets) == [3, 4]
+    assert second.returned == [tickets[0]], "at version 2 it would be two versions old"
+    assert admission.admit()[0].prompt == tickets[0].prompt
+
+
+def test_groups_that_a_jump_of_versions_made_too_old_are_sent_back_at_release():
+    admission = make(max_staleness=1)
+    tickets = admission.admit()
+    finish_all(admission, tickets)
+    taken = take(admission)
+    assert admission.release(numbers(taken.tickets), version=2) == tickets[2:]
+    assert [(ticket.prompt, ticket.version) for ticket in admission.admit()[:2]] == [(2, 2), (3, 2)]
+
+
+@pytest.mark.parametrize(("oversample", "num_started"), [(1.0, 100), (1.1, 110), (1.101, 111), (2.0, 200)])
+def test_oversampling_starts_more_groups_than_a_step_needs(oversample, num_started):
+    assert len(make(prompts_per_step=100, oversample=oversample).admit()) == num_started
+
+
+def test_oversampling_stops_the_rest_when_enough_have_finished():
+    admission = make(oversample=2.0)
+    tickets = admission.admit()
+    finish_all(admission, [tickets[1], tickets[3]])
+    taken = take(admission)
+    assert taken.tickets == [tickets[1], tickets[3]]
+    assert taken.returned == [tickets[0], tickets[2]]
+
+
+def test_prompts_that_were_stopped_come_first_and_in_order():
+    admission = make(oversample=2.0)
+    tickets = admission.admit()
+    finish_all(admission, [tickets[1], tickets[3]])
+    admission.release(numbers(take(admission).tickets), version=1)
+    again = admission.admit()
+    assert [ticket.prompt for ticket in again] == [0, 2, 4, 5]
+    assert numbers(again) == [4, 5, 6, 7], "a new ticket means new seeds: a slow sample is not drawn again"
+
+
+def test_a_finished_surplus_group_is_kept_for_the_next_step_if_the_budget_allows():
+    admission = make(max_staleness=1, oversample=1.5)
+    tickets = admission.admit()
+    finish_all(admission, tickets[:3])
+    taken = take(admission)
+    assert taken.returned == []
+    admission.release(numbers(taken.tickets), version=1)
+    admission.finish(tickets[3], keep=True)
+    assert numbers(take(admission).tickets) == [2, 3]
+
+
+def test_a_prompt_that_is_always_slowest_is_waited_for_in_the_end():
+    admission = make(prompts_per_step=1, oversample=2.0)
+    for version in range(MAX_TRIES):
+        slow, fast = admission.admit()
+        assert slow.prompt == 0
+        assert slow.num_tries == version + 1
+        admission.finish(fast, keep=True)
+        taken = admission.take()
+        if taken is None:
+            break
+        admission.release(numbers(taken.tickets), version=version + 1)
+    assert slow.num_tries == MAX_TRIES
+    admission.finish(slow, keep=True)
+    assert take(admission).tickets == [slow]
+
+
+def test_taking_twice_without_release_is_refused():
+    admission = make(max_staleness=1)
+    finish_all(admission, admission.admit())
+    take(admission)
+    with pytest.raises(ValueError, match="call release before the next take"):
+        admission.take()
+
+
+def test_releasing_what_was_not_taken_is_refused():
+    admission = make()
+    admission.admit()
+    with pytest.raises(ValueError, match=r"release all that was taken, once: tickets \[\], got \[0\]"):
+        admission.release([0], version=1)
+
+
+def test_releasing_a_part_of_what_was_taken_is_refused():
+    admission = make()
+    finish_all(admission, admission.admit())
+    take(admission)
+    with pytest.raises(ValueError, match=r"tickets \[0, 1\], got \[1\]"):
+        admission.release([1], version=1)
+
+
+def test_versions_only_grow():
+    admission = make()
+    finish_all(admission, admission.admit())
+    admission.release(numbers(take(admission).tickets), version=3)
+    finish_all(admission, admission.admit())
+    with pytest.raises(ValueError, match="version 2 is older than 3"):
+        admission.release(numbers(take(admission).tickets), version=2)
+
+
+def test_a_group_ends_only_once():
+    admission = make()
+    first, _ = admission.admit()
+    admission.finish(first, keep=True)
+    with pytest.raises(ValueError, match="ticket 0 is not running"):
+        admission.finish(first, keep=False)
+
+
+def test_restore_comes_before_the_first_admission():
+    admission = make()
+    admission.admit()
+    with pytest.raises(ValueError, match="restore before the first admission"):
+        admission.restore(make().snapshot())
+
+
+def test_a_restored_group_has_the_ticket_it_had():
+    stream = count()
+    before = Admission(stream.__next__, prompts_per_step=2, max_staleness=1)
+    tickets = before.admit()
+    finish_all(before, tickets[:2])
+    before.release(numbers(take(before).tickets), version=1)
+    after = Admission(stream.__next__, prompts_per_step=2, max_staleness=1)
+    after.restore(before.snapshot())
+    again = after.admit()
+    assert [(ticket.number, ticket.prompt, ticket.version) for ticket in again] == [(2, 2, 1), (3, 3, 1), (4, 4, 1), (5, 5, 1)]
+
+
+def test_a_restored_prompt_has_the_tries_it_had():
+    before = make(prompts_per_step=1, oversample=2.0)
+    _, fast = before.admit()
+    before.finish(fast, keep=True)
+    before.release(numbers(take(before).tickets), version=1)
+    assert [ticket.num_tries for ticket in before.admit()] == [2, 1]
+    after = make(prompts_per_step=1, oversample=2.0)
+    after.restore(before.snapshot())
+    assert [ticket.num_tries for ticket in after.admit()] == [2, 1]
+
+
+def test_a_snapshot_while_a_step_trains_counts_its_groups_as_not_trained_on():
+    admission = make()
+    finish_all(admission, admission.admit())
+    take(admission)
+    assert [queued.number for queued in admission.snapshot().queue] == [0, 1]

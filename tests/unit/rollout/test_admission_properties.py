@@ -1,0 +1,192 @@
+"""Whatever the config and the order of events: the promises of Admission hold."""
+
+import random
+from itertools import count
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from reroll.rollout.admission import Admission, Ticket
+
+OPTIONS = st.fixed_dictionaries(
+    {
+        "prompts_per_step": st.integers(1, 5),
+        "max_staleness": st.integers(0, 4),
+        "oversample": st.sampled_from([1.0, 1.1, 1.5, 2.0, 3.7]),
+        "window": st.integers(1, 3),
+    }
+)
+
+
+class AdmissionMachine(RuleBasedStateMachine):
+    """Drives an Admission by any legal order of calls, beside a ledger of what became of each prompt."""
+
+    @initialize(options=OPTIONS)
+    def start(self, options):
+        self.options = options
+        self.stream = count()
+        self.num_drawn = 0
+        self.admission = self.make()
+        self.running: list[Ticket[int]] = []
+        self.finished: list[Ticket[int]] = []
+        self.taken: list[Ticket[int]] = []
+        self.spent: list[int] = []
+        """Prompts trained on or dropped."""
+        self.issued: set[int] = set()
+        self.versions_jumped = False
+
+    def make(self) -> Admission[int]:
+        return Admission(self.draw, **self.options)
+
+    def draw(self) -> int:
+        self.num_drawn += 1
+        return next(self.stream)
+
+    def forget(self, tickets):
+        self.running = [ticket for ticket in self.running if ticket not in tickets]
+        self.finished = [ticket for ticket in self.finished if ticket not in tickets]
+
+    @rule()
+    def admit(self):
+        for ticket in self.admission.admit():
+            assert ticket.version == self.admission.version
+            assert ticket.number not in self.issued
+            self.issued.add(ticket.number)
+            self.running.append(ticket)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), keep=st.sampled_from([True, True, True, False]))
+    def finish(self, data, keep):
+        ticket = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
+        self.admission.finish(ticket, keep=keep)
+        self.finished += [ticket] if keep else []
+        self.spent += [] if keep else [ticket.prompt]
+
+    @precondition(lambda self: not self.taken)
+    @rule()
+    def take(self):
+        oldest = sorted(ticket.number for ticket in self.running + self.finished)
+        decision = self.admission.take()
+        if decision is None:
+            return
+        self.taken = decision.tickets
+        numbers = [ticket.number for ticket in self.taken]
+        assert len(numbers) == self.options["prompts_per_step"]
+        assert numbers == sorted(numbers)
+        assert all(ticket in self.finished for ticket in self.taken)
+        assert all(self.admission.version - ticket.version <= self.options["max_staleness"] for ticket in self.taken)
+        if self.options["window"] == 1 and self.options["oversample"] == 1.0:
+            assert numbers == oldest[: len(numbers)]
+            assert self.versions_jumped or decision.returned == [], "in strict order nothing is ever wasted"
+        self.forget(self.taken + decision.returned)
+
+    @precondition(lambda self: self.taken)
+    @rule(version_step=st.sampled_from([1, 1, 1, 2, 3]))
+    def release(self, version_step):
+        version = self.admission.version + version_step
+        self.versions_jumped |= version_step > 1
+        self.forget(self.admission.release([ticket.number for ticket in self.taken], version=version))
+        self.spent += [ticket.prompt for ticket in self.taken]
+        self.taken = []
+
+    @rule()
+    def crash_and_resume(self):
+        snapshot = self.admission.snapshot()
+        self.admission = self.make()
+        self.admission.restore(snapshot)
+        live = self.running + self.finished + self.taken
+        self.issued -= {ticket.number for ticket in live}
+        self.running, self.finished, self.taken = [], [], []
+
+    @invariant()
+    def no_prompt_is_lost_or_trained_twice(self):
+        owed = [queued.prompt for queued in self.admission.snapshot().queue]
+        assert sorted(owed + self.spent) == list(range(self.num_drawn))
+
+    @invariant()
+    def no_slot_leaks(self):
+        assert self.admission.num_open == len(self.running) + len(self.finished)
+        assert self.admission.num_held == len(self.taken)
+        steps = self.options["max_staleness"] + 1
+        num_surplus = -(-round(10 * self.options["prompts_per_step"] * (self.options["oversample"] - 1)) // 10)
+        assert self.admission.num_open + self.admission.num_held <= steps * self.options["prompts_per_step"] + num_surplus
+
+    @invariant()
+    def whatever_is_open_can_still_be_trained_on(self):
+        earliest = self.admission.version + (1 if self.taken else 0)
+        assert all(earliest - ticket.version <= self.options["max_staleness"] for ticket in self.running + self.finished)
+
+
+AdmissionMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+test_admission_keeps_its_promises_in_any_order_of_events = AdmissionMachine.TestCase
+
+
+def run(admission, *, num_steps, fate, order):
+    """Train `num_steps` steps; `fate(number)` says whether a group is kept, `order` picks which one ends next."""
+    trained = []
+    running = []
+    for _ in range(num_steps):
+        running += admission.admit()
+        for _ in range(10_000):
+            if decision := admission.take():
+                break
+            assert running, "nothing runs and nothing can be taken: a deadlock"
+            ticket = running.pop(order(len(running)))
+            admission.finish(ticket, keep=fate(ticket.number))
+            running += admission.admit()
+        else:
+            raise AssertionError("10,000 groups ended without making a step")
+        running = [ticket for ticket in running if ticket not in decision.returned]
+        trained += decision.tickets
+        running += admission.admit()
+        outdated = admission.release([ticket.number for ticket in decision.tickets], version=admission.version + 1)
+        running = [ticket for ticket in running if ticket not in outdated]
+    return trained
+
+
+def fate_of(seed):
+    return lambda number: random.Random(seed * 1000 + number).random() > 0.3
+
+
+@settings(deadline=None)
+@given(options=OPTIONS, seed=st.integers(0, 99))
+def test_every_legal_config_makes_progress(options, seed):
+    rng = random.Random(seed)
+    admission = Admission(count().__next__, **options)
+    trained = run(admission, num_steps=12, fate=fate_of(seed), order=rng.randrange)
+    assert len(trained) == 12 * options["prompts_per_step"]
+    assert len({ticket.prompt for ticket in trained}) == len(trained)
+
+
+@settings(deadline=None)
+@given(options=OPTIONS)
+def test_no_prompt_starves_when_the_newest_always_end_first(options):
+    admission = Admission(count().__next__, **options)
+    run(admission, num_steps=30, fate=lambda number: True, order=lambda num_running: num_running - 1)
+    owed = [queued.prompt for queued in admission.snapshot().queue]
+    num_slots = (options["max_staleness"] + 1 + options["oversample"]) * options["prompts_per_step"]
+    trained_fewest = 30 * options["prompts_per_step"] - 4 * num_slots
+    assert all(prompt >= trained_fewest for prompt in owed), "an early prompt is still waiting"
+
+
+@settings(deadline=None)
+@given(options=OPTIONS, seed=st.integers(0, 99), num_steps_before=st.integers(0, 6))
+def test_in_strict_order_a_resumed_run_trains_on_what_an_uninterrupted_one_does(options, seed, num_steps_before):
+    options |= {"window": 1, "oversample": 1.0}
+    fate = fate_of(seed)
+
+    def fresh(first_prompt):
+        return Admission(count(first_prompt).__next__, **options)
+
+    def names(tickets):
+        return [(ticket.number, ticket.prompt) for ticket in tickets]
+
+    whole = names(run(fresh(0), num_steps=10, fate=fate, order=random.Random(seed).randrange))
+    interrupted = fresh(0)
+    before = names(run(interrupted, num_steps=num_steps_before, fate=fate, order=random.Random(seed + 1).randrange))
+    snapshot = interrupted.snapshot()
+    resumed = fresh(snapshot.next_number)  # In strict order every ticket is a new prompt.
+    resumed.restore(snapshot)
+    after = names(run(resumed, num_steps=10 - num_steps_before, fate=fate, order=random.Random(seed + 2).randrange))
+    assert before + after == whole

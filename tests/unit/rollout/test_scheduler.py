@@ -1,0 +1,285 @@
+import asyncio
+import json
+from collections import Counter
+
+import pytest
+from rollout_fakes import Manual, Prompts, events, flat, make, settle, trajectory
+
+from reroll.errors import RerollError, RewardError
+from reroll.observe.ledger import SampleState, read_ledger
+from reroll.types import Score, Status
+
+
+async def test_a_step_gives_scored_groups_oldest_first(ledger):
+    scheduler = make(ledger)
+    groups = await scheduler.take(2)
+    assert [(group.ticket, group.prompt.id, group.version) for group in groups] == [(0, "p/0", 0), (1, "p/1", 0)]
+    assert [group.rewards for group in groups] == [(0.0, 1.0), (0.0, 1.0)]
+    assert groups[0].trajectories[1].reward_parts == {"index": 1.0}
+    scheduler.release(groups, version=1)
+    later = await scheduler.take(2)
+    assert [(group.ticket, group.version) for group in later] == [(2, 1), (3, 1)]
+    await scheduler.close()
+
+
+async def test_every_step_of_a_sample_is_in_the_ledger(ledger):
+    scheduler = make(ledger, prompts_per_step=1, group_size=1)
+    groups = await scheduler.take(1)
+    scheduler.release(groups, version=1)
+    assert [state for id, state in events(ledger) if id == "0.0"] == ["queued", "generating", "scoring", "done", "trained"]
+    await scheduler.close()
+    assert ("1.0", "aborted") in events(ledger)
+
+
+async def test_events_are_on_disk_before_their_groups_are_trained_on(ledger):
+    scheduler = make(ledger)
+    await scheduler.take(2)
+    assert Counter(event.state for event in read_ledger(ledger.path))[SampleState.DONE] == 4
+    await scheduler.close()
+
+
+async def test_a_sample_is_scored_the_moment_it_ends(ledger):
+    engine = Manual()
+    scored = []
+
+    async def score(prompt, trajectory):
+        scored.append(trajectory.id)
+        return Score(value=1.0)
+
+    scheduler = make(ledger, episode=engine.episode, score=score)
+    take = asyncio.create_task(scheduler.take(2))
+    await settle()
+    engine.end("1.1")
+    await settle()
+    assert scored == ["1.1"]
+    assert not take.done()
+    take.cancel()
+    await scheduler.close()
+
+
+async def test_seeds_depend_on_run_ticket_and_sibling_alone(ledger):
+    drawn = {}
+    for seed in (0, 0, 1):
+        engine = Manual()
+        scheduler = make(ledger, episode=engine.episode, seed=seed)
+        take = asyncio.create_task(scheduler.take(2))
+        await settle()
+        drawn.setdefault(seed, []).append([seed for _, _, seed in engine.started])
+        take.cancel()
+        await scheduler.close()
+    first, again = drawn[0]
+    assert first == again
+    assert len({*first, *drawn[1][0]}) == 8
+
+
+async def test_groups_without_signal_are_dropped_when_asked(ledger):
+    async def score(prompt, trajectory):
+        ticket, index = map(int, trajectory.id.split("."))
+        return Score(value=float(index) if ticket >= 5 else 1.0)
+
+    scheduler = make(ledger, score=score, drop_no_signal=True)
+    assert [group.ticket for group in await scheduler.take(2)] == [5, 6]
+    assert ledger.counts[SampleState.FILTERED] == 10
+    await scheduler.close()
+
+
+async def test_groups_without_signal_are_kept_by_default(ledger):
+    scheduler = make(ledger, score=flat)
+    assert [group.ticket for group in await scheduler.take(2)] == [0, 1]
+    await scheduler.close()
+
+
+async def test_oversampling_cancels_the_rest_and_queues_it_again(ledger):
+    engine = Manual()
+    scheduler = make(ledger, episode=engine.episode, oversample=1.5)
+    take = asyncio.create_task(scheduler.take(2))
+    await settle()
+    assert len(engine.started) == 6
+    engine.end("1.0", "1.1", "2.0", "2.1", "0.0")
+    groups = await take
+    assert [group.ticket for group in groups] == [1, 2]
+    await settle()
+    assert engine.cancelled == ["0.1"]
+    assert {("0.0", "aborted"), ("0.1", "aborted")} <= set(events(ledger))
+    scheduler.release(groups, version=1)
+    await settle()
+    assert engine.started[6][:2] == ("p/0", "3.0")
+    await scheduler.close()
+
+
+async def test_a_staleness_budget_samples_the_next_step_while_this_one_trains(ledger):
+    engine = Manual()
+    scheduler = make(ledger, episode=engine.episode, max_staleness=1)
+    take = asyncio.create_task(scheduler.take(2))
+    await settle()
+    engine.end("0.0", "0.1", "1.0", "1.1")
+    groups = await take
+    engine.end("2.0", "2.1", "3.0", "3.1")
+    await settle()
+    scheduler.release(groups, version=1)
+    late = await scheduler.take(2)
+    assert [(group.ticket, group.version) for group in late] == [(2, 0), (3, 0)]
+    stats = scheduler.stats().values_by_name()
+    assert stats["rollout/staleness"] == 0.5
+    assert stats["rollout/staleness_max"] == 1
+    await scheduler.close()
+
+
+async def test_samples_that_a_jump_of_versions_made_too_old_are_stopped(ledger):
+    engine = Manual()
+    scheduler = make(ledger, episode=engine.episode, max_staleness=1)
+    take = asyncio.create_task(scheduler.take(2))
+    await settle()
+    engine.end("0.0", "0.1", "1.0", "1.1")
+    scheduler.release(await take, version=2)
+    await settle()
+    assert engine.cancelled == ["2.0", "2.1", "3.0", "3.1"]
+    assert [prompt for prompt, id, _ in engine.started[8:] if id.endswith(".0")] == ["p/2", "p/3", "p/4", "p/5"]
+    await scheduler.close()
+
+
+async def test_stats_tell_where_time_went_and_what_became_of_samples(ledger):
+    async def episode(prompt, id, seed):
+        await asyncio.sleep(0.02)
+        return trajectory(id)
+
+    async def score(prompt, trajectory):
+        await asyncio.sleep(0.01)
+        if trajectory.id == "1.2":
+            raise RewardError("no")
+        return Score(value=0.0)
+
+    scheduler = make(ledger, episode=episode, score=score, group_size=3)
+    scheduler.release(await scheduler.take(2), version=1)
+    stats = scheduler.stats().values_by_name()
+    assert 0.02 <= stats["time/generate_s"] <= stats["time/generate_s_max"]
+    assert 0.01 <= stats["time/score_s"] <= stats["time/score_s_max"]
+    assert stats["time/queue_s"] >= 0
+    assert stats["rollout/trained_samples"] == 5
+    assert stats["rollout/failed_samples"] == 1
+    assert stats["rollout/failed_fraction"] == pytest.approx(1 / 6)
+    assert scheduler.stats().values_by_name()["rollout/trained_samples"] == 0, "each call reports what is new"
+    await scheduler.close()
+
+
+async def test_a_resumed_run_draws_the_same_samples_and_loses_no_prompt(ledger):
+    engine = Manual()
+    scheduler = make(ledger, episode=engine.episode, max_staleness=1)
+    take = asyncio.create_task(scheduler.take(2))
+    await settle()
+    engine.end("0.0", "0.1", "1.0", "1.1", "2.0")
+    scheduler.release(await take, version=1)
+    await settle()
+    state = json.loads(json.dumps(scheduler.state()))
+    await scheduler.close()
+
+    resumed_engine = Manual()
+    resumed = make(ledger, episode=resumed_engine.episode, max_staleness=1)
+    resumed.restore(state)
+    take = asyncio.create_task(resumed.take(2))
+    await settle()
+    assert resumed_engine.started == engine.started[4:]
+    resumed_engine.end("2.0", "2.1", "3.0", "3.1")
+    groups = await take
+    assert [group.version for group in groups] == [1, 1], "they are sampled anew, under the weights of now"
+    assert groups[0].prompt == Prompts(first=2).next()
+    resumed.release(groups, version=2)
+    await settle()
+    assert resumed_engine.started[-1][0] == "p/7"
+    await resumed.close()
+
+
+async def test_close_cancels_all_samples_and_waits_for_their_cleanup(ledger):
+    cleaned = []
+
+    async def episode(prompt, id, seed):
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.01)
+            cleaned.append(id)
+
+    scheduler = make(ledger, episode=episode)
+    take = asyncio.create_task(scheduler.take(2))
+    await settle()
+    await scheduler.close()
+    await scheduler.close()
+    assert sorted(cleaned) == ["0.0", "0.1", "1.0", "1.1"]
+    with pytest.raises(RerollError, match="closed"):
+        await take
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_a_cancelled_take_loses_nothing(ledger):
+    engine = Manual()
+    scheduler = make(ledger, episode=engine.episode)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(scheduler.take(2), timeout=0.01)
+    engine.end("0.0", "0.1", "1.0", "1.1")
+    assert [group.ticket for group in await scheduler.take(2)] == [0, 1]
+    await scheduler.close()
+
+
+async def test_only_a_whole_step_can_be_taken(ledger):
+    scheduler = make(ledger)
+    with pytest.raises(ValueError, match="prompts_per_step=2 prompts at a time, got 3"):
+        await scheduler.take(3)
+
+
+async def test_thousands_of_samples_wait_at_once(ledger):
+    engine = Manual()
+    scheduler = make(ledger, episode=engine.episode, prompts_per_step=500, group_size=8)
+    take = asyncio.create_task(scheduler.take(500))
+    await settle()
+    assert len(engine.waiting) == 4000
+    engine.end(*engine.waiting)
+    assert len(await take) == 500
+    await scheduler.close()
+
+
+async def test_no_sample_is_lost_or_trained_twice_in_a_long_unruly_run(ledger):
+    """Slow, failing, filtered and over-sampled groups together: the ledger accounts for every sample."""
+
+    async def episode(prompt, id, seed):
+        await asyncio.sleep((seed % 97) ** 3 / 97**3 * 0.02)
+        return trajectory(id) if seed % 11 else trajectory(id, Status.FAILED, reason="eleven")
+
+    async def score(prompt, trajectory):
+        await asyncio.sleep(0)
+        return Score(value=float(sum(map(ord, trajectory.id)) % 3))
+
+    scheduler = make(
+        ledger,
+        episode=episode,
+        score=score,
+        prompts_per_step=4,
+        group_size=3,
+        max_staleness=2,
+        oversample=1.5,
+        window=2,
+        drop_no_signal=True,
+    )
+    trained = []
+    for step in range(25):
+        groups = await scheduler.take(4)
+        assert all(step - group.version <= 2 for group in groups)
+        trained += [group.prompt.id for group in groups]
+        scheduler.release(groups, version=step + 1)
+    await scheduler.close()
+    assert len(set(trained)) == len(trained) == 100
+    ends = Counter(id for id, state in events(ledger) if state in ("trained", "filtered", "aborted", "failed"))
+    started = {id for id, state in events(ledger) if state == "queued"}
+    assert set(ends) == started
+    assert set(ends.values()) == {1}, "every sample ends exactly once"
+
+
+async def test_state_can_be_read_after_close_too(ledger):
+    engine = Manual()
+    scheduler = make(ledger, episode=engine.episode)
+    take = asyncio.create_task(scheduler.take(2))
+    await settle()
+    before = scheduler.state()
+    take.cancel()
+    await scheduler.close()
+    assert scheduler.state() == before
+    assert [row["number"] for row in before["queue"]] == [0, 1]

@@ -1,0 +1,194 @@
+"""What goes wrong becomes a status or an error with a reason; never a hang."""
+
+import asyncio
+from itertools import count
+
+import pytest
+from rollout_fakes import Manual, Prompts, events, flat, make, settle, trajectory
+
+from reroll.errors import EnvError, RerollError, RewardError, RunFolderError, TooManyFailures, WorkerDied
+from reroll.observe.ledger import SampleState, read_ledger
+from reroll.types import Score, Status, Trajectory
+
+
+async def test_a_failed_sample_is_left_out_of_its_group(ledger):
+    async def episode(prompt, id, seed):
+        return trajectory(id, Status.FAILED, reason="boom") if id == "0.1" else trajectory(id)
+
+    scheduler = make(ledger, episode=episode, group_size=3)
+    groups = await scheduler.take(2)
+    assert [item.id for item in groups[0].trajectories] == ["0.0", "0.2"]
+    scheduler.release(groups, version=1)
+    assert [state for id, state in events(ledger) if id == "0.1"] == ["queued", "generating", "failed"]
+    await scheduler.close()
+
+
+async def test_a_group_with_one_usable_sample_is_dropped_and_its_slot_refilled(ledger):
+    async def episode(prompt, id, seed):
+        if id == "0.1":
+            raise EnvError("the environment broke")
+        return trajectory(id)
+
+    scheduler = make(ledger, episode=episode)
+    groups = await scheduler.take(2)
+    assert [group.ticket for group in groups] == [1, 2]
+    assert ("0.0", "filtered") in events(ledger)
+    await scheduler.close()
+
+
+async def test_a_group_of_one_needs_no_sibling(ledger):
+    scheduler = make(ledger, group_size=1)
+    assert [len(group.trajectories) for group in await scheduler.take(2)] == [1, 1]
+    await scheduler.close()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+async def test_a_reward_that_is_not_a_number_fails_its_sample(ledger, value):
+    async def score(prompt, trajectory):
+        return Score(value=value if trajectory.id == "0.0" else 1.0)
+
+    scheduler = make(ledger, score=score, group_size=3)
+    groups = await scheduler.take(2)
+    assert [item.id for item in groups[0].trajectories] == ["0.1", "0.2"]
+    await scheduler.close()
+
+
+async def test_a_reward_error_fails_its_sample_only(ledger):
+    async def score(prompt, trajectory):
+        if trajectory.id == "1.2":
+            raise RewardError("timed out after 10 s")
+        return Score(value=1.0)
+
+    scheduler = make(ledger, score=score, group_size=3)
+    groups = await scheduler.take(2)
+    assert [len(group.trajectories) for group in groups] == [3, 2]
+    failed = [event for event in read_ledger(ledger.path) if event.state is SampleState.FAILED]
+    assert [(event.sample_id, event.detail["reason"]) for event in failed] == [("1.2", "timed out after 10 s")]
+    await scheduler.close()
+
+
+async def test_a_task_that_never_gives_signal_stops_the_run_with_the_reason(ledger):
+    scheduler = make(ledger, score=flat, drop_no_signal=True)
+    with pytest.raises(RerollError, match=r"100 groups in a row were dropped.*too easy or too hard"):
+        await scheduler.take(2)
+    await scheduler.close()
+
+
+async def test_a_task_that_gives_signal_now_and_then_goes_on(ledger):
+    async def score(prompt, trajectory):
+        ticket, index = map(int, trajectory.id.split("."))
+        return Score(value=float(index) if ticket % 30 == 0 else 1.0)
+
+    scheduler = make(ledger, score=score, drop_no_signal=True)
+    for version in range(1, 6):
+        scheduler.release(await scheduler.take(2), version=version)
+    assert ledger.counts[SampleState.FILTERED] > 2 * 200
+    await scheduler.close()
+
+
+async def test_too_many_failures_stop_the_run_and_name_the_reasons(ledger):
+    numbers = count()
+
+    async def episode(prompt, id, seed):
+        number = next(numbers)
+        if number % 4 == 0:
+            return trajectory(id)
+        return trajectory(id, Status.FAILED, reason="out of rope" if number % 4 == 1 else "no such file")
+
+    scheduler = make(ledger, episode=episode, group_size=8)
+    with pytest.raises(TooManyFailures, match=r"12 of the last 16 samples failed:\n  8 x no such file\n  4 x out of rope"):
+        await scheduler.take(2)
+    await scheduler.close()
+
+
+async def test_failures_below_the_limit_do_not_stop_the_run(ledger):
+    async def episode(prompt, id, seed):
+        return trajectory(id) if int(id.split(".")[1]) % 2 else trajectory(id, Status.FAILED, reason="odd")
+
+    scheduler = make(ledger, episode=episode, group_size=8)
+    for version in range(1, 5):
+        scheduler.release(await scheduler.take(2), version=version)
+    await scheduler.close()
+
+
+async def test_a_run_in_which_all_samples_fail_ends_even_if_any_share_may_fail(ledger):
+    async def episode(prompt, id, seed):
+        return trajectory(id, Status.FAILED, reason="always")
+
+    scheduler = make(ledger, episode=episode, max_failed_fraction=1.0)
+    with pytest.raises(TooManyFailures, match="always"):
+        await scheduler.take(2)
+    await scheduler.close()
+
+
+async def test_an_empty_completion_fails_with_a_reason(ledger):
+    async def episode(prompt, id, seed):
+        return Trajectory(id=id, turns=(), status=Status.COMPLETED)
+
+    scheduler = make(ledger, episode=episode)
+    with pytest.raises(TooManyFailures, match="16 x it ended as completed with nothing written"):
+        await scheduler.take(2)
+    await scheduler.close()
+
+
+@pytest.mark.parametrize("error", [WorkerDied("engine 0 is gone"), KeyError("a bug")])
+@pytest.mark.parametrize("where", ["episode", "score"])
+async def test_an_unexpected_exception_surfaces_from_take(ledger, error, where):
+    async def broken(*args):
+        await asyncio.sleep(0)
+        raise error
+
+    engine = Manual()
+
+    async def first_breaks(prompt, id, seed):
+        return await (broken() if id == "0.0" and where == "episode" else engine.episode(prompt, id, seed))
+
+    scheduler = make(ledger, episode=first_breaks, score=broken if where == "score" else flat)
+    take = asyncio.create_task(scheduler.take(2))
+    await settle()
+    if where == "score":
+        engine.end("1.0")
+    with pytest.raises(type(error)) as caught:
+        await asyncio.wait_for(take, timeout=5)
+    assert caught.value is error
+    with pytest.raises(type(error)):
+        await scheduler.take(2)
+    await scheduler.close()
+
+
+async def test_a_prompt_source_that_breaks_during_a_refill_surfaces_from_take(ledger):
+    class Broken(Prompts):
+        def next(self):
+            if self.position == 2:
+                raise RunFolderError("the disk is gone")
+            return super().next()
+
+    scheduler = make(ledger, prompts=Broken(), score=flat, drop_no_signal=True)
+    with pytest.raises(RunFolderError, match="the disk is gone"):
+        await asyncio.wait_for(scheduler.take(2), timeout=5)
+    await scheduler.close()
+
+
+async def test_a_sample_cancelled_from_outside_does_not_hang_the_run(ledger):
+    async def episode(prompt, id, seed):
+        raise asyncio.CancelledError
+
+    scheduler = make(ledger, episode=episode)
+    with pytest.raises(RerollError, match=r"sample 0\.0 was cancelled from outside"):
+        await asyncio.wait_for(scheduler.take(2), timeout=5)
+    await scheduler.close()
+
+
+async def test_a_sample_that_ignores_its_cancellation_changes_nothing(ledger):
+    async def stubborn(prompt, id, seed):
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return trajectory(id)
+
+    scheduler = make(ledger, episode=stubborn)
+    take = asyncio.create_task(scheduler.take(2))
+    await settle()
+    take.cancel()
+    await scheduler.close()
+    assert [state for id, state in events(ledger) if id == "0.0"] == ["queued", "generating", "aborted"]
