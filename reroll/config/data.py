@@ -20,7 +20,7 @@ class Source(Node):
     limit: int | None = Field(default=None, ge=1)
     """Use only the first rows."""
     system: str | None = None
-    """A system message put before every prompt."""
+    """A system message put before every prompt that brings none of its own."""
 
 
 class Table(Source):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+from itertools import takewhile
 from pathlib import Path
 
 
-def parse_devices(value: str | int | list[int]) -> tuple[str, ...]:
-    """`cpu` or GPU indices as text. `auto` gives every visible GPU, or `cpu` if there is none."""
+def parse_devices(value: str | int | list[int], *, num_gpus: int | None = None) -> tuple[str, ...]:
+    """`cpu` or GPU indices as text. `auto` gives all of `num_gpus` (default: those visible here), or `cpu` if there is none."""
     if value == "auto":
-        return tuple(str(index) for index in range(num_visible_gpus())) or ("cpu",)
+        return tuple(str(index) for index in range(num_visible_gpus() if num_gpus is None else num_gpus)) or ("cpu",)
     if value == "cpu":
         return ("cpu",)
     if isinstance(value, list):
@@ -30,7 +31,8 @@ def num_visible_gpus() -> int:
     """CUDA devices this process would see: CUDA_VISIBLE_DEVICES if set, else the device files."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        return len([part for part in visible.split(",") if part.strip() not in ("", "-1")])
+        # CUDA stops at the first entry that is no device: `-1` hides what follows it.
+        return len(list(takewhile(lambda part: part.strip() not in ("", "-1"), visible.split(","))))
     return len([path for path in Path("/dev").glob("nvidia*") if path.name.removeprefix("nvidia").isdigit()])
 
 

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from reroll.config.base import Node
+
+
+def _compiles(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"not a regular expression: {error}") from None
+    return pattern
+
+
+Pattern = Annotated[str, AfterValidator(_compiles)]
 
 
 class Extracting(Node):
     """What rewards that compare with a reference answer share."""
 
-    pattern: str | None = None
+    pattern: Pattern | None = None
     """A regular expression whose first group (or whole match) is the answer; the last match counts. Default: the whole text."""
     correct: float = 1.0
     wrong: float = 0.0
@@ -36,7 +48,7 @@ class ReasoningGymReward(Node):
     """The verifier of the reasoning-gym task that the prompt came from."""
 
     kind: Literal["reasoning_gym"]
-    pattern: str | None = None
+    pattern: Pattern | None = None
     """As in the other kinds: what part of the text is the answer."""
     timeout_s: float = Field(default=10.0, gt=0)
 

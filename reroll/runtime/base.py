@@ -11,6 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
+from reroll.config.host import parse_devices
+from reroll.config.parts import Devices
+
 W = TypeVar("W")
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -75,12 +78,22 @@ class Runtime(ABC):
         """Build `worker_class(info, *args, **kwargs)` once per entry of the placement, in parallel."""
 
     @abstractmethod
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Stop every worker it spawned. Safe to call twice."""
 
     @property
     @abstractmethod
     def shares_memory(self) -> bool:
         """Whether workers live in this process, so that tensors pass by reference."""
+
+    @property
+    @abstractmethod
+    def num_gpus(self) -> int:
+        """GPUs that placements may name, as indices from 0."""
+
+    def devices(self, value: Devices) -> tuple[str, ...]:
+        """The devices a config names, as `Placement` takes them. `auto` is every GPU of this runtime, else the CPU."""
+        return parse_devices(value, num_gpus=self.num_gpus)
 
     async def __aenter__(self) -> Runtime:
         return self

@@ -1,0 +1,177 @@
+"""Processes that run user rewards, kept warm. Each may hang, crash or lie without harm to anything else."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from multiprocessing import Pipe
+from typing import Any
+
+from reroll.config.rewards import ImportReward, ReasoningGymReward
+from reroll.errors import RewardError
+from reroll.types import Prompt, Score, Trajectory
+
+IMPORT_TIMEOUT_S = 120.0
+"""How long a process may take to import the rewards; user modules may import heavy libraries."""
+EXIT_TIMEOUT_S = 2.0
+"""How long an idle process may take to leave."""
+
+ProcessReward = ImportReward | ReasoningGymReward
+"""The kinds that run in processes."""
+
+
+class ProcessPool:
+    """A fixed number of processes; a call takes a free one, waiting if there is none. Safe to use from many threads."""
+
+    def __init__(self, rewards: Mapping[str, ProcessReward], *, num_processes: int, search_path: Sequence[str]) -> None:
+        self._rewards = dict(rewards)
+        self._search_path = list(search_path)
+        self._lock = threading.Lock()
+        self._closed = False
+        self._processes: set[_Process] = set()
+        self._free: queue.SimpleQueue[_Process | None] = queue.SimpleQueue()
+        for _ in range(num_processes):
+            self._start()
+
+    def score(self, domain: str, prompt: Prompt, trajectory: Trajectory) -> Score:
+        """A finite score, or RewardError with the reason. A process that hung or died is replaced."""
+        process = self._take()
+        try:
+            process.wait_until_loaded()
+            answer = process.ask((domain, prompt, trajectory), timeout_s=self._rewards[domain].timeout_s)
+        except _Lost as lost:
+            self._replace(process)
+            raise RewardError(str(lost)) from None
+        except BaseException:
+            self._replace(process)
+            raise
+        self._free.put(process)
+        if isinstance(answer, Score):
+            return answer
+        raise RewardError(answer)
+
+    def problems(self) -> dict[str, str]:
+        """Domains whose reward cannot be imported, and why."""
+        process = self._take()
+        try:
+            problems = process.wait_until_loaded()
+        except _Lost as lost:
+            self._replace(process)
+            return dict.fromkeys(self._rewards, str(lost))
+        self._free.put(process)
+        return problems
+
+    def close(self) -> None:
+        """Let idle processes leave, kill busy ones. Safe to call twice."""
+        with self._lock:
+            self._closed = True
+            processes, self._processes = self._processes, set()
+        self._free.put(None)
+        idle = set(iter(self._free.get, None))
+        self._free.put(None)  # For those who still wait or come later.
+        for process in idle:
+            process.hang_up()
+        for process in processes:
+            if process in idle:
+                process.end()
+            else:
+                process.kill()
+
+    def _take(self) -> _Process:
+        process = self._free.get()
+        if process is None:
+            self._free.put(None)  # For the next one who waits.
+            raise RewardError("the run is closing: rewards take no more calls")
+        return process
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            process = _Process(self._rewards, self._search_path)
+            self._processes.add(process)
+        self._free.put(process)
+
+    def _replace(self, process: _Process) -> None:
+        process.kill()
+        with self._lock:
+            self._processes.discard(process)
+        self._start()
+
+
+class _Lost(Exception):
+    """A process hung or died while it was being waited for."""
+
+
+class _Process:
+    """One child process and the socket to it. It imports its rewards while nobody waits for it."""
+
+    def __init__(self, rewards: Mapping[str, ProcessReward], search_path: Sequence[str]) -> None:
+        self._connection, theirs = Pipe()
+        with theirs:
+            # -P keeps the working directory off the path until the child's own imports are done: it may hold a `types.py`.
+            # A session of its own: Ctrl-C reaches only the controller, and a kill reaches what user code has started.
+            self._child = subprocess.Popen(
+                [sys.executable, "-P", "-m", "reroll.rewards.child", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        self._problems: dict[str, str] | None = None
+        self._connection.send((list(search_path), dict(rewards)))
+
+    def wait_until_loaded(self) -> dict[str, str]:
+        """Domains whose reward could not be imported, and why."""
+        if self._problems is None:
+            self._problems = self._receive(IMPORT_TIMEOUT_S, doing="importing the rewards")
+        return self._problems
+
+    def ask(self, message: Any, *, timeout_s: float) -> Score | str:
+        """The child's answer: a score or a reason."""
+        try:
+            self._connection.send(message)
+        except OSError:
+            raise _Lost(f"the reward's process is gone{self._epitaph()}") from None
+        answer: Score | str = self._receive(timeout_s, doing="judging")
+        return answer
+
+    def hang_up(self) -> None:
+        """Let the child leave when it is idle."""
+        self._connection.close()
+
+    def end(self) -> None:
+        """Wait for the child to leave, not for long."""
+        try:
+            self._child.wait(EXIT_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def kill(self) -> None:
+        """End the child and everything it started, now. Safe to call twice."""
+        with suppress(ProcessLookupError):  # It may have left by itself.
+            os.killpg(self._child.pid, signal.SIGKILL)
+        self._child.wait()
+        self._connection.close()
+
+    def _receive(self, timeout_s: float, *, doing: str) -> Any:
+        try:
+            if not self._connection.poll(timeout_s):
+                raise _Lost(f"the reward took longer than {timeout_s:g} s {doing}: killed")
+            return self._connection.recv()
+        except (EOFError, OSError):
+            raise _Lost(f"the reward's process died {doing}{self._epitaph()}") from None
+
+    def _epitaph(self) -> str:
+        try:
+            code = self._child.wait(EXIT_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            return ""
+        return f" ({signal.Signals(-code).name})" if code < 0 else f" (exit code {code})"

@@ -1,0 +1,158 @@
+"""Workers as objects of this process, each with its own threads. Nothing to install; breakpoints work."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, Concatenate, Generic
+
+from reroll.config.host import num_visible_gpus
+from reroll.errors import RerollError, WorkerError
+from reroll.runtime.base import A, P, Placement, Runtime, T, W, WorkerInfo, Workers
+from reroll.runtime.failures import as_reroll_error, describe, gather_all
+
+STOP_TIMEOUT_S = 5.0
+"""How long a worker may take to close before it is left behind."""
+
+log = logging.getLogger(__name__)
+
+
+class LocalRuntime(Runtime):
+    """Runs workers as threads of this process."""
+
+    def __init__(self) -> None:
+        self._spawned: list[LocalWorkers[Any]] = []
+
+    @property
+    def shares_memory(self) -> bool:
+        return True
+
+    @property
+    def num_gpus(self) -> int:
+        return num_visible_gpus()
+
+    async def spawn(
+        self, worker_class: Callable[Concatenate[WorkerInfo, P], W], placement: Placement, *args: P.args, **kwargs: P.kwargs
+    ) -> Workers[W]:
+        hosts = [_Host[W](info, placement.concurrency) for info in _infos(placement)]
+        workers = LocalWorkers(hosts)
+        self._spawned.append(workers)
+        try:
+            await gather_all([host.build(lambda info: worker_class(info, *args, **kwargs)) for host in hosts])
+        except BaseException:
+            await workers.stop()
+            raise
+        return workers
+
+    async def close(self) -> None:
+        await asyncio.gather(*(workers.stop() for workers in self._spawned))
+        self._spawned.clear()
+
+
+class LocalWorkers(Workers[W]):
+    """Workers in this process."""
+
+    def __init__(self, hosts: Sequence[_Host[W]]) -> None:
+        self._hosts = list(hosts)
+        self.size = len(self._hosts)
+
+    async def all(self, method: Callable[Concatenate[W, P], T], *args: P.args, **kwargs: P.kwargs) -> list[T]:
+        return await gather_all([host.call(method, *args, **kwargs) for host in self._hosts])
+
+    async def scatter(self, method: Callable[[W, A], T], shards: Sequence[A]) -> list[T]:
+        if len(shards) != self.size:
+            raise ValueError(f"scatter needs one shard per worker: got {len(shards)} shards for {self.size} workers")
+        return await gather_all([host.call(method, shard) for host, shard in zip(self._hosts, shards, strict=True)])
+
+    async def one(self, rank: int, method: Callable[Concatenate[W, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._hosts[rank].call(method, *args, **kwargs)
+
+    async def stop(self) -> None:
+        await asyncio.gather(*(host.stop() for host in self._hosts))
+
+
+class _Host(Generic[W]):
+    """One worker and the threads that run its calls, in order of arrival.
+
+    The threads are daemons, which ThreadPoolExecutor's are not: a stuck worker must not keep the interpreter from exiting.
+    """
+
+    def __init__(self, info: WorkerInfo, num_threads: int) -> None:
+        self._info = info
+        self._name = f"{info.role}[{info.rank}]"
+        self._num_threads = num_threads
+        self._worker: W | None = None
+        self._stopped = False
+        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        for index in range(num_threads):
+            threading.Thread(target=self._serve, name=f"{self._name}.{index}", daemon=True).start()
+
+    def build(self, worker_class: Callable[[WorkerInfo], W]) -> asyncio.Future[None]:
+        """Make the worker on one of its own threads."""
+
+        def make() -> None:
+            self._worker = worker_class(self._info)
+
+        return self._submit(make)
+
+    def call(self, method: Callable[Concatenate[W, P], T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
+        """Run a method on the first free thread, found by its name as on Ray: a subclass's own version is the one that runs."""
+        if self._stopped or self._worker is None:
+            raise WorkerError(f"worker {self._name} was stopped: it takes no more calls")
+        worker = self._worker
+        return self._submit(lambda: getattr(worker, method.__name__)(*args, **kwargs))
+
+    async def stop(self) -> None:
+        """Close the worker after the calls that wait now, then end its threads. Safe to call twice."""
+        if self._stopped:
+            return
+        self._stopped = True
+        closing = self._submit(self._close)
+        for _ in range(self._num_threads):
+            self._calls.put(None)
+        try:
+            await asyncio.wait_for(closing, STOP_TIMEOUT_S)
+        except TimeoutError:
+            log.warning("worker %s is busy and did not close within %g s: left behind", self._name, STOP_TIMEOUT_S)
+        except RerollError as error:
+            log.warning("worker %s failed to close: %s", self._name, error)
+
+    def _submit(self, call: Callable[[], T]) -> asyncio.Future[T]:
+        future: Future[T] = Future()
+        self._calls.put((future, call))
+        return asyncio.wrap_future(future)
+
+    def _close(self) -> None:
+        worker, self._worker = self._worker, None
+        close = getattr(worker, "close", None)
+        if close is not None:
+            close()
+
+    def _serve(self) -> None:
+        while (item := self._calls.get()) is not None:
+            future, call = item
+            if future.set_running_or_notify_cancel():
+                self._run(future, call)
+            del item, future, call  # An idle thread must not keep the last call's tensors alive.
+
+    def _run(self, future: Future[Any], call: Callable[[], Any]) -> None:
+        try:
+            result = call()
+        except BaseException as error:
+            future.set_exception(
+                as_reroll_error(error, role=self._info.role, rank=self._info.rank, remote_traceback=describe(error))
+            )
+        else:
+            future.set_result(result)
+
+
+def _infos(placement: Placement) -> list[WorkerInfo]:
+    devices = [device if device == "cpu" else f"cuda:{device}" for device in placement.devices]
+    return [
+        WorkerInfo(role=placement.role, rank=rank, world_size=len(devices), device=device)
+        for rank, device in enumerate(devices)
+    ]

@@ -1,0 +1,144 @@
+"""Every kind of reward behind one call, on both runtimes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import ray
+from pydantic import TypeAdapter
+
+from reroll.config.parts import LocalRuntime as LocalConfig
+from reroll.config.parts import RayRuntime as RayConfig
+from reroll.config.rewards import ImportReward, RewardConfig
+from reroll.errors import ConfigError, RewardError
+from reroll.rewards.worker import RewardCluster
+from reroll.runtime import make_runtime
+from reroll.runtime.base import Runtime
+from reroll.types import Completion, FinishReason, Prompt, Score, Status, Trajectory, Turn
+
+USER_MODULE = """
+import os, time
+
+def length(prompt, trajectory):
+    if trajectory.text == "die": os._exit(1)
+    if trajectory.text == "hang": time.sleep(600)
+    return len(trajectory.text)
+
+async def later(prompt, trajectory):
+    return {"good": 1.0, "bad": -1.0}[trajectory.text]
+"""
+
+
+def rewards(**fields: dict[str, object]) -> dict[str, RewardConfig]:
+    return TypeAdapter(dict[str, RewardConfig]).validate_python(fields)
+
+
+def said(text: str) -> Trajectory:
+    completion = Completion(token_ids=(1,), logprobs=(0.0,), finish_reason=FinishReason.STOP, versions=((0, 1),))
+    return Trajectory(id="s", turns=(Turn(prompt_ids=(0,), completion=completion, text=text),), status=Status.COMPLETED)
+
+
+def asked(domain: str, answer: str | None = None) -> Prompt:
+    return Prompt(id=f"{domain}/0", messages=(), domain=domain, answer=answer)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "my_judges.py").write_text(USER_MODULE)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def one_ray() -> Iterator[None]:
+    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(params=["local", "ray"])
+async def runtime(request: pytest.FixtureRequest) -> AsyncIterator[Runtime]:
+    if request.param == "ray":
+        request.getfixturevalue("one_ray")
+    async with make_runtime(LocalConfig() if request.param == "local" else RayConfig(kind="ray")) as made:
+        yield made
+
+
+async def test_each_domain_is_judged_by_its_own_reward_and_the_rest_by_default(runtime: Runtime, folder: Path) -> None:
+    cluster = await RewardCluster.start(
+        runtime,
+        rewards(
+            math={"kind": "numeric"},
+            style={"kind": "import", "path": "my_judges:length", "timeout_s": 1.0},
+            default={"kind": "import", "path": "my_judges:later"},
+        ),
+        config_folder=folder,
+        num_processes=2,
+    )
+    assert await cluster.score(asked("math", "7"), said("it is 7")) == Score(value=1.0)
+    assert await cluster.score(asked("style"), said("four")) == Score(value=4.0)
+    assert await cluster.score(asked("poems"), said("bad")) == Score(value=-1.0)
+
+    verdicts = await asyncio.gather(
+        *(cluster.score(asked("style"), said(text)) for text in ("die", "hang", "abc")),
+        cluster.score(asked("poems"), said("unknown")),
+        cluster.score(asked("math"), said("7")),
+        return_exceptions=True,
+    )
+    reasons = [type(verdict).__name__ if isinstance(verdict, Exception) else verdict for verdict in verdicts]
+    assert reasons == ["RewardError", "RewardError", Score(value=3.0), "RewardError", "RewardError"]
+    assert "died" in str(verdicts[0])
+    assert "longer than 1 s" in str(verdicts[1])
+    assert "KeyError: 'unknown'" in str(verdicts[3])
+    assert "no reference answer" in str(verdicts[4])
+
+    stats = cluster.stats().values_by_name()
+    assert (stats["reward/style/scored"], stats["reward/style/failed"]) == (2, 2)
+    assert (stats["reward/poems/scored"], stats["reward/poems/failed"]) == (1, 1)
+    assert (stats["reward/math/scored"], stats["reward/math/failed"]) == (1, 1)
+    assert 0 < stats["reward/latency_s"] <= stats["reward/latency_max_s"]
+    assert stats["reward/latency_max_s"] >= 1.0
+    assert not cluster.stats()
+
+
+async def test_every_reward_that_cannot_be_imported_is_reported_before_any_work(runtime: Runtime, folder: Path) -> None:
+    configs = rewards(
+        a={"kind": "import", "path": "no_such_module:f"},
+        b={"kind": "import", "path": "my_judges:no_such_function"},
+        c={"kind": "import", "path": "my_judges:length"},
+    )
+    with pytest.raises(ConfigError) as caught:
+        await RewardCluster.start(runtime, configs, config_folder=folder, num_processes=1)
+    assert [violation.path for violation in caught.value.violations] == ["rewards.a.path", "rewards.b.path"]
+    assert "No module named 'no_such_module'" in str(caught.value)
+
+
+async def test_a_domain_without_reward_and_without_default_fails_with_the_fix() -> None:
+    async with make_runtime(LocalConfig()) as runtime:
+        cluster = await RewardCluster.start(runtime, rewards(math={"kind": "exact"}))
+        with pytest.raises(RewardError, match=r"no reward judges domain poems: add rewards.poems or rewards.default"):
+            await cluster.score(asked("poems"), said(""))
+
+
+async def test_the_working_directory_is_importable(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    async with make_runtime(LocalConfig()) as runtime:
+        cluster = await RewardCluster.start(
+            runtime, {"default": ImportReward(kind="import", path="my_judges:length")}, num_processes=1
+        )
+        assert (await cluster.score(asked("any"), said("abc"))).value == 3.0
+
+
+async def test_trivial_rewards_run_at_hundreds_a_second(folder: Path) -> None:
+    async with make_runtime(LocalConfig()) as runtime:
+        configs = {"default": ImportReward(kind="import", path="my_judges:length")}
+        cluster = await RewardCluster.start(runtime, configs, config_folder=folder, num_processes=1)
+        start_s = time.process_time()
+        scores = await asyncio.gather(*(cluster.score(asked("any"), said("abc")) for _ in range(400)))
+        # Processor time of this side: the wall clock of a busy machine says nothing.
+        cpu_s = time.process_time() - start_s
+    assert {score.value for score in scores} == {3.0}
+    assert 400 / cpu_s > 200

@@ -1,0 +1,94 @@
+"""GPU indices and roles on a Ray cluster of two nodes. The GPUs are logical: Ray hands out their ids without touching one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Iterator
+from typing import NamedTuple
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+
+from reroll.config.parts import RayRuntime as RayConfig
+from reroll.errors import RerollError
+from reroll.runtime import make_runtime
+from reroll.runtime.base import Placement, Runtime, WorkerInfo
+
+
+class Where(NamedTuple):
+    """The place a worker woke up in."""
+
+    node_id: str
+    visible_gpus: str | None
+    device: str
+
+
+class Scout:
+    """A worker that reports where it is."""
+
+    def __init__(self, info: WorkerInfo) -> None:
+        self.info = info
+
+    def where(self) -> Where:
+        node_id = ray.get_runtime_context().get_node_id()
+        return Where(node_id, os.environ.get("CUDA_VISIBLE_DEVICES"), self.info.device)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "num_gpus": 4, "include_dashboard": False})
+    made.add_node(num_cpus=2, num_gpus=4)
+    yield made
+    made.shutdown()
+
+
+@pytest.fixture
+async def runtime(cluster: Cluster) -> AsyncIterator[Runtime]:
+    async with make_runtime(RayConfig(kind="ray", address=cluster.address)) as made:
+        yield made
+    assert not ray.is_initialized()
+
+
+async def scout(runtime: Runtime, role: str, *devices: str) -> list[Where]:
+    workers = await runtime.spawn(Scout, Placement(role, devices))
+    return await workers.all(Scout.where)
+
+
+async def test_gpu_indices_run_through_the_nodes_and_roles_share_the_devices_they_both_name(runtime: Runtime) -> None:
+    head = ray.get_runtime_context().get_node_id()
+    assert runtime.devices("auto") == tuple(map(str, range(8)))
+    policy = await scout(runtime, "policy", "0", "3")
+    engine = await scout(runtime, "engine", "4", "7")
+    assert [place.visible_gpus for place in policy + engine] == ["0", "3"] * 2
+    assert {place.node_id for place in policy} == {head}
+    assert len({place.node_id for place in engine}) == 1
+    assert engine[0].node_id != head
+    assert {place.device for place in policy + engine} == {"cuda:0"}
+
+    assert await scout(runtime, "reference", "3", "4") == [policy[1], engine[0]]
+    assert await scout(runtime, "critic", "7") == [engine[1]]
+
+
+async def test_a_gpu_that_does_not_exist_is_refused_with_the_number_there_is(runtime: Runtime) -> None:
+    with pytest.raises(RerollError, match="GPU 8 does not exist: Ray sees 8 GPUs"):
+        await scout(runtime, "policy", "8")
+
+
+async def test_gpus_are_given_back_when_the_runtime_closes_and_the_cluster_lives_on(cluster: Cluster) -> None:
+    for _ in range(2):
+        async with make_runtime(RayConfig(kind="ray", address=cluster.address)) as runtime:
+            assert [place.visible_gpus for place in await scout(runtime, "policy", "2", "1")] == ["2", "1"]
+
+
+async def test_a_cpu_role_sees_the_cpu_and_gives_its_room_back_when_it_stops(runtime: Runtime) -> None:
+    for _ in range(2):
+        workers = await runtime.spawn(Scout, Placement("reward", ("cpu",) * 3))
+        assert [place.device for place in await workers.all(Scout.where)] == ["cpu"] * 3
+        await workers.stop()
+
+
+async def test_a_role_that_does_not_fit_is_refused_with_what_is_free(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "_timeout_s", 0.5)
+    with pytest.raises(RerollError, match=r"no room for role reward: it needs 5 bundles .* of 4 CPUs free"):
+        await scout(runtime, "reward", *["cpu"] * 5)

@@ -1,0 +1,270 @@
+"""Real processes running real user code that misbehaves."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from reroll.config.rewards import ImportReward, ReasoningGymReward
+from reroll.errors import RewardError
+from reroll.rewards.pool import ProcessPool
+from reroll.types import Completion, FinishReason, Prompt, Score, Status, Trajectory, Turn
+
+USER_MODULE = '''
+import asyncio, ctypes, os, subprocess, sys, time
+import numpy as np
+from reroll.types import Score
+
+calls = 0
+
+def act(prompt, trajectory, *, bonus=0.0):
+    """Does what the trajectory says."""
+    global calls
+    calls += 1
+    text = trajectory.text
+    if text == "raise": raise LookupError("the judge is lost")
+    if text == "hang": time.sleep(600)
+    if text == "hang with child":
+        child = subprocess.Popen(["sleep", "600"])
+        open(prompt.extra["pid_file"], "w").write(str(child.pid))
+        time.sleep(600)
+    if text == "exit": os._exit(7)
+    if text == "sys.exit": sys.exit("leaving")
+    if text == "segfault": ctypes.string_at(0)
+    if text == "print": print("noise " * 1000); print("noise", file=sys.stderr); os.write(1, b"raw noise")
+    if text == "read stdin": return float(len(sys.stdin.read()))
+    if text == "score": return Score(value=0.5, parts={"style": 0.25})
+    if text == "bad part": return Score(value=0.5, parts={"style": float("nan")})
+    if text == "calls": return calls
+    if text == "pid": return os.getpid()
+    values = {"nan": float("nan"), "inf": float("-inf"), "str": "1.0", "none": None, "true": True, "int": 3,
+              "numpy": np.float32(0.5), "numpy bool": np.bool_(True), "complex": 1j, "huge": 10**400}
+    return values.get(text, 1.0 + bonus)
+
+async def act_later(prompt, trajectory):
+    await asyncio.sleep(0.01)
+    return act(prompt, trajectory)
+
+class Judges:
+    @staticmethod
+    def always(prompt, trajectory):
+        return 0.125
+
+not_a_function = 3
+'''
+
+
+def said(text: str) -> Trajectory:
+    completion = Completion(token_ids=(1,), logprobs=(0.0,), finish_reason=FinishReason.STOP, versions=((0, 1),))
+    return Trajectory(id="s", turns=(Turn(prompt_ids=(0,), completion=completion, text=text),), status=Status.COMPLETED)
+
+
+def asked(**extra: object) -> Prompt:
+    return Prompt(id="p", messages=(), domain="user", extra=extra)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("user_code")
+    (made / "judges.py").write_text(USER_MODULE)
+    (made / "broken.py").write_text("import no_such_library\n")
+    (made / "deadly.py").write_text("import os; os._exit(9)\n")
+    (made / "types.py").write_text("raise ImportError('a file of the user must not break the standard library')\n")
+    return made
+
+
+def imported(name: str, *, timeout_s: float = 10.0, **options: object) -> ImportReward:
+    return ImportReward(kind="import", path=name, timeout_s=timeout_s, options=options)
+
+
+@pytest.fixture(scope="module")
+def pool(folder: Path) -> Iterator[ProcessPool]:
+    rewards = {
+        "user": imported("judges:act"),
+        "bonus": imported("judges:act", bonus=2.0),
+        "later": imported("judges:act_later"),
+        "nested": imported("judges:Judges.always"),
+        "hasty": imported("judges:act", timeout_s=0.3),
+        "hasty later": imported("judges:act_later", timeout_s=0.3),
+    }
+    made = ProcessPool(rewards, num_processes=1, search_path=[str(folder)])
+    yield made
+    made.close()
+
+
+def test_a_user_function_may_return_a_score_or_any_real_number_and_may_be_async(pool: ProcessPool) -> None:
+    assert pool.score("user", asked(), said("anything")) == Score(value=1.0)
+    assert pool.score("user", asked(), said("score")) == Score(value=0.5, parts={"style": 0.25})
+    assert pool.score("user", asked(), said("true")).value == 1.0
+    assert pool.score("user", asked(), said("int")).value == 3.0
+    assert pool.score("user", asked(), said("numpy")).value == 0.5
+    assert pool.score("user", asked(), said("numpy bool")).value == 1.0
+    assert pool.score("later", asked(), said("score")).parts == {"style": 0.25}
+    assert pool.score("bonus", asked(), said("anything")).value == 3.0
+    assert pool.score("nested", asked(), said("anything")).value == 0.125
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("raise", r"LookupError: the judge is lost \(.*judges.py:\d+\)"),
+        ("sys.exit", "SystemExit: leaving"),
+        ("nan", "value is nan: return a finite number"),
+        ("inf", "value is -inf: return a finite number"),
+        ("bad part", "part style is nan"),
+        ("str", "value is a str: return a number or a Score"),
+        ("none", "value is a NoneType"),
+        ("complex", "value is a complex"),
+        ("huge", "OverflowError"),
+    ],
+)
+@pytest.mark.parametrize("domain", ["user", "later"])
+def test_a_raise_or_a_bad_value_fails_the_sample_and_keeps_the_process(
+    pool: ProcessPool, domain: str, text: str, reason: str
+) -> None:
+    before = pool.score("user", asked(), said("pid"))
+    with pytest.raises(RewardError, match=reason):
+        pool.score(domain, asked(), said(text))
+    assert pool.score("user", asked(), said("pid")) == before
+
+
+@pytest.mark.parametrize(("text", "reason"), [("exit", "exit code 7"), ("segfault", "SIGSEGV")])
+def test_a_crash_fails_the_sample_and_another_process_takes_over(pool: ProcessPool, text: str, reason: str) -> None:
+    before = pool.score("user", asked(), said("pid"))
+    with pytest.raises(RewardError, match=f"process died judging .*{reason}"):
+        pool.score("user", asked(), said(text))
+    assert pool.score("user", asked(), said("pid")) != before
+
+
+@pytest.mark.parametrize("domain", ["hasty", "hasty later"])
+def test_a_hang_is_killed_at_the_timeout_and_another_process_takes_over(pool: ProcessPool, domain: str) -> None:
+    pid = int(pool.score("user", asked(), said("pid")).value)
+    start_s = time.monotonic()
+    with pytest.raises(RewardError, match=r"took longer than 0.3 s judging: killed"):
+        pool.score(domain, asked(), said("hang"))
+    assert time.monotonic() - start_s < 5
+    assert not Path(f"/proc/{pid}").exists()
+    assert pool.score(domain, asked(), said("anything")).value == 1.0
+
+
+def test_a_kill_reaches_what_user_code_has_started(pool: ProcessPool, tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    with pytest.raises(RewardError, match="killed"):
+        pool.score("hasty", asked(pid_file=str(pid_file)), said("hang with child"))
+    assert not is_running(int(pid_file.read_text()))
+
+
+def test_what_user_code_prints_reaches_neither_the_terminal_nor_the_answer(
+    pool: ProcessPool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert pool.score("user", asked(), said("print")).value == 1.0
+    assert pool.score("user", asked(), said("read stdin")).value == 0.0
+    assert capfd.readouterr() == ("", "")
+
+
+def test_imports_that_fail_are_all_named_and_fail_only_their_own_samples(folder: Path) -> None:
+    rewards = {
+        "missing": imported("no_such_module:f"),
+        "broken": imported("broken:f"),
+        "absent": imported("judges:no_such_function"),
+        "not callable": imported("judges:not_a_function"),
+        "good": imported("judges:act"),
+    }
+    pool = ProcessPool(rewards, num_processes=1, search_path=[str(folder)])
+    problems = pool.problems()
+    assert set(problems) == {"missing", "broken", "absent", "not callable"}
+    assert "No module named 'no_such_library'" in problems["broken"]
+    assert "no_such_function" in problems["absent"]
+    assert "is int, not a function" in problems["not callable"]
+    with pytest.raises(RewardError, match="no_such_module"):
+        pool.score("missing", asked(), said(""))
+    assert pool.score("good", asked(), said("")).value == 1.0
+    pool.close()
+
+
+def test_a_module_that_kills_the_process_on_import_is_a_problem_and_not_a_hang(folder: Path) -> None:
+    pool = ProcessPool({"deadly": imported("deadly:f")}, num_processes=1, search_path=[str(folder)])
+    assert "died importing the rewards (exit code 9)" in pool.problems()["deadly"]
+    with pytest.raises(RewardError, match="died importing"):
+        pool.score("deadly", asked(), said(""))
+    pool.close()
+
+
+def test_processes_work_side_by_side_and_close_ends_busy_ones(folder: Path) -> None:
+    pool = ProcessPool({"user": imported("judges:act", timeout_s=60.0)}, num_processes=2, search_path=[str(folder)])
+    failures: list[str] = []
+
+    def hang() -> None:
+        try:
+            pool.score("user", asked(), said("hang"))
+        except RewardError as error:
+            failures.append(str(error))
+
+    stuck = threading.Thread(target=hang)
+    stuck.start()
+    time.sleep(0.1)
+    assert pool.score("user", asked(), said("")).value == 1.0
+    pid = int(pool.score("user", asked(), said("pid")).value)
+    pool.close()
+    pool.close()
+    stuck.join(10)
+    assert not stuck.is_alive()
+    assert len(failures) == 1
+    assert not is_running(pid)
+    with pytest.raises(RewardError):
+        pool.score("user", asked(), said(""))
+
+
+def test_a_hung_process_follows_its_parent_into_death(folder: Path, tmp_path: Path) -> None:
+    script = f"""
+        import os, threading, time
+        from reroll.config.rewards import ImportReward
+        from reroll.rewards.pool import ProcessPool
+        sys_path, pid_file = {str(folder)!r}, {str(tmp_path / "pid")!r}
+        import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
+        from test_pool import asked, said, imported
+        pool = ProcessPool({{"user": imported("judges:act")}}, num_processes=1, search_path=[sys_path])
+        pid = int(pool.score("user", asked(), said("pid")).value)
+        open(pid_file, "w").write(str(pid))
+        threading.Thread(target=lambda: pool.score("user", asked(), said("hang")), daemon=True).start()
+        time.sleep(0.5)
+        os._exit(0)
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True)
+    assert not is_running(int((tmp_path / "pid").read_text()))
+
+
+def is_running(pid: int, *, patience_s: float = 5.0) -> bool:
+    """Whether a process still runs after a while; one that was killed and waits to be reaped does not."""
+    deadline_s = time.monotonic() + patience_s
+    while time.monotonic() < deadline_s:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        except FileNotFoundError:
+            return False
+        if state == "Z":
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def test_reasoning_gym_tasks_are_scored_by_their_own_verifier() -> None:
+    reasoning_gym = pytest.importorskip("reasoning_gym")
+    options = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
+    entry = reasoning_gym.create_dataset("chain_sum", size=1, seed=5, **options)[0]
+    prompt = asked(reasoning_gym={"name": "chain_sum", "options": options, "entry": entry})
+    reward = ReasoningGymReward(kind="reasoning_gym", pattern=r"<answer>(.*?)</answer>")
+    pool = ProcessPool({"logic": reward}, num_processes=1, search_path=[])
+    assert pool.score("logic", prompt, said(f"so <answer>{entry['answer']}</answer>")).value == 1.0
+    assert pool.score("logic", prompt, said("<answer>1000</answer>")).value < 1.0
+    assert pool.score("logic", prompt, said("no tags")).value < 1.0
+    with pytest.raises(RewardError, match="p is not a reasoning-gym task"):
+        pool.score("logic", asked(), said("3"))
+    pool.close()
