@@ -1,0 +1,204 @@
+"""From config to prompts and conversations. Every row is checked here, so nothing malformed reaches a run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from itertools import islice
+from typing import Any, TypeVar
+
+from reroll.config.data import DataConfig, ReasoningGymSource, SourceConfig
+from reroll.data.rows import BadRow, read_rows, source_name
+from reroll.data.sampler import PromptSampler
+from reroll.errors import DataError
+from reroll.types import Message, Prompt
+
+T = TypeVar("T")
+
+MAX_PROBLEMS = 5
+"""Bad rows reported at once: enough to see a pattern, few enough to read."""
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
+def load_train(data: DataConfig, *, seed: int) -> PromptSampler:
+    """The endless mix of all training sources."""
+    sources = _load_all(data.train, prefix="")
+    weights = [config.weight for config in data.train]
+    return PromptSampler(list(zip(sources, weights, strict=True)), seed=seed, shuffle=data.shuffle)
+
+
+def load_eval(data: DataConfig) -> list[Prompt]:
+    """All held-out prompts, source after source. Their ids begin with `eval/`, so they never clash with training ids."""
+    return [prompt for prompts in _load_all(data.eval, prefix="eval/") for prompt in prompts]
+
+
+def load_source(config: SourceConfig, *, id_prefix: str = "", first_index: int = 0) -> list[Prompt]:
+    """The prompts of one source, with ids `domain/N` counted from `first_index` in file order.
+
+    A row's own system message (column `system`, or the first of its messages) stands in place of the source's. Raises
+    DataError if the source cannot be read, is empty or has bad rows; the message names the first few bad rows at once.
+    """
+    columns = _Columns.of(config)
+
+    def to_prompt(index: int, row: Mapping[str, Any]) -> Prompt:
+        messages = _read_messages(row, columns, system=config.system)
+        if messages[-1]["role"] == "assistant":
+            raise BadRow("ends with an assistant message: nothing is left to answer (drop it, or train with `pipeline: sft`)")
+        return Prompt(
+            id=f"{id_prefix}{config.domain}/{first_index + index}",
+            messages=messages,
+            domain=config.domain,
+            answer=_read_answer(row, columns),
+            extra={name: value for name, value in row.items() if name not in columns.used},
+        )
+
+    return _convert_rows(config, to_prompt)
+
+
+def load_conversations(config: SourceConfig) -> list[tuple[Message, ...]]:
+    """Conversations to learn from, each ending with the assistant's words.
+
+    A row whose messages end otherwise is completed by its answer column. Errors are those of `load_source`.
+    """
+    columns = _Columns.of(config)
+
+    def to_conversation(index: int, row: Mapping[str, Any]) -> tuple[Message, ...]:
+        messages = _read_messages(row, columns, system=config.system)
+        if messages[-1]["role"] == "assistant":
+            return messages
+        answer = _read_answer(row, columns)
+        if answer is None or not answer.strip():
+            raise BadRow(f"nothing to learn: no last assistant message and no `{columns.answer}`; {_keys_of(row)}")
+        return (*messages, Message(role="assistant", content=answer))
+
+    return _convert_rows(config, to_conversation)
+
+
+def _load_all(configs: Sequence[SourceConfig], *, prefix: str) -> list[list[Prompt]]:
+    """One list per source. Sources of one domain count on from each other, so that ids stay unique."""
+    num_in_domain: dict[str, int] = {}
+    sources = []
+    for config in configs:
+        first_index = num_in_domain.get(config.domain, 0)
+        sources.append(load_source(config, id_prefix=prefix, first_index=first_index))
+        num_in_domain[config.domain] = first_index + len(sources[-1])
+    return sources
+
+
+def _convert_rows(config: SourceConfig, convert: Callable[[int, Mapping[str, Any]], T]) -> list[T]:
+    items: list[T] = []
+    problems: list[str] = []
+    for index, (place, row) in enumerate(islice(read_rows(config), config.limit)):
+        try:
+            if isinstance(row, BadRow):
+                raise row
+            items.append(convert(index, row))
+        except BadRow as problem:
+            problems.append(f"  {place}: {problem}")
+            if len(problems) == MAX_PROBLEMS:
+                problems.append(f"  (stopped after {MAX_PROBLEMS} bad rows)")
+                break
+    if problems:
+        raise DataError("\n".join([f"{source_name(config)}: bad rows", *problems]))
+    if not items:
+        raise DataError(f"{source_name(config)}: is empty (it must hold at least one row)")
+    return items
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    prompt: str = "prompt"
+    messages: str = "messages"
+    answer: str = "answer"
+    system: str = "system"
+
+    @classmethod
+    def of(cls, config: SourceConfig) -> _Columns:
+        if isinstance(config, ReasoningGymSource):
+            return cls()
+        return cls(prompt=config.prompt_key, messages=config.messages_key, answer=config.answer_key)
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        return (self.prompt, self.messages, self.answer, self.system)
+
+
+def _read_messages(row: Mapping[str, Any], columns: _Columns, *, system: str | None) -> tuple[Message, ...]:
+    """The row's messages, or its prompt as one user message, with a system message in front if there is one to put."""
+    if row.get(columns.messages) is not None:
+        messages = _check_messages(row[columns.messages], name=columns.messages)
+    elif row.get(columns.prompt) is not None:
+        content = row[columns.prompt]
+        if isinstance(content, list):
+            raise BadRow(f"`{columns.prompt}` is a list (for chat messages set `messages_key: {columns.prompt}`)")
+        messages = (Message(role="user", content=_check_text(content, name=columns.prompt)),)
+    else:
+        raise BadRow(f"no `{columns.prompt}` and no `{columns.messages}`; {_keys_of(row)} (set `prompt_key` or `messages_key`)")
+
+    if row.get(columns.system) is not None:
+        system = _check_text(row[columns.system], name=columns.system, may_be_blank=True)
+    if system and system.strip() and messages[0]["role"] != "system":
+        messages = (Message(role="system", content=system), *messages)
+    if messages[-1]["role"] in ("system", "developer"):
+        raise BadRow(f"`{columns.messages}` holds only a system message (add a user message)")
+    return messages
+
+
+def _check_messages(value: object, *, name: str) -> tuple[Message, ...]:
+    if not isinstance(value, list):
+        raise BadRow(f"`{name}` is {_type_of(value)}, not a list of {{role, content}}")
+    if not value:
+        raise BadRow(f"`{name}` is empty")
+    return tuple(_check_message(message, name=f"{name}[{place}]") for place, message in enumerate(value))
+
+
+def _check_message(value: object, *, name: str) -> Message:
+    if not isinstance(value, dict):
+        raise BadRow(f"`{name}` is {_type_of(value)}, not {{role, content}}")
+    missing = [key for key in ("role", "content") if value.get(key) is None]
+    if missing:
+        raise BadRow(f"`{name}` has no `{missing[0]}`; {_keys_of(value)}")
+    # Columnar files fill the keys that only other messages have with nulls: those carry nothing and may go.
+    unknown = [str(key) for key, content in value.items() if key not in ("role", "content") and content is not None]
+    if unknown:
+        raise BadRow(f"`{name}` has keys that would be lost: {', '.join(unknown)} (keep only role and content)")
+    if value["role"] not in ROLES:
+        raise BadRow(f"`{name}.role` is {value['role']!r}, not one of {', '.join(ROLES)}")
+    may_be_blank = value["role"] in ("system", "tool")
+    return Message(role=value["role"], content=_check_text(value["content"], name=f"{name}.content", may_be_blank=may_be_blank))
+
+
+def _check_text(value: object, *, name: str, may_be_blank: bool = False) -> str:
+    if not isinstance(value, str):
+        raise BadRow(f"`{name}` is {_type_of(value)}, not a string")
+    if not value.strip() and not may_be_blank:
+        raise BadRow(f"`{name}` is empty")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise BadRow(f"`{name}` holds half a character (a lone surrogate) at position {error.start}") from error
+    return value
+
+
+def _read_answer(row: Mapping[str, Any], columns: _Columns) -> str | None:
+    value = row.get(columns.answer)
+    if value is None:
+        return None
+    if isinstance(value, int | float | Decimal) and not isinstance(value, bool):
+        if not math.isfinite(value):
+            raise BadRow(f"`{columns.answer}` is {value}")
+        return str(value)
+    if not isinstance(value, str):
+        raise BadRow(f"`{columns.answer}` is {_type_of(value)}, not a string or a number (a reward can read other columns)")
+    return _check_text(value, name=columns.answer, may_be_blank=True)
+
+
+def _keys_of(row: Mapping[Any, Any]) -> str:
+    return f"it has: {', '.join(map(str, row))}" if row else "it has no keys"
+
+
+def _type_of(value: object) -> str:
+    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
+    return "null" if value is None else names.get(type(value), f"a {type(value).__name__}")

@@ -1,0 +1,286 @@
+import errno
+import json
+import os
+import resource
+import signal
+import subprocess
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import yaml
+
+from reroll.config.parts import RunConfig
+from reroll.errors import RunFolderError
+from reroll.observe.run_folder import RunFolder, append_jsonl, read_jsonl, write_json
+from reroll.types import Completion, FinishReason, Message, Prompt, Status, Trajectory, Turn
+
+CONFIG = {"pipeline": "rlvr", "run": {"steps": 3}}
+
+
+def make(tmp_path, *, resolved=None, **options):
+    run = RunConfig(name="demo", runs_dir=tmp_path / "runs")
+    return RunFolder.create(run, resolved=resolved or CONFIG, **options)
+
+
+def save(folder, step, *, keep=2):
+    with folder.checkpoint(step, keep=keep) as path:
+        (path / "weights.txt").write_text(f"weights of {step}")
+
+
+def names(folder):
+    return sorted(path.name for path in folder.checkpoints_path.iterdir())
+
+
+def test_a_new_run_writes_its_resolved_config(tmp_path):
+    folder = make(tmp_path)
+    assert yaml.safe_load(folder.config_path.read_text()) == CONFIG
+    assert folder.path == tmp_path / "runs" / "demo"
+    assert folder.latest_checkpoint() is None
+
+
+def test_a_run_that_is_there_is_never_overwritten_by_accident(tmp_path):
+    folder = make(tmp_path)
+    append_jsonl(folder.metrics_path, {"step": 1})
+    with pytest.raises(RunFolderError, match=r"already holds a run \(add --resume .* choose another run.name"):
+        make(tmp_path)
+    assert read_jsonl(folder.metrics_path) == [{"step": 1}]
+
+
+def test_overwrite_starts_from_nothing(tmp_path):
+    folder = make(tmp_path)
+    append_jsonl(folder.metrics_path, {"step": 1})
+    save(folder, 1)
+    folder = make(tmp_path, overwrite=True)
+    assert read_jsonl(folder.metrics_path) == []
+    assert folder.latest_checkpoint() is None
+
+
+@pytest.mark.parametrize("option", ["resume", "overwrite"])
+def test_a_folder_that_is_not_a_run_is_never_touched(tmp_path, option):
+    other = tmp_path / "runs" / "demo" / "thesis.tex"
+    other.parent.mkdir(parents=True)
+    other.write_text("years of work")
+    with pytest.raises(RunFolderError, match="is not a run of reroll"):
+        make(tmp_path, **{option: True})
+    assert other.read_text() == "years of work"
+
+
+@pytest.mark.parametrize("name", [".", ".."])
+def test_a_run_cannot_be_named_after_its_parent_folders(tmp_path, name):
+    with pytest.raises(RunFolderError, match=r"choose another run.name"):
+        RunFolder.create(RunConfig(name=name, runs_dir=tmp_path), resolved=CONFIG, overwrite=True)
+
+
+def test_resuming_what_was_never_started_is_an_error(tmp_path):
+    with pytest.raises(RunFolderError, match="holds no run to resume"):
+        make(tmp_path, resume=True)
+
+
+def test_resuming_forgets_rows_after_the_last_checkpoint(tmp_path):
+    folder = make(tmp_path)
+    for step in range(6):
+        append_jsonl(folder.metrics_path, {"step": step})
+        append_jsonl(folder.samples_path, {"step": step})
+    with folder.metrics_path.open("a") as file:
+        file.write('{"step": 6, "rew')
+    save(folder, 2)
+    save(folder, 4)
+    folder.write_result({"steps": 5})
+    folder = make(tmp_path, resume=True)
+    assert [row["step"] for row in read_jsonl(folder.metrics_path)] == [0, 1, 2, 3, 4]
+    assert [row["step"] for row in read_jsonl(folder.samples_path)] == [0, 1, 2, 3, 4]
+    assert not folder.result_path.exists()
+
+
+def test_resuming_without_a_checkpoint_starts_the_curve_anew(tmp_path):
+    append_jsonl(make(tmp_path).metrics_path, {"step": 0})
+    assert read_jsonl(make(tmp_path, resume=True).metrics_path) == []
+
+
+def test_a_resumed_run_with_another_config_keeps_the_earlier_one(tmp_path):
+    save(make(tmp_path), 3)
+    folder = make(tmp_path, resume=True, resolved={"steps": 9})
+    assert yaml.safe_load(folder.config_path.read_text()) == {"steps": 9}
+    assert yaml.safe_load((folder.path / "config.until-step-000003.yaml").read_text()) == CONFIG
+
+
+def test_the_newest_checkpoints_are_kept(tmp_path):
+    folder = make(tmp_path)
+    for step in (8, 9, 10, 11):
+        save(folder, step, keep=2)
+    assert names(folder) == ["step-000010", "step-000011"]
+    assert folder.latest_checkpoint() == (11, folder.checkpoints_path / "step-000011")
+
+
+def test_a_checkpoint_that_fails_leaves_the_last_one_intact(tmp_path):
+    folder = make(tmp_path)
+    save(folder, 1, keep=1)
+
+    def save_and_fail(step):
+        with folder.checkpoint(step, keep=1) as path:
+            (path / "weights.txt").write_text("half")
+            raise KeyboardInterrupt
+
+    for step in (1, 2):
+        with pytest.raises(KeyboardInterrupt):
+            save_and_fail(step)
+    assert names(folder) == ["step-000001"]
+    assert (folder.latest_checkpoint().path / "weights.txt").read_text() == "weights of 1"
+
+
+def test_a_process_that_dies_in_a_checkpoint_leaves_nothing_that_looks_complete(tmp_path):
+    folder = make(tmp_path)
+    save(folder, 1)
+    child = os.fork()
+    if child == 0:
+        try:
+            with folder.checkpoint(2, keep=1) as path:
+                (path / "weights.txt").write_text("half")
+                os.kill(os.getpid(), signal.SIGKILL)
+        finally:
+            os._exit(1)
+    os.waitpid(child, 0)
+    assert folder.latest_checkpoint().step == 1
+    assert names(make(tmp_path, resume=True)) == ["step-000001"]
+
+
+def test_a_step_can_be_saved_again(tmp_path):
+    folder = make(tmp_path)
+    save(folder, 1, keep=1)
+    with folder.checkpoint(1, keep=1) as path:
+        (path / "weights.txt").write_text("newer")
+    assert names(folder) == ["step-000001"]
+    assert (folder.latest_checkpoint().path / "weights.txt").read_text() == "newer"
+
+
+@contextmanager
+def file_size_limit(num_bytes):
+    """The kernel refuses longer files: a real failing write, without a disk to fill."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_a_write_that_the_system_refuses_leaves_the_last_checkpoint_and_result_intact(tmp_path):
+    folder = make(tmp_path)
+    save(folder, 1, keep=1)
+    folder.write_result({"pass": 0.5})
+
+    def save_too_much():
+        with folder.checkpoint(2, keep=1) as path:
+            (path / "weights.bin").write_bytes(bytes(1 << 20))
+
+    with file_size_limit(1 << 16):
+        with pytest.raises(RunFolderError, match=r"cannot write .*step-000002: File too large"):
+            save_too_much()
+        with pytest.raises(RunFolderError, match=r"cannot write .*result.json"):
+            folder.write_result({"text": "x" * (1 << 20)})
+    assert names(folder) == ["step-000001"]
+    assert json.loads(folder.result_path.read_text()) == {"pass": 0.5}
+    assert not list(folder.path.glob(".unfinished*"))
+
+
+@pytest.fixture
+def tiny_disk(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], capture_output=True, check=False)
+    if mounted.returncode != 0:
+        pytest.skip("mounting a disk of 1 MiB needs root")
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+@pytest.mark.parametrize("writer", ["python", "torch", "safetensors"])
+def test_a_full_disk_is_named_with_its_fix_and_keeps_the_last_checkpoint(tiny_disk, writer):
+    import torch
+    from safetensors.torch import save_file
+
+    folder = make(tiny_disk)
+    save(folder, 1, keep=1)
+    tensor = torch.zeros(1 << 20)
+
+    def fill():
+        with folder.checkpoint(2, keep=1) as path:
+            if writer == "python":
+                (path / "weights.bin").write_bytes(bytes(4 << 20))
+            elif writer == "torch":
+                torch.save(tensor, path / "trainer.pt")
+            else:
+                save_file({"a": tensor}, path / "model.safetensors")
+
+    with pytest.raises(RunFolderError, match=r"No space left on device .free some space"):
+        fill()
+    assert names(folder) == ["step-000001"]
+    assert (folder.latest_checkpoint().path / "weights.txt").read_text() == "weights of 1"
+
+
+def test_a_full_disk_seen_by_a_single_row_is_explained(tmp_path, monkeypatch):
+    folder = make(tmp_path)
+    if Path("/dev/full").exists():
+        with pytest.raises(RunFolderError, match=r"No space left on device .free some space"):
+            append_jsonl(Path("/dev/full"), {"step": 1})
+
+    def refuse(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(RunFolderError, match=r"result.json: No space left on device"):
+        folder.write_result({})
+
+
+def test_a_place_that_cannot_hold_a_folder_is_named(tmp_path):
+    (tmp_path / "runs").write_text("a file, not a folder")
+    with pytest.raises(RunFolderError, match=r"cannot write .*runs/demo: Not a directory .*run.runs_dir"):
+        make(tmp_path)
+
+
+def test_an_unwritable_place_is_named(tmp_path):
+    if os.geteuid() == 0:
+        place = RunConfig(name="demo", runs_dir="/proc/nowhere")
+    else:
+        (tmp_path / "runs").mkdir(mode=0o500)
+        place = RunConfig(name="demo", runs_dir=tmp_path / "runs")
+    with pytest.raises(RunFolderError, match=r"cannot write .*demo: .*run.runs_dir"):
+        RunFolder.create(place, resolved=CONFIG)
+
+
+def test_samples_read_as_a_person_would(tmp_path):
+    def turn(text, *reply):
+        completion = Completion(token_ids=(1, 2), logprobs=(0.0, 0.0), finish_reason=FinishReason.STOP, versions=((0, 2),))
+        return Turn(prompt_ids=(0,), completion=completion, text=text, reply=reply)
+
+    prompt = Prompt(id="math/3", messages=(Message(role="user", content="1+1?"),), domain="math", answer="2")
+    one = Trajectory(id="7.0", turns=(turn("2"),), status=Status.COMPLETED, reward=1.0, reward_parts={"right": 1.0})
+    two = Trajectory(
+        id="7.1",
+        turns=(turn("3", Message(role="user", content="wrong, again")), turn("2")),
+        status=Status.TRUNCATED,
+        reason="max_tokens",
+        reward=float("nan"),
+    )
+    folder = make(tmp_path)
+    folder.log_sample(4, prompt, one)
+    folder.log_sample(4, prompt, two)
+    first, second = read_jsonl(folder.samples_path)
+    assert (first["step"], first["prompt"], first["completion"], first["reward"]) == (4, "1+1?", "2", 1.0)
+    assert (first["parts"], first["status"], first["answer"]) == ({"right": 1.0}, "completed", "2")
+    assert second["completion"] == "[assistant] 3\n\n[user] wrong, again\n\n[assistant] 2"
+    assert (second["reward"], second["reason"], second["num_tokens"]) == (None, "max_tokens", 4)
+
+
+def test_json_never_holds_numbers_that_other_readers_refuse(tmp_path):
+    write_json(tmp_path / "a.json", {"a": [float("inf"), {"b": float("nan")}], "c": 1.5})
+    assert json.loads((tmp_path / "a.json").read_text(), parse_constant=pytest.fail) == {"a": [None, {"b": None}], "c": 1.5}
+
+
+def test_damage_in_the_middle_of_a_file_is_named_by_line(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"step": 1}\n{"st\n{"step": 3}\n')
+    with pytest.raises(RunFolderError, match="line 2 is damaged"):
+        read_jsonl(tmp_path / "rows.jsonl")

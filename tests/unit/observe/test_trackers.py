@@ -1,0 +1,55 @@
+import sys
+
+import pytest
+
+from reroll.config.parts import RunConfig
+from reroll.errors import ConfigError
+from reroll.observe.run_folder import RunFolder, read_jsonl
+from reroll.observe.trackers import make_tracker
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return RunFolder.create(RunConfig(name="demo", runs_dir=tmp_path), resolved={"seed": 0})
+
+
+def test_metrics_are_written_as_json_lines_at_once(folder):
+    tracker = make_tracker([], folder, config={})
+    tracker.log(1, {"reward/mean": 0.5})
+    tracker.log(2, {"reward/mean": float("nan")})
+    assert read_jsonl(folder.metrics_path) == [{"step": 1, "reward/mean": 0.5}, {"step": 2, "reward/mean": None}]
+    tracker.close()
+
+
+def test_tensorboard_gets_every_number(folder):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    tracker = make_tracker(["tensorboard"], folder, config={})
+    for step in range(1, 6):
+        tracker.log(step, {"reward/mean": step / 10})
+    tracker.close()
+    tracker = make_tracker(["tensorboard"], folder, config={}, start_step=3)
+    tracker.log(4, {"reward/mean": 9.0})
+    tracker.close()
+    events = EventAccumulator(str(folder.path / "tensorboard"))
+    events.Reload()
+    seen = {event.step: event.value for event in events.Scalars("reward/mean")}
+    assert seen == pytest.approx({1: 0.1, 2: 0.2, 3: 0.3, 4: 9.0})
+    assert len(read_jsonl(folder.metrics_path)) == 6
+
+
+def test_wandb_runs_offline_inside_the_run_folder_without_a_login(folder, monkeypatch, capfd):
+    for name in ("WANDB_MODE", "WANDB_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    tracker = make_tracker(["wandb"], folder, config={"seed": 0})
+    tracker.log(1, {"reward/mean": 0.5})
+    tracker.close()
+    assert list(folder.path.glob("wandb/offline-run-*/run-*.wandb"))
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(("name", "module"), [("tensorboard", "torch.utils.tensorboard"), ("wandb", "wandb")])
+def test_a_missing_package_is_named_with_its_fix_at_the_start(folder, monkeypatch, name, module):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ConfigError, match=rf"run.trackers: {name} is not installed \(pip install 'reroll\[trackers\]'"):
+        make_tracker([name], folder, config={})
