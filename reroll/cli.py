@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 
 from reroll import __version__
 from reroll.config.load import dump_config, load_config
@@ -91,6 +92,7 @@ def evaluate(
     from reroll.pipeline.run import evaluate as run_evaluation
 
     result = run_evaluation(config, code_folder=file.parent)
+    _print_evaluation(result.stats().values_by_name(), config.policy.model)
     if out is not None:
         out.write_text(json.dumps(result.as_dict(), indent=2, ensure_ascii=False) + "\n")
 
@@ -121,6 +123,15 @@ def _summary(config: RlvrConfig | SftConfig) -> str:
     rollout = config.rollout
     size = f"{rollout.prompts_per_step} prompts × {rollout.group_size} samples × {rollout.max_tokens} tokens"
     return f"{config.algorithm} on {config.policy.model}, {config.run.steps} steps of {size}, {config.runtime.kind} runtime"
+
+
+def _print_evaluation(values: dict[str, float], model: str) -> None:
+    table = Table(title=model, title_justify="left")
+    table.add_column("metric")
+    table.add_column("value", justify="right")
+    for name, value in values.items():
+        table.add_row(name.removeprefix("eval/"), f"{value:.3f}")
+    Console().print(table)
 
 
 def _print_violations(console: Console, error: ConfigError) -> None:

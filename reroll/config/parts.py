@@ -54,7 +54,7 @@ class TorchStrategy(Node):
 
     kind: Literal["torch"] = "torch"
     precision: Literal["fp32", "bf16"] = "fp32"
-    """bf16 keeps fp32 master weights and computes in autocast."""
+    """bf16 computes in bf16 and keeps fp32 master weights for the optimizer."""
     gradient_checkpointing: bool = False
     micro_batch_tokens: int = Field(default=8192, ge=1)
     """Tokens that one forward and backward pass may hold."""

@@ -81,6 +81,10 @@ class Stats(Mapping[str, Metric]):
                 merged[name] = mine + metric  # type: ignore[operator]
         return Stats(merged)
 
+    def prefixed(self, prefix: str) -> Stats:
+        """The same metrics under longer names."""
+        return Stats({prefix + name: metric for name, metric in self._metrics.items()})
+
     def values_by_name(self) -> dict[str, float]:
         """Plain numbers, for a tracker."""
         return {name: metric.value for name, metric in self._metrics.items()}

@@ -85,7 +85,7 @@ async def evaluate(
     """Play every prompt `samples` times, all at once: the engine batches them. `on_done` ticks a progress bar."""
 
     async def one(index: int, prompt: Prompt, sample: int) -> Trajectory:
-        trajectory = await episode(prompt, f"eval/{prompt.id}/{sample}", seed + index * samples + sample)
+        trajectory = await episode(prompt, f"{prompt.id}/{sample}", seed + index * samples + sample)
         if trajectory.is_usable:
             try:
                 verdict = await score(prompt, trajectory)

@@ -173,7 +173,7 @@ class _Handle:
         except (RayActorError, OutOfMemoryError) as error:
             raise WorkerDied(
                 f"worker {self._name} is gone: its process was killed, ran out of memory or crashed, or its node was lost. "
-                f"Free memory or ask for less of it, then resume the run from its last checkpoint. Ray says: {error}"
+                f"Free memory or ask for less of it, then go on from the last checkpoint with --resume. Ray says: {error}"
             ) from None
         except RayError as error:
             raise WorkerError(f"a call to worker {self._name} could not be carried: {error}") from None

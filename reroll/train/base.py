@@ -21,7 +21,7 @@ class LossOutput(NamedTuple):
 
 
 Loss = Callable[[Batch, Tensor], LossOutput]
-"""(micro-batch, logp [T] with gradient) -> LossOutput. Logp is 0 on a sequence's first token."""
+"""(micro-batch, logp [T] with gradient) -> LossOutput. Logp is 0 off the loss mask."""
 
 
 class Strategy(ABC):
@@ -29,7 +29,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def forward(self, batch: Batch) -> Tensor:
-        """[T] fp32 log-probs of a micro-batch, without gradient."""
+        """[T] fp32 log-probs of a micro-batch, without gradient; 0 off the loss mask."""
 
     @abstractmethod
     def forward_backward(self, batch: Batch, loss: Loss) -> Stats:

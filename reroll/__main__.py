@@ -1,0 +1,5 @@
+"""`python -m reroll`: the same as the `reroll` command."""
+
+from reroll.cli import main
+
+main()

@@ -1,0 +1,220 @@
+"""Our attention, plugged into Hugging Face models, so that training and generation run the same modules.
+
+The models run on packed ids ([1, T], no padding) with explicit positions. What a token may look at is decided by an
+`Attention` object that travels through the model's forward as a keyword argument: `PackedAttention` for training,
+the engine's cache for generation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention, softmax
+from transformers import AttentionInterface, PreTrainedModel
+
+from reroll.errors import ModelError
+
+try:  # Absent from some builds of PyTorch; the padded path does the same everywhere.
+    from torch.nn.attention.varlen import varlen_attn
+except ImportError:
+    varlen_attn = None  # type: ignore[assignment]
+
+IMPLEMENTATION = "reroll"
+"""The name under which transformers knows our attention. No mask function is registered: transformers then builds no mask."""
+
+_IGNORED = {
+    "dropout",
+    "position_ids",
+    "use_cache",
+    "is_causal",
+    "output_attentions",
+    "output_hidden_states",
+}
+"""What models also pass that changes nothing here. Dropout never applies: log-probs of a policy must be reproducible."""
+
+_SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
+
+
+class Attention(Protocol):
+    """Decides, for one forward pass, what each packed token looks at."""
+
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        scaling: float,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
+        """query [T, H, D], key and value [T, H_kv, D] -> [T, H, D]."""
+
+
+def hidden_states(model: PreTrainedModel, ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+    """The decoder's last hidden states [T, hidden] for packed `ids` [T] at `positions` [T]; the head is not applied."""
+    output = model.base_model(
+        input_ids=ids.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False, reroll_attention=attention
+    )
+    return output.last_hidden_state[0]  # type: ignore[no-any-return]
+
+
+def logits(model: PreTrainedModel, hidden: Tensor) -> Tensor:
+    """What the model's head makes of `hidden` [..., hidden]: [..., vocab], with the scaling that its family adds."""
+    output: Tensor = model.get_output_embeddings()(hidden)  # type: ignore[no-untyped-call]
+    return shape_logits(model, output)
+
+
+def shape_logits(model: PreTrainedModel, output: Tensor) -> Tensor:
+    """Apply to the raw output of the head what some families add: scaling (Granite, Cohere), soft-capping (Gemma)."""
+    config = model.config  # Each family defines its own fields, so absence is normal here.
+    if divisor := getattr(config, "logits_scaling", None):
+        output = output / divisor
+    if factor := getattr(config, "logit_scale", None):
+        output = output * factor
+    if softcap := getattr(config, "final_logit_softcapping", None):
+        output = torch.tanh(output / softcap) * softcap
+    return output
+
+
+def check_supported(model: PreTrainedModel) -> None:
+    """Raise ModelError if some layer of this model does not go through our attention."""
+    family = model.config.model_type
+    layers = set(getattr(model.config, "layer_types", None) or ())
+    if not model._supports_attention_backend or not layers <= _SUPPORTED_LAYERS:
+        raise ModelError(
+            f"models of family {family!r} are not supported: use a decoder with plain attention, such as Llama or Qwen3"
+        )
+
+
+class PackedAttention:
+    """Causal attention inside each packed sequence; differentiable; never a [T, T] mask.
+
+    Half precision on CUDA uses PyTorch's variable-length kernel. Everything else pads: right padding under a causal
+    mask is never looked at, so the fast causal kernel needs no mask. Sequences of very different lengths are padded
+    in buckets, so that padding at most doubles the tokens. Indices are computed once here, not in every layer.
+    """
+
+    def __init__(self, cu_seqlens: Tensor) -> None:
+        self._cu_seqlens = cu_seqlens.to(torch.int32)
+        lengths = torch.diff(cu_seqlens).tolist()
+        self._max_length = max(lengths)
+        self._pad_indices, self._unpad_index = _padding(cu_seqlens.tolist(), cu_seqlens.device)
+
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        scaling: float,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
+        query, key = query.to(value.dtype), key.to(value.dtype)  # Under autocast, rotary embeddings leave them in fp32.
+        if sliding_window is not None and sliding_window >= self._max_length:
+            sliding_window = None
+        if varlen_attn is not None and value.is_cuda and value.dtype in (torch.bfloat16, torch.float16) and softcap is None:
+            window = -1 if sliding_window is None else sliding_window - 1
+            bounds, longest = self._cu_seqlens, self._max_length
+            result = varlen_attn(
+                query, key, value, bounds, bounds, longest, longest,
+                scale=scaling, window_size=(window, 0), enable_gqa=query.shape[1] != key.shape[1],
+            )  # fmt: skip
+            assert isinstance(result, Tensor)  # Not a tuple: no extras were asked for.
+            return result
+        outputs = []
+        for index in self._pad_indices:
+            padded = [tensor[index].transpose(1, 2) for tensor in (query, key, value)]  # [N, heads, L, D]
+            outputs.append(_causal(*padded, scaling=scaling, sliding_window=sliding_window, softcap=softcap))
+        flat = torch.cat([output.transpose(1, 2).flatten(0, 1) for output in outputs])
+        return flat[self._unpad_index]
+
+
+def _padding(bounds: Sequence[int], device: torch.device) -> tuple[list[Tensor], Tensor]:
+    """Which token each padded place shows, one [N, L] index per bucket; and where each token went, [T]."""
+    spans = [(start, end - start) for start, end in pairwise(bounds) if end > start]
+    longest = max(length for _, length in spans)
+    if longest * len(spans) <= 2 * bounds[-1]:
+        buckets = [spans]
+    else:
+        sizes = sorted({length.bit_length() for _, length in spans})
+        buckets = [[span for span in spans if span[1].bit_length() == size] for size in sizes]
+    pad_indices, unpad_index, base = [], torch.empty(bounds[-1], dtype=torch.int64), 0
+    for bucket in buckets:
+        starts, lengths = torch.tensor(bucket).unbind(1)
+        width = int(lengths.max())
+        offsets = torch.arange(width).expand(len(bucket), width)
+        index = starts[:, None] + torch.minimum(offsets, lengths[:, None] - 1)  # Padding repeats the last token.
+        real = offsets < lengths[:, None]
+        unpad_index[index[real]] = base + torch.arange(index.numel()).view_as(index)[real]
+        base += index.numel()
+        pad_indices.append(index.to(device))
+    return pad_indices, unpad_index.to(device)
+
+
+def _causal(
+    query: Tensor, key: Tensor, value: Tensor, *, scaling: float, sliding_window: int | None, softcap: float | None
+) -> Tensor:
+    """Causal attention of right-padded rows [N, heads, L, D]."""
+    if sliding_window is None and softcap is None and query.device.type == "cpu":
+        # The CPU kernel's backward pass in bf16 takes twice its time in fp32, casts included.
+        output = scaled_dot_product_attention(
+            query.float(), key.float(), value.float(), is_causal=True, scale=scaling, enable_gqa=True
+        )
+        return output.to(value.dtype)
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1:
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    if sliding_window is None and softcap is None:
+        return scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling)
+    offsets = torch.arange(query.shape[2], device=query.device)
+    behind = offsets[:, None] - offsets[None, :]
+    visible = (behind >= 0) & (behind < (sliding_window or query.shape[2]))
+    return attend_visible(query, key, value, visible, scaling=scaling, softcap=softcap)
+
+
+def attend_visible(
+    query: Tensor, key: Tensor, value: Tensor, visible: Tensor, *, scaling: float, softcap: float | None
+) -> Tensor:
+    """Attention to the keys that `visible` [..., Q, L] (True: may look) allows, with optional soft-capping of scores."""
+    if softcap is None:
+        return scaled_dot_product_attention(query, key, value, attn_mask=visible, scale=scaling)
+    scores = query @ key.transpose(-1, -2) * scaling
+    scores = (torch.tanh(scores / softcap) * softcap).masked_fill(~visible, float("-inf"))
+    return softmax(scores.float(), -1).to(value.dtype) @ value
+
+
+def _forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    reroll_attention: Attention | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """The function transformers calls in every layer: [1, heads, T, D] in, [1, T, heads, D] out."""
+    if reroll_attention is None:
+        raise ModelError("a model loaded by reroll runs through reroll.models.attention.hidden_states, not by calling it")
+    if unknown := [name for name, value in others.items() if value is not None and name not in _IGNORED]:
+        raise ModelError(
+            f"this model's attention needs {', '.join(unknown)}, which reroll does not support: use another family"
+        )
+    packed = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    output = reroll_attention.attend(layer, *packed, scaling=scaling, sliding_window=sliding_window, softcap=softcap)
+    return output.unsqueeze(0), None
+
+
+AttentionInterface.register(IMPLEMENTATION, _forward)

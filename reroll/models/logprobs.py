@@ -1,0 +1,112 @@
+"""Log-probs of given tokens from hidden states, in chunks: [tokens x vocabulary] is never held.
+
+Only one chunk of logits lives at a time. The backward pass makes the logits of a chunk again (one extra product with
+the head) and turns them into gradients on the spot.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import linear
+from transformers import PreTrainedModel
+
+from reroll.models.attention import shape_logits
+
+
+def token_logprobs(
+    model: PreTrainedModel, hidden: Tensor, targets: Tensor, positions: Tensor, *, temperature: float, chunk: int
+) -> Tensor:
+    """fp32 log-probs [T] of `targets` [T] under softmax(logits / temperature), 0 outside `positions`.
+
+    `hidden` [T, hidden] are the decoder's last states of packed sequences. Token t is predicted by the state before it,
+    so `positions` [P] (indices into T) must hold no sequence's first token. Differentiable in `hidden` and the head.
+    """
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    rows = hidden[positions - 1]
+    logp = _ChunkedLogprobs.apply(  # type: ignore[no-untyped-call]
+        rows, head.weight, head.bias, targets[positions], model, temperature, chunk
+    )
+    return torch.zeros(len(targets), dtype=torch.float32, device=hidden.device).index_put((positions,), logp)
+
+
+class _ChunkedLogprobs(torch.autograd.Function):
+    """(hidden [P, H], weight [V, H], bias [V] or None, targets [P]) -> log-probs [P]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        model: PreTrainedModel,
+        temperature: float,
+        chunk: int,
+    ) -> Tensor:
+        logp = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
+        normaliser = torch.empty_like(logp)
+        raw = None
+        for rows in _chunks(len(targets), chunk):
+            raw = linear(hidden[rows], weight, bias)
+            logits = _scale(shape_logits(model, raw), temperature)
+            target_logits = logits.gather(1, targets[rows, None]).squeeze(1)
+            peak = logits.amax(-1)
+            normaliser[rows] = logits.sub_(peak[:, None]).exp_().sum(-1).log_().add_(peak)
+            logp[rows] = target_logits - normaliser[rows]
+        ctx.save_for_backward(hidden, weight, bias, targets, normaliser)
+        ctx.model, ctx.temperature, ctx.chunk = model, temperature, chunk
+        ctx.last_raw = raw if any(ctx.needs_input_grad) else None  # The one chunk that backward need not make again.
+        return logp
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, targets, normaliser = ctx.saved_tensors
+        grad_hidden = torch.empty_like(hidden)
+        grad_weight: Tensor | None = None
+        grad_bias: Tensor | None = None
+        for rows in reversed(_chunks(len(targets), ctx.chunk)):
+            raw = linear(hidden[rows], weight, bias) if ctx.last_raw is None else ctx.last_raw
+            ctx.last_raw = None
+            grad_raw = _logits_gradient(ctx, raw, targets[rows], normaliser[rows], grad[rows])
+            del raw
+            torch.mm(grad_raw, weight, out=grad_hidden[rows])
+            grad_weight = _accumulate(grad_weight, grad_raw.T @ hidden[rows])
+            if bias is not None:
+                grad_bias = _accumulate(grad_bias, grad_raw.sum(0))
+        grad_weight = None if grad_weight is None else grad_weight.to(weight.dtype)
+        grad_bias = None if grad_bias is None else grad_bias.to(weight.dtype)
+        return grad_hidden, grad_weight, grad_bias, None, None, None, None
+
+
+def _logits_gradient(ctx: Any, raw: Tensor, targets: Tensor, normaliser: Tensor, grad: Tensor) -> Tensor:
+    """d(grad · logp) / d(raw logits), in the dtype of the head: grad * (onehot - softmax) / temperature."""
+    with torch.enable_grad():
+        raw = raw.detach().requires_grad_()
+        shaped = shape_logits(ctx.model, raw)
+    scale = grad / ctx.temperature
+    logits = _scale(shaped.detach(), ctx.temperature)
+    grad_shaped = logits.sub_(normaliser[:, None]).exp_().mul_(-scale[:, None])
+    grad_shaped = grad_shaped.scatter_add_(1, targets[:, None], scale[:, None]).to(raw.dtype)
+    if shaped is raw:
+        return grad_shaped
+    return torch.autograd.grad(shaped, raw, grad_shaped)[0]
+
+
+def _scale(logits: Tensor, temperature: float) -> Tensor:
+    """A fp32 copy of the logits, divided by the temperature: free to be overwritten."""
+    logits = logits.to(torch.float32, copy=True)
+    return logits if temperature == 1 else logits.div_(temperature)
+
+
+def _accumulate(total: Tensor | None, part: Tensor) -> Tensor:
+    """total + part, in fp32 as soon as there are two parts."""
+    return part if total is None else total.float().add_(part)
+
+
+def _chunks(size: int, chunk: int) -> list[slice]:
+    return [slice(start, min(start + chunk, size)) for start in range(0, size, chunk)]

@@ -1,0 +1,159 @@
+"""One process, one device, plain PyTorch: the strategy that every other kind is measured against."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from reroll.config.parts import OptimConfig
+from reroll.config.parts import TorchStrategy as TorchConfig
+from reroll.errors import TrainingDiverged
+from reroll.models.load import load_model, save_model
+from reroll.models.logprobs import token_logprobs
+from reroll.observe.metrics import Last, Max, Stats
+from reroll.tokens.batch import Batch
+from reroll.train.base import Loss, Strategy
+from reroll.train.schedule import learning_rate
+from reroll.train.shared_prefix import batch_hidden_states
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+STATE_FILE = "trainer.pt"
+
+
+class TorchStrategy(Strategy):
+    """Trains `model`, whose dtype is the precision it computes in.
+
+    AdamW always works on fp32 parameters. In fp32 they are the model's own; in bf16 they are master copies, from which
+    each step refreshes the model's parameters in place, and micro-batch gradients are summed in fp32.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        config: TorchConfig,
+        optim: OptimConfig,
+        *,
+        total_steps: int,
+    ) -> None:
+        self._model, self._tokenizer = model, tokenizer
+        self._config, self._optim_config = config, optim
+        self._total_steps, self._step = total_steps, 0
+        self._parameters = dict(model.named_parameters())
+        self._masters = {name: _master(parameter) for name, parameter in self._parameters.items()}
+        if config.gradient_checkpointing:
+            _enable_gradient_checkpointing(model)
+        decayed = [master for master in self._masters.values() if master.ndim > 1]
+        plain = [master for master in self._masters.values() if master.ndim <= 1]  # Norms and biases do not decay.
+        self._optimizer = torch.optim.AdamW(
+            [{"params": decayed, "weight_decay": optim.weight_decay}, {"params": plain, "weight_decay": 0.0}],
+            lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True,
+        )  # fmt: skip
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are now."""
+        return self._model.device
+
+    def forward(self, batch: Batch) -> Tensor:
+        with torch.no_grad():
+            return self._logprobs(batch.to(self.device))
+
+    def forward_backward(self, batch: Batch, loss: Loss) -> Stats:
+        batch = batch.to(self.device)
+        value, stats = loss(batch, self._logprobs(batch))
+        value.backward()  # type: ignore[no-untyped-call]
+        self._collect_gradients()
+        return stats
+
+    def optim_step(self) -> Stats:
+        gradients = [master.grad for master in self._masters.values() if master.grad is not None]
+        norm = nn.utils.get_total_norm(gradients)
+        if not torch.isfinite(norm):
+            self._optimizer.zero_grad()
+            raise TrainingDiverged(
+                f"the gradient of optimizer step {self._step} is not finite; the weights are those of the step before: "
+                "lower policy.optim.lr or clip_norm, or train in fp32, and resume from the last checkpoint"
+            )
+        nn.utils.clip_grads_with_norm_(self._masters.values(), self._optim_config.clip_norm, norm)
+        rate = learning_rate(self._step, self._optim_config, total_steps=self._total_steps)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        self._refresh_model()
+        self._step += 1
+        return Stats({"grad_norm": Last(float(norm)), "grad_norm_max": Max(float(norm)), "lr": Last(rate)})
+
+    def weights(self) -> Mapping[str, Tensor]:
+        return {name: parameter.detach() for name, parameter in self._parameters.items()}
+
+    def to(self, device: str) -> None:
+        nn.Module.to(self._model, device)
+        for master in self._masters.values():
+            master.data = master.data.to(device)
+        for state in self._optimizer.state.values():
+            for key, value in state.items():
+                if key != "step":  # A host counter on every device.
+                    state[key] = value.to(device)
+
+    def save(self, folder: Path) -> None:
+        save_model(self._model, self._tokenizer, folder)
+        masters = {name: master for name, master in self._masters.items() if master is not self._parameters[name]}
+        state = {"step": self._step, "optimizer": self._optimizer.state_dict(), "masters": masters}
+        torch.save(state, folder / STATE_FILE)
+
+    def load(self, folder: Path) -> None:
+        saved = dict(load_model(str(folder), dtype=self._model.dtype, device="cpu").named_parameters())
+        state = torch.load(folder / STATE_FILE, map_location=self.device, weights_only=True)
+        with torch.no_grad():
+            for name, parameter in self._parameters.items():
+                parameter.copy_(saved[name])
+                if self._masters[name] is not parameter:
+                    self._masters[name].copy_(state["masters"][name])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._step = state["step"]
+
+    def _logprobs(self, batch: Batch) -> Tensor:
+        hidden = batch_hidden_states(self._model, batch)
+        return token_logprobs(
+            self._model, hidden, batch.ids, batch.loss_mask.nonzero().squeeze(1),
+            temperature=batch.temperature, chunk=self._config.logprob_chunk,
+        )  # fmt: skip
+
+    def _collect_gradients(self) -> None:
+        for name, parameter in self._parameters.items():
+            master = self._masters[name]
+            if master is parameter or parameter.grad is None:
+                continue
+            if master.grad is None:
+                master.grad = parameter.grad.float()
+            else:
+                master.grad += parameter.grad
+            parameter.grad = None
+
+    def _refresh_model(self) -> None:
+        with torch.no_grad():
+            for name, parameter in self._parameters.items():
+                if self._masters[name] is not parameter:
+                    parameter.copy_(self._masters[name])
+
+
+def _master(parameter: nn.Parameter) -> nn.Parameter:
+    if parameter.dtype == torch.float32:
+        return parameter
+    return nn.Parameter(parameter.detach().float())
+
+
+def _enable_gradient_checkpointing(model: PreTrainedModel) -> None:
+    """Transformers checkpoints in training mode only; dropout, which that mode would switch on, is taken out."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model.train()

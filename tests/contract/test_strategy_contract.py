@@ -1,0 +1,211 @@
+"""What every Strategy must do. Plain transformers is the oracle of the values, fp32 `torch` that of the others."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from reroll.config.parts import OptimConfig
+from reroll.config.parts import TorchStrategy as TorchConfig
+from reroll.errors import TrainingDiverged
+from reroll.models.load import load_model, load_tokenizer
+from reroll.models.tiny import make_tiny
+from reroll.observe.metrics import Stats
+from reroll.tokens.batch import Batch, pack
+from reroll.train.base import LossOutput, Strategy
+from reroll.train.loss import SFT_LOSS
+from reroll.train.torch_strategy import DTYPES, TorchStrategy
+from reroll.types import Sample
+
+KINDS: dict[str, dict[str, Any]] = {
+    "torch-fp32": {"precision": "fp32"},
+    "torch-bf16": {"precision": "bf16"},
+    "torch-fp32-checkpointed": {"precision": "fp32", "gradient_checkpointing": True, "logprob_chunk": 5},
+}
+TOLERANCE = {"fp32": 1e-5, "bf16": 0.05}
+
+Make = Callable[..., Strategy]
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen3"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny(tmp_path_factory.mktemp("tiny"), family=request.param)
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def precision(kind: str) -> str:
+    return str(KINDS[kind]["precision"])
+
+
+@pytest.fixture
+def make(kind: str, folder: Path) -> Make:
+    def build(**optim: Any) -> Strategy:
+        config = TorchConfig(**KINDS[kind])
+        model = load_model(str(folder), dtype=DTYPES[config.precision], device="cpu")
+        settings = OptimConfig(**{"lr": 1e-3} | optim)
+        return TorchStrategy(model, load_tokenizer(str(folder)), config, settings, total_steps=100)
+
+    return build
+
+
+def batch(lengths: tuple[int, ...] = (9, 4, 17, 12), *, seed: int = 0) -> Batch:
+    rng = np.random.default_rng(seed)
+    samples = []
+    for length in lengths:
+        mask = np.arange(length) >= length // 2
+        zeros = np.zeros(length, dtype=np.float32)
+        ids = rng.integers(4, 90, size=length)
+        samples.append(Sample(ids=ids, loss_mask=mask, logp=zeros, advantage=mask.astype(np.float32)))
+    return pack(samples)
+
+
+def copy_of(strategy: Strategy) -> dict[str, Tensor]:
+    return {name: weight.clone() for name, weight in strategy.weights().items()}
+
+
+def train(strategy: Strategy, steps: int, *, seed: int = 0) -> list[float]:
+    losses = []
+    for step in range(steps):
+        stats = strategy.forward_backward(batch(seed=seed + step), SFT_LOSS) + strategy.optim_step()
+        losses.append(stats["loss"].value)
+    return losses
+
+
+def test_logprobs_are_those_of_plain_transformers_run_sequence_by_sequence(make: Make, folder: Path, precision: str) -> None:
+    packed = batch()
+    oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    expected = torch.zeros(packed.num_tokens)
+    for start, end in zip(packed.cu_seqlens[:-1], packed.cu_seqlens[1:], strict=True):
+        ids = packed.ids[start:end]
+        with torch.no_grad():
+            logp = oracle(ids[None]).logits[0, :-1].log_softmax(-1)
+        expected[start + 1 : end] = logp.gather(1, ids[1:, None]).squeeze(1)
+    logp = make().forward(packed)
+    assert (logp.dtype, logp.requires_grad) == (torch.float32, False)
+    assert not logp[~packed.loss_mask].any()
+    tolerance = TOLERANCE[precision]
+    torch.testing.assert_close(logp[packed.loss_mask], expected[packed.loss_mask], atol=tolerance, rtol=tolerance)
+
+
+def test_logprobs_follow_the_batchs_temperature(make: Make) -> None:
+    strategy, packed = make(), batch()
+    cold = strategy.forward(packed.replace(temperature=0.5))
+    assert not torch.allclose(cold, strategy.forward(packed), atol=1e-3)
+
+
+def test_the_loss_sees_the_logprobs_that_forward_gives(make: Make) -> None:
+    strategy, packed, seen = make(), batch(), []
+
+    def loss(batch: Batch, logp: Tensor) -> LossOutput:
+        seen.append(logp.detach())
+        return LossOutput(-logp.sum(), Stats())
+
+    expected = strategy.forward(packed)
+    strategy.forward_backward(packed, loss)
+    assert torch.equal(seen[0], expected)
+
+
+def test_training_lowers_the_loss_of_what_it_trains_on(make: Make) -> None:
+    strategy = make(lr=1e-2)
+    losses = []
+    for _ in range(8):
+        stats = strategy.forward_backward(batch(), SFT_LOSS) + strategy.optim_step()
+        losses.append(stats["loss"].value)
+    assert losses[-1] < 0.6 * losses[0]
+
+
+def test_a_step_follows_adamw_on_the_clipped_gradient(make: Make, folder: Path, precision: str) -> None:
+    """Plain transformers and torch, step by step, with a clip that bites."""
+    strategy = make(clip_norm=0.1, lr=1e-3, weight_decay=0.1)
+    oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    packed = batch((9,))
+    loss = -oracle(packed.ids[None]).logits[0, :-1].log_softmax(-1).gather(1, packed.ids[1:, None]).squeeze(1)
+    loss[packed.loss_mask[1:]].mean().backward()
+    norm = torch.nn.utils.clip_grad_norm_(oracle.parameters(), 0.1)
+    decay = [parameter for parameter in oracle.parameters() if parameter.ndim > 1]
+    plain = [parameter for parameter in oracle.parameters() if parameter.ndim <= 1]
+    groups = [{"params": decay, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}]
+    torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.95)).step()
+
+    stats = strategy.forward_backward(packed, SFT_LOSS) + strategy.optim_step()
+    assert stats["grad_norm"].value == pytest.approx(norm.item(), rel=1e-4 if precision == "fp32" else 0.05)
+    weights = strategy.weights()
+    for name, expected in oracle.named_parameters():
+        # Adam's first step is sign-like where the gradient is nearly zero, so a few entries may differ by the step itself.
+        far = (weights[name].float() - expected).abs() > (1e-6 if precision == "fp32" else 1e-2)
+        assert far.float().mean() < 0.01
+
+
+def test_gradients_are_zero_again_after_a_step(make: Make) -> None:
+    strategy = make(weight_decay=0.0)
+    train(strategy, 1)
+    assert strategy.optim_step()["grad_norm"].value == 0.0
+
+
+def test_a_gradient_that_is_not_finite_raises_and_leaves_the_weights_untouched(make: Make) -> None:
+    strategy = make()
+    train(strategy, 1)
+    before = copy_of(strategy)
+
+    def broken(batch: Batch, logp: Tensor) -> LossOutput:
+        return LossOutput(logp.sum() * float("nan"), Stats())
+
+    strategy.forward_backward(batch(), broken)
+    with pytest.raises(TrainingDiverged, match="step 1 is not finite"):
+        strategy.optim_step()
+    assert all(torch.equal(before[name], weight) for name, weight in strategy.weights().items())
+    assert np.isfinite(train(strategy, 1)).all()
+
+
+def test_saved_loaded_and_continued_is_the_same_as_uninterrupted(make: Make, tmp_path: Path) -> None:
+    whole, first, second = (make(schedule="cosine", warmup_steps=2) for _ in range(3))
+    expected = train(whole, 4)
+    train(first, 2)
+    first.save(tmp_path)
+    second.load(tmp_path)
+    assert train(second, 2, seed=2) == expected[2:]
+    weights = second.weights()
+    assert all(torch.equal(weights[name], weight) for name, weight in whole.weights().items())
+
+
+def test_a_checkpoint_opens_with_plain_transformers_and_has_the_same_logits(make: Make, tmp_path: Path, precision: str) -> None:
+    strategy, packed = make(), batch((9,))
+    train(strategy, 1)
+    strategy.save(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, strategy.weights()[name])
+    with torch.no_grad():
+        logp = model(packed.ids[None]).logits[0, :-1].float().log_softmax(-1).gather(1, packed.ids[1:, None]).squeeze(1)
+    ours = strategy.forward(packed)[packed.loss_mask]
+    tolerance = TOLERANCE[precision]
+    torch.testing.assert_close(ours, logp[packed.loss_mask[1:]], atol=tolerance, rtol=tolerance)
+    assert load_tokenizer(str(tmp_path)).chat_template
+
+
+def test_weights_are_references_that_see_the_next_step(make: Make) -> None:
+    strategy = make()
+    weights = strategy.weights()
+    before = {name: weight.clone() for name, weight in weights.items()}
+    train(strategy, 1)
+    assert any(not torch.equal(before[name], weight) for name, weight in weights.items())
+    assert all(weight.data_ptr() == strategy.weights()[name].data_ptr() for name, weight in weights.items())
+    assert not any(weight.requires_grad for weight in weights.values())
+
+
+def test_moving_keeps_training_going(make: Make) -> None:
+    moved, still = make(), make()
+    train(moved, 1)
+    train(still, 1)
+    moved.to("cpu")
+    assert train(moved, 1, seed=1) == train(still, 1, seed=1)
