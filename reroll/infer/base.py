@@ -19,12 +19,34 @@ class Finished:
     completion: Completion
 
 
+@dataclass(slots=True)
+class EngineCounts:
+    """What an engine did since it was made."""
+
+    num_steps: int = 0
+    num_tokens: int = 0
+    """Tokens written."""
+    num_prefill_tokens: int = 0
+    """Context tokens read; a prompt that siblings share counts once."""
+
+    def add_step(self, *, num_running: int, num_prefill_tokens: int) -> None:
+        self.num_steps += 1
+        self.num_tokens += num_running
+        self.num_prefill_tokens += num_prefill_tokens
+
+
 class Engine(ABC):
     """Generates. Driven by one thread that calls `step` in a loop; every other call comes between two steps."""
 
+    counts: EngineCounts
+    """Running totals, for throughput."""
+
     @abstractmethod
     def submit(self, request: Request) -> None:
-        """Queue a request. Siblings (equal `prompt_ids`) submitted together share one prefill."""
+        """Queue a request. Siblings (equal `prompt_ids`) submitted together share one prefill.
+
+        Raises ValueError, naming the request, if it can never run (an empty prompt, or one longer than the model takes).
+        """
 
     @abstractmethod
     def abort(self, request_id: str) -> None:

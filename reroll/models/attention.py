@@ -121,20 +121,24 @@ class PackedAttention:
         if sliding_window is not None and sliding_window >= self._max_length:
             sliding_window = None
         if varlen_attn is not None and value.is_cuda and value.dtype in (torch.bfloat16, torch.float16) and softcap is None:
-            window = -1 if sliding_window is None else sliding_window - 1
-            bounds, longest = self._cu_seqlens, self._max_length
-            result = varlen_attn(
-                query, key, value, bounds, bounds, longest, longest,
-                scale=scaling, window_size=(window, 0), enable_gqa=query.shape[1] != key.shape[1],
-            )  # fmt: skip
-            assert isinstance(result, Tensor)  # Not a tuple: no extras were asked for.
-            return result
+            return self._attend_varlen(
+                query, *_for_all_heads(query, key, value), scaling=scaling, sliding_window=sliding_window
+            )
         outputs = []
         for index in self._pad_indices:
             padded = [tensor[index].transpose(1, 2) for tensor in (query, key, value)]  # [N, heads, L, D]
             outputs.append(_causal(*padded, scaling=scaling, sliding_window=sliding_window, softcap=softcap))
         flat = torch.cat([output.transpose(1, 2).flatten(0, 1) for output in outputs])
         return flat[self._unpad_index]
+
+    def _attend_varlen(
+        self, query: Tensor, key: Tensor, value: Tensor, *, scaling: float, sliding_window: int | None
+    ) -> Tensor:
+        bounds, longest = self._cu_seqlens, self._max_length
+        window = (-1 if sliding_window is None else sliding_window - 1, 0)  # Nothing ahead: causal.
+        result = varlen_attn(query, key, value, bounds, bounds, longest, longest, scale=scaling, window_size=window)
+        assert isinstance(result, Tensor)  # Not a tuple: no extras were asked for.
+        return result
 
 
 def _padding(bounds: Sequence[int], device: torch.device) -> tuple[list[Tensor], Tensor]:
@@ -169,15 +173,19 @@ def _causal(
             query.float(), key.float(), value.float(), is_causal=True, scale=scaling, enable_gqa=True
         )
         return output.to(value.dtype)
-    groups = query.shape[1] // key.shape[1]
-    if groups > 1:
-        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    key, value = _for_all_heads(query, key, value)
     if sliding_window is None and softcap is None:
         return scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling)
     offsets = torch.arange(query.shape[2], device=query.device)
     behind = offsets[:, None] - offsets[None, :]
     visible = (behind >= 0) & (behind < (sliding_window or query.shape[2]))
     return attend_visible(query, key, value, visible, scaling=scaling, softcap=softcap)
+
+
+def _for_all_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values repeated (dimension 1) for the query heads that share them."""
+    groups = query.shape[1] // key.shape[1]
+    return (key, value) if groups == 1 else (key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1))
 
 
 def attend_visible(

@@ -126,11 +126,11 @@ def test_stats_tell_the_whole_story_of_an_update(folder: Path) -> None:
     values = worker(folder).train(TrainJob(batch=packed, loss=PPO, epochs=2)).values_by_name()
     assert values.keys() == {
         "loss", "grad_norm", "grad_norm_max", "lr", "clip_fraction", "ratio", "ratio_max", "kl_old", "sampler_gap",
-        "sampler_gap_max", "entropy", "tokens", "loss_tokens", "tokens_per_s", "train_s", "padding_avoided",
+        "sampler_gap_max", "entropy", "tokens", "loss_tokens", "tokens_per_s", "padding_avoided",
     }  # fmt: skip
     assert values["tokens"] == 2 * packed.num_tokens
     assert values["loss_tokens"] == 2 * packed.num_loss_tokens
-    assert values["tokens_per_s"] == pytest.approx(values["tokens"] / values["train_s"])
+    assert values["tokens_per_s"] > 0
     assert values["padding_avoided"] == pytest.approx(1 - packed.num_tokens / (len(packed) * max(packed.lengths)))
     assert all(np.isfinite(value) for value in values.values())
 
@@ -179,4 +179,4 @@ async def test_the_cluster_shares_out_logprobs_and_trains_like_its_worker(folder
 def without_time(stats: Stats) -> dict[str, float]:
     """By the last part of the name: the cluster says where its metrics come from, the worker does not."""
     plain = {name.rpartition("/")[2]: value for name, value in stats.values_by_name().items()}
-    return {name: value for name, value in plain.items() if name not in ("train_s", "tokens_per_s")}
+    return {name: value for name, value in plain.items() if name not in ("tokens_per_s", "train_s")}

@@ -1,0 +1,58 @@
+"""The policy's network as the engine holds it: the Hugging Face modules, with weights adopted by reference where possible."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from reroll.infer.embedded.packed import PackedLinear, pack_linears, packing_available
+from reroll.models.attention import Attention, hidden_states, logits
+
+
+class Network:
+    """Runs packed tokens and takes new weights.
+
+    Weights whose dtype and device are the network's are adopted: the parameter becomes the very tensor that was given,
+    so a trainer on the same device shares its memory. Others are cast. bf16 on a CPU is different: there the linear
+    layers keep copies of their own in oneDNN's packed layout, which is much faster, so a push copies.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self._parameters = dict(model.named_parameters())  # Tied parameters appear once.
+        self._aliases = {name for name, _ in model.named_parameters(remove_duplicate=False)} - set(self._parameters)
+        self._packed: list[PackedLinear] = []
+        if packing_available(self.device, self.dtype):
+            self._packed = pack_linears(model)
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.model.dtype
+
+    def hidden(self, ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+        """[T, hidden]"""
+        return hidden_states(self.model, ids, positions, attention)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[..., vocab]"""
+        return logits(self.model, hidden)
+
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Use these weights: all the parameters by Hugging Face name; a tied one may appear under any of its names."""
+        missing, unknown = set(self._parameters) - set(weights), set(weights) - set(self._parameters) - self._aliases
+        if missing or unknown:
+            raise ValueError(f"weights do not fit the model: missing {sorted(missing)[:3]}, unknown {sorted(unknown)[:3]}")
+        for name, parameter in self._parameters.items():
+            given = weights[name].detach()
+            if given.shape != parameter.shape:
+                raise ValueError(f"weight {name} has shape {tuple(given.shape)}, the model needs {tuple(parameter.shape)}")
+            parameter.data = given.to(device=self.device, dtype=self.dtype)
+        for linear in self._packed:
+            linear.repack()

@@ -1,0 +1,83 @@
+"""Linear layers in oneDNN's own weight layout: in bf16 on a CPU, over half as fast again as the plain ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+_FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Siblings that read the same input in the families we know: one product serves them all."""
+
+_TYPICAL_ROWS = 32
+"""The batch that the layout is chosen for; others run too."""
+
+
+def packing_available(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether this build and machine have the packed product for this kind of weight."""
+    if device.type != "cpu" or dtype != torch.bfloat16 or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        return False
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+class PackedLinear:
+    """One or several linear layers over the same input, as one packed product.
+
+    The packed copy is made from the original layers by `repack`, so whoever changes those calls it.
+    """
+
+    def __init__(self, layers: Sequence[nn.Linear]) -> None:
+        self._layers = layers
+        self._sizes = [layer.out_features for layer in layers]
+        self._input: Tensor | None = None
+        self._outputs: tuple[Tensor, ...] = ()
+        self.repack()
+
+    def repack(self) -> None:
+        with torch.no_grad():
+            weight = torch.cat(tuple(layer.weight for layer in self._layers))
+            self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, _TYPICAL_ROWS)
+            biases = tuple(layer.bias for layer in self._layers if layer.bias is not None)
+            self._bias = torch.cat(biases) if biases else None
+
+    def output(self, index: int, x: Tensor) -> Tensor:
+        """What layer `index` makes of x. The first of the siblings to ask computes for all; the last one asking lets go."""
+        if x is not self._input:
+            product = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
+            if len(self._sizes) == 1:
+                return product  # type: ignore[no-any-return]
+            self._input, self._outputs = x, product.split(self._sizes, -1)
+        output = self._outputs[index]
+        if index == len(self._sizes) - 1:
+            self._input, self._outputs = None, ()
+        return output
+
+
+class PackedSlice(nn.Module):
+    """Stands in a model for one of the layers of a PackedLinear; keeps the original layer, which owns the parameters."""
+
+    def __init__(self, layer: nn.Linear, packed: PackedLinear, index: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self._packed = packed
+        self._index = index
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._packed.output(self._index, x)
+
+
+def pack_linears(model: nn.Module) -> list[PackedLinear]:
+    """Replace every linear layer of the model by a packed one; siblings with a common input become one product."""
+    packed = []
+    for parent in list(model.modules()):
+        linears = {name: child for name, child in parent.named_children() if isinstance(child, nn.Linear)}
+        groups = [[name for name in group if name in linears] for group in _FUSED]
+        groups = [group for group in groups if len({linears[name].bias is None for name in group}) == 1]
+        fused = {name for group in groups for name in group}
+        for group in [*groups, *([name] for name in linears if name not in fused)]:
+            product = PackedLinear([linears[name] for name in group])
+            packed.append(product)
+            for index, name in enumerate(group):
+                setattr(parent, name, PackedSlice(linears[name], product, index))
+    return packed

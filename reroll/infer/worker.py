@@ -1,0 +1,220 @@
+"""The worker that owns an engine: one thread steps it, everyone else leaves letters in a mailbox."""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+from reroll.errors import WorkerError
+from reroll.infer.base import Engine, Finished
+from reroll.infer.embedded.engine import EmbeddedEngine
+from reroll.models.load import load_model, load_tokenizer
+from reroll.runtime.base import WorkerInfo
+from reroll.types import Request
+
+T = TypeVar("T")
+
+Precision = Literal["fp32", "bf16"]
+
+DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Start this request."""
+
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """End this request now."""
+
+    request_id: str
+
+
+Command = Submit | Abort
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A request that can never run, and why. The engine is fine."""
+
+    request_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStatus:
+    """Totals since the worker started."""
+
+    num_tokens: int
+    num_prefill_tokens: int
+    num_steps: int
+    busy_s: float
+    """Time spent in steps."""
+    num_unfinished: int
+    max_running: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What happened since the last exchange."""
+
+    events: tuple[Finished | Failed, ...]
+    status: EngineStatus
+
+
+class InferWorker:
+    """Owns an engine and the daemon thread that steps it. Methods may be called from several threads at once."""
+
+    def __init__(self, info: WorkerInfo, *, model: str, precision: Precision, max_running: int) -> None:
+        policy = load_model(model, dtype=DTYPES[precision], device=info.device)
+        self._start(EmbeddedEngine(policy, load_tokenizer(model), max_running=max_running), max_running=max_running)
+
+    def _start(self, engine: Engine, *, max_running: int) -> None:
+        self._engine = engine
+        self._max_running = max_running
+        self._changed = threading.Condition()
+        self._commands: list[Command] = []
+        self._calls: list[tuple[Callable[[], Any], Future[Any]]] = []
+        self._events: list[Finished | Failed] = []
+        self._paused = False
+        self._closed = False
+        self._failure: str | None = None
+        self._busy_s = 0.0
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    def exchange(self, commands: Sequence[Command], *, wait_s: float) -> Report:
+        """Deliver commands, then wait up to `wait_s` for events. Each event is handed out once."""
+        with self._changed:
+            self._commands.extend(commands)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._events or self._failure or self._closed, wait_s)
+            self._raise_if_down()
+            events, self._events = tuple(self._events), []
+            return Report(events, self._status())
+
+    def load_weights(self, weights: Mapping[str, Tensor], *, version: int) -> None:
+        """Between two steps, use these weights; requests in flight go on under them."""
+        self._call(lambda: self._engine.load_weights(weights, version=version))
+
+    def pause(self) -> None:
+        """Stop stepping; returns when the step under way is over. Requests wait."""
+        self._call(lambda: self._set_paused(True))
+
+    def resume(self) -> None:
+        self._call(lambda: self._set_paused(False))
+
+    def sleep(self) -> None:
+        """Pause and free the cache; requests in flight are kept and go on after `wake`."""
+        self.pause()
+        self._call(self._engine.sleep)
+
+    def wake(self) -> None:
+        self._call(self._engine.wake)
+        self.resume()
+
+    def stats(self) -> EngineStatus:
+        return self._call(self._status)
+
+    def close(self) -> None:
+        """Stop the thread after the step under way. Safe to call twice."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _call(self, work: Callable[[], T]) -> T:
+        """Run `work` on the engine's thread between two steps, and wait for it. Its exception is the caller's."""
+        future: Future[T] = Future()
+        with self._changed:
+            self._raise_if_down()
+            self._calls.append((work, future))
+            self._changed.notify_all()
+        return future.result()
+
+    def _raise_if_down(self) -> None:
+        if self._failure:
+            raise WorkerError(f"the engine stopped on an error:\n{self._failure}")
+        if self._closed:
+            raise WorkerError("the engine is closed")
+
+    def _set_paused(self, paused: bool) -> None:
+        self._paused = paused
+
+    def _status(self) -> EngineStatus:
+        counts = self._engine.counts
+        return EngineStatus(
+            num_tokens=counts.num_tokens,
+            num_prefill_tokens=counts.num_prefill_tokens,
+            num_steps=counts.num_steps,
+            busy_s=self._busy_s,
+            num_unfinished=self._engine.num_unfinished,
+            max_running=self._max_running,
+        )
+
+    def _run(self) -> None:
+        """The engine's thread. Whatever goes wrong here reaches every caller, now and later."""
+        try:
+            while self._turn():
+                pass
+        except BaseException:
+            with self._changed:
+                self._failure = traceback.format_exc()
+        with self._changed:
+            self._changed.notify_all()
+            calls, self._calls = self._calls, []
+        for _, future in calls:
+            future.set_exception(WorkerError(f"the engine stopped:\n{self._failure or 'it was closed'}"))
+
+    def _turn(self) -> bool:
+        """Take in what arrived, then step once. False when closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._commands or self._calls or self._can_step())
+            if self._closed:
+                return False
+            commands, self._commands = self._commands, []
+            calls, self._calls = self._calls, []
+        events: list[Finished | Failed] = [failed for command in commands if (failed := self._apply(command))]
+        for work, future in calls:
+            _fulfil(work, future)
+        if self._can_step():
+            started = time.perf_counter()
+            events += self._engine.step()
+            self._busy_s += time.perf_counter() - started
+        if events:
+            with self._changed:
+                self._events += events
+                self._changed.notify_all()
+        return True
+
+    def _can_step(self) -> bool:
+        return not self._paused and self._engine.num_unfinished > 0
+
+    def _apply(self, command: Command) -> Failed | None:
+        match command:
+            case Abort(request_id):
+                self._engine.abort(request_id)
+            case Submit(request):
+                try:
+                    self._engine.submit(request)
+                except ValueError as error:
+                    return Failed(request.id, str(error))
+        return None
+
+
+def _fulfil(work: Callable[[], Any], future: Future[Any]) -> None:
+    try:
+        future.set_result(work())
+    except Exception as error:
+        future.set_exception(error)

@@ -1,0 +1,262 @@
+"""What every engine must do, whatever is inside. The oracle is a packed forward pass over the tokens it wrote."""
+
+import itertools
+
+import pytest
+import torch
+
+from reroll.infer.embedded.engine import EmbeddedEngine
+from reroll.models.attention import PackedAttention, hidden_states, logits
+from reroll.models.load import load_model, load_tokenizer
+from reroll.models.tiny import make_tiny
+from reroll.types import FinishReason, Request, SamplingParams
+
+ENGINES = {"embedded": EmbeddedEngine}
+FAMILIES = ["llama", "qwen2", "qwen3", "smollm3", "mistral", "gemma2"]
+
+
+@pytest.fixture(scope="module", params=[*itertools.product(ENGINES, FAMILIES)], ids=lambda param: "-".join(param))
+def setup(request, tmp_path_factory):
+    kind, family = request.param
+    folder = str(make_tiny(tmp_path_factory.mktemp(family), family=family, max_positions=128, initializer_range=0.2))
+    return ENGINES[kind], folder, load_tokenizer(folder)
+
+
+@pytest.fixture
+def oracle(setup):
+    return load(setup[1])
+
+
+@pytest.fixture
+def make(setup):
+    kind, folder, tokenizer = setup
+    return lambda max_running=8: kind(load(folder), tokenizer, max_running=max_running)
+
+
+def load(folder):
+    return load_model(folder, dtype=torch.float32, device="cpu")
+
+
+def ask(name, prompt, *, max_tokens=12, min_tokens=0, **sampling):
+    return Request(
+        id=name, prompt_ids=tuple(prompt), sampling=SamplingParams(max_tokens=max_tokens, min_tokens=min_tokens, **sampling)
+    )
+
+
+def finish(engine, requests=(), *, max_steps=500):
+    for request in requests:
+        engine.submit(request)
+    done = {}
+    for _ in range(max_steps):
+        for finished in engine.step():
+            assert finished.request_id not in done
+            done[finished.request_id] = finished.completion
+        if not engine.num_unfinished:
+            return done
+    raise AssertionError("the engine did not finish")
+
+
+def trainer_logprobs(model, request, completion):
+    """The log-probs that training computes for the same tokens."""
+    ids = torch.tensor([*request.prompt_ids, *completion.token_ids])
+    with torch.no_grad():
+        hidden = hidden_states(model, ids, torch.arange(len(ids)), PackedAttention(torch.tensor([0, len(ids)])))
+        scores = logits(model, hidden).float() / (request.sampling.temperature or 1.0)
+    logp = torch.log_softmax(scores[:-1], -1).gather(1, ids[1:, None])[:, 0]
+    return logp[len(request.prompt_ids) - 1 :]
+
+
+def assert_logprobs_are_the_trainers(model, requests, done):
+    for request in requests:
+        completion = done[request.id]
+        assert len(completion.logprobs) == len(completion.token_ids) > 0
+        want = trainer_logprobs(model, request, completion)
+        torch.testing.assert_close(torch.tensor(completion.logprobs), want, atol=1e-5, rtol=0)
+
+
+def mixed_requests(num_prompts=5, num_siblings=3, **sampling):
+    prompts = [[5 + (7 * i + j) % 90 for j in range(1 + 11 * i)] for i in range(num_prompts)]
+    return [
+        ask(f"{i}.{j}", prompt, seed=100 * i + j, max_tokens=4 + 5 * j + i, **sampling)
+        for i, prompt in enumerate(prompts)
+        for j in range(num_siblings)
+    ]
+
+
+def test_logprobs_are_the_trainers_for_siblings_of_mixed_length_in_moving_slots(make, oracle):
+    requests = mixed_requests()
+    done = finish(make(max_running=6), requests)
+    assert_logprobs_are_the_trainers(oracle, requests, done)
+
+
+def test_logprobs_ignore_what_top_p_and_top_k_cut_and_follow_the_temperature(make, oracle):
+    requests = mixed_requests(num_prompts=3, temperature=0.7, top_p=0.8, top_k=20)
+    assert_logprobs_are_the_trainers(oracle, requests, finish(make(), requests))
+
+
+def test_greedy_takes_the_likeliest_token_and_reports_temperature_one(make, oracle):
+    request = ask("a", [5, 9, 30], temperature=0.0)
+    done = finish(make(), [request])
+    assert_logprobs_are_the_trainers(oracle, [request], done)
+    ids = torch.tensor([*request.prompt_ids, *done["a"].token_ids])
+    with torch.no_grad():
+        hidden = hidden_states(oracle, ids, torch.arange(len(ids)), PackedAttention(torch.tensor([0, len(ids)])))
+    assert logits(oracle, hidden)[2:-1].argmax(-1).tolist() == list(done["a"].token_ids)
+
+
+def test_a_request_gives_the_same_tokens_whatever_it_is_batched_with(make):
+    requests = mixed_requests()
+    together = finish(make(max_running=4), requests)
+    for request in requests[::4]:
+        alone = finish(make(), [request])[request.id]
+        assert alone.token_ids == together[request.id].token_ids
+
+
+def test_a_completion_cut_short_and_continued_is_the_one_written_in_one_go(make):
+    whole = finish(make(), [ask("a", [5, 9], max_tokens=12, min_tokens=12, seed=3)])["a"].token_ids
+    head = finish(make(), [ask("a", [5, 9], max_tokens=5, min_tokens=5, seed=3)])["a"].token_ids
+    tail = finish(make(), [ask("a", [5, 9, *head], max_tokens=7, min_tokens=7, seed=3)])["a"].token_ids
+    assert head + tail == whole
+
+
+def test_siblings_differ_by_seed_and_repeat_with_it(make):
+    requests = [ask(str(i), [7, 8, 9], seed=i % 2, min_tokens=12) for i in range(4)]
+    done = finish(make(), requests)
+    assert done["0"].token_ids == done["2"].token_ids != done["1"].token_ids == done["3"].token_ids
+
+
+def test_siblings_share_one_prefill(make):
+    engine = make()
+    finish(engine, [ask(str(i), range(10, 30), seed=i) for i in range(8)])
+    assert engine.counts.num_prefill_tokens == 20
+
+
+def test_a_sibling_that_comes_later_still_gets_the_trainers_logprobs(make, oracle):
+    engine, requests = make(), [ask(str(i), range(10, 30), seed=i, min_tokens=12) for i in range(2)]
+    engine.submit(requests[0])
+    for _ in range(3):
+        assert engine.step() == []
+    done = finish(engine, requests[1:])
+    assert_logprobs_are_the_trainers(oracle, requests, done)
+
+
+def test_a_stop_token_ends_the_completion_and_stays_in_it(make):
+    seed, free = long_completion(make)
+    stop = free.token_ids[4]
+    done = finish(make(), [ask("a", [5, 9], stop_token_ids=(stop,), seed=seed)])["a"]
+    assert done.finish_reason is FinishReason.STOP
+    assert done.token_ids == free.token_ids[: free.token_ids.index(stop) + 1]
+
+
+def test_a_stop_string_ends_the_completion_and_its_tokens_stay(make, setup):
+    tokenizer = setup[2]
+    seed, free = long_completion(make)
+    text = tokenizer.decode(free.token_ids)
+    stop = tokenizer.decode(free.token_ids[3:6])
+    done = finish(make(), [ask("a", [5, 9], stop=("never written", stop), seed=seed)])["a"]
+    assert done.finish_reason is FinishReason.STOP
+    assert tokenizer.decode(done.token_ids) == text[: text.index(stop) + len(stop)]
+    assert done.token_ids == free.token_ids[: len(done.token_ids)]
+
+
+def test_min_tokens_holds_stop_tokens_back_without_changing_logprobs(make, oracle):
+    stops = tuple(range(4, 60))
+    requests = [ask(str(i), [5 + i, 9], min_tokens=6, stop_token_ids=stops, seed=i) for i in range(6)]
+    done = finish(make(), requests)
+    for completion in done.values():
+        assert len(completion.token_ids) >= 6
+        assert not set(completion.token_ids[:6]) & set(stops)
+    assert_logprobs_are_the_trainers(oracle, requests, done)
+
+
+def test_max_tokens_ends_a_completion_by_length(make):
+    done = finish(make(), [ask("a", [5], max_tokens=3, min_tokens=3)])["a"]
+    assert (len(done.token_ids), done.finish_reason) == (3, FinishReason.LENGTH)
+
+
+def test_the_models_limit_ends_a_completion_by_length(make):
+    done = finish(make(), [ask("a", [5] * 125, max_tokens=50, min_tokens=50)])["a"]
+    assert (len(done.token_ids), done.finish_reason) == (3, FinishReason.LENGTH)
+
+
+def test_a_prompt_longer_than_the_model_takes_is_refused_by_name_and_harms_no_other(make):
+    engine = make()
+    with pytest.raises(ValueError, match=r"request long .* 128 tokens"):
+        engine.submit(ask("long", [5] * 128))
+    assert set(finish(engine, [ask("short", [5])])) == {"short"}
+
+
+def test_an_empty_prompt_is_refused(make):
+    with pytest.raises(ValueError, match="empty prompt"):
+        make().submit(ask("a", []))
+
+
+def test_an_aborted_request_is_reported_with_the_tokens_it_had(make, oracle):
+    engine = make(max_running=3)
+    requests = [ask(str(i), [5 + i], min_tokens=12, seed=i) for i in range(5)]
+    for request in requests:
+        engine.submit(request)
+    for _ in range(4):
+        engine.step()
+    for name in ("0", "4", "unknown"):
+        engine.abort(name)
+    done = finish(engine)
+    assert done["0"].finish_reason is done["4"].finish_reason is FinishReason.ABORT
+    assert (len(done["0"].token_ids), len(done["4"].token_ids)) == (4, 0)
+    assert {name for name, completion in done.items() if len(completion.token_ids) == 12} == {"1", "2", "3"}
+    assert_logprobs_are_the_trainers(oracle, [requests[i] for i in (0, 1, 2, 3)], done)
+
+
+def test_requests_in_flight_go_on_under_new_weights_and_say_which_wrote_what(make, setup):
+    engine, new = make(), perturbed(load(setup[1]))
+    engine.submit(ask("a", [5, 9], max_tokens=10, min_tokens=10))
+    for _ in range(4):
+        engine.step()
+    engine.load_weights(dict(new.named_parameters()), version=3)
+    later = ask("b", [5, 9], max_tokens=6, min_tokens=6, seed=1)
+    done = finish(engine, [later])
+    assert done["a"].versions == ((0, 4), (3, 6))
+    assert done["b"].versions == ((3, 6),)
+    assert_logprobs_are_the_trainers(new, [later], done)
+
+
+def test_new_weights_that_do_not_fit_are_refused(make, setup):
+    weights = dict(load(setup[1]).named_parameters())
+    name = next(iter(weights))
+    with pytest.raises(ValueError, match="missing"):
+        make().load_weights({key: value for key, value in weights.items() if key != name}, version=1)
+    with pytest.raises(ValueError, match="unknown"):
+        make().load_weights({**weights, "stranger": weights[name]}, version=1)
+    with pytest.raises(ValueError, match="shape"):
+        make().load_weights({**weights, name: weights[name][:1]}, version=1)
+
+
+def test_sleep_keeps_requests_and_wake_continues_them(make, oracle):
+    requests = mixed_requests(num_prompts=3)
+    undisturbed = finish(make(max_running=4), requests)
+    engine = make(max_running=4)
+    for request in requests:
+        engine.submit(request)
+    done = {finished.request_id: finished.completion for _ in range(3) for finished in engine.step()}
+    engine.sleep()
+    engine.wake()
+    done |= finish(engine)
+    assert {name: completion.token_ids for name, completion in done.items()} == {
+        name: completion.token_ids for name, completion in undisturbed.items()
+    }
+    assert_logprobs_are_the_trainers(oracle, requests, done)
+
+
+def long_completion(make):
+    """A seed under which nothing stops the first twelve tokens, and those tokens."""
+    requests = [ask(str(seed), [5, 9], seed=seed) for seed in range(8)]
+    done = finish(make(), requests)
+    return next((seed, done[str(seed)]) for seed in range(8) if done[str(seed)].finish_reason is FinishReason.LENGTH)
+
+
+def perturbed(model, scale=1.2):
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(scale)
+    return model

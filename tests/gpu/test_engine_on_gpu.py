@@ -1,0 +1,68 @@
+"""The attention and the engine on a CUDA device, against the same on the CPU in fp32."""
+
+import pytest
+import torch
+
+from reroll.infer.embedded.engine import EmbeddedEngine
+from reroll.models.attention import PackedAttention, hidden_states, logits
+from reroll.models.load import load_model, load_tokenizer
+from reroll.models.tiny import make_tiny
+from reroll.types import Request, SamplingParams
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+@pytest.fixture(params=["llama", "qwen3", "mistral", "gemma2"])
+def folder(request, tmp_path):
+    options = {"sliding_window": 8} if request.param in ("mistral", "gemma2") else {}
+    return str(make_tiny(tmp_path, family=request.param, hidden=128, initializer_range=0.1, **options))
+
+
+def packed_logits(model, sequences):
+    device = model.device
+    bounds = torch.tensor([0, *(len(sequence) for sequence in sequences)], device=device).cumsum(0)
+    positions = torch.cat([torch.arange(len(sequence), device=device) for sequence in sequences])
+    with torch.no_grad():
+        hidden = hidden_states(model, torch.cat(sequences).to(device), positions, PackedAttention(bounds))
+        return logits(model, hidden).float().cpu()
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 0.1)])
+def test_packed_logits_are_those_of_the_cpu(folder, dtype, tolerance):
+    sequences = [torch.randint(4, 90, (length,)) for length in (3, 60, 1, 9)]
+    want = packed_logits(load_model(folder, dtype=torch.float32, device="cpu"), sequences)
+    got = packed_logits(load_model(folder, dtype=dtype, device="cuda"), sequences)
+    torch.testing.assert_close(got, want, atol=tolerance, rtol=tolerance)
+
+
+def test_half_precision_on_a_gpu_differentiates(folder):
+    model = load_model(folder, dtype=torch.bfloat16, device="cuda")
+    ids, bounds = torch.randint(4, 90, (12,), device="cuda"), torch.tensor([0, 5, 12], device="cuda")
+    positions = torch.cat([torch.arange(5), torch.arange(7)]).cuda()
+    logits(model, hidden_states(model, ids, positions, PackedAttention(bounds))).float().logsumexp(-1).sum().backward()
+    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 0.1)])
+def test_the_engines_logprobs_are_the_trainers(folder, dtype, tolerance):
+    model, tokenizer = load_model(folder, dtype=dtype, device="cuda"), load_tokenizer(folder)
+    engine = EmbeddedEngine(load_model(folder, dtype=dtype, device="cuda"), tokenizer, max_running=4)
+    engine.load_weights(dict(model.named_parameters()), version=1)
+    requests = [
+        Request(
+            id=f"{i}.{j}", prompt_ids=tuple(range(5, 8 + 9 * i)), sampling=SamplingParams(max_tokens=6 + j, seed=10 * i + j)
+        )
+        for i in range(3)
+        for j in range(3)
+    ]
+    for request in requests:
+        engine.submit(request)
+    done = {}
+    while engine.num_unfinished:
+        done |= {finished.request_id: finished.completion for finished in engine.step()}
+    for request in requests:
+        completion = done[request.id]
+        ids = torch.tensor([*request.prompt_ids, *completion.token_ids])
+        scores = torch.log_softmax(packed_logits(model, [ids])[:-1], -1)
+        want = scores.gather(1, ids[1:, None])[len(request.prompt_ids) - 1 :, 0]
+        torch.testing.assert_close(torch.tensor(completion.logprobs), want, atol=tolerance, rtol=0)

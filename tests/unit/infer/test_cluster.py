@@ -1,0 +1,212 @@
+import asyncio
+import collections
+import contextlib
+
+import pytest
+
+from reroll.errors import WorkerDied, WorkerError
+from reroll.infer.base import Finished
+from reroll.infer.cluster import CONCURRENCY, InferCluster
+from reroll.infer.worker import Abort, EngineStatus, Failed, InferWorker, Report, Submit
+from reroll.models.load import load_model
+from reroll.models.tiny import make_tiny
+from reroll.runtime.base import Placement, Workers
+from reroll.runtime.local import LocalRuntime
+from reroll.types import Completion, FinishReason, Request, SamplingParams
+
+
+def ask(name, *, prompt=(5, 9), max_tokens=5, min_tokens=5):
+    return Request(id=name, prompt_ids=prompt, sampling=SamplingParams(max_tokens=max_tokens, min_tokens=min_tokens))
+
+
+def completion(*ids):
+    return Completion(token_ids=ids, logprobs=(0.0,) * len(ids), finish_reason=FinishReason.STOP, versions=((0, len(ids)),))
+
+
+class ScriptedWorkers(Workers[InferWorker]):
+    """Stands in for remote workers: records commands and answers what the test puts into `events`."""
+
+    def __init__(self, size, *, answers=True):
+        self.size = size
+        self.answers = answers
+        self.commands = [[] for _ in range(size)]
+        self.events = [asyncio.Queue() for _ in range(size)]
+        self.num_calls = 0
+        self.error = None
+        self.stopped = False
+
+    async def one(self, rank, method, commands, *, wait_s):
+        self.num_calls += 1
+        self.commands[rank] += commands
+        if self.answers:
+            for command in commands:
+                if isinstance(command, Submit):
+                    self.events[rank].put_nowait(Finished(command.request.id, completion(1)))
+        events = []
+        if wait_s:
+            with contextlib.suppress(TimeoutError):
+                events.append(await asyncio.wait_for(self.events[rank].get(), wait_s))
+        while not self.events[rank].empty():
+            events.append(self.events[rank].get_nowait())
+        if self.error:
+            raise self.error
+        status = EngineStatus(
+            num_tokens=len(events), num_prefill_tokens=0, num_steps=1, busy_s=0.5, num_unfinished=0, max_running=4
+        )
+        return Report(tuple(events), status)
+
+    async def all(self, method, *args, **kwargs):
+        raise NotImplementedError
+
+    async def scatter(self, method, shards):
+        raise NotImplementedError
+
+    async def stop(self):
+        self.stopped = True
+
+
+async def settle():
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_siblings_go_to_one_worker_and_prompts_are_spread_by_load():
+    workers = ScriptedWorkers(3, answers=False)
+    cluster = InferCluster(workers)
+    tasks = [asyncio.create_task(cluster.generate(ask(f"{i}.{j}", prompt=(i, 1)))) for i in range(6) for j in range(4)]
+    await settle()
+    homes = collections.defaultdict(set)
+    for rank, commands in enumerate(workers.commands):
+        for command in commands:
+            homes[command.request.prompt_ids].add(rank)
+    assert all(len(ranks) == 1 for ranks in homes.values())
+    assert [len(commands) for commands in workers.commands] == [8, 8, 8]
+    await cluster.close()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_many_siblings_overflow_to_idle_workers():
+    workers = ScriptedWorkers(2, answers=False)
+    cluster = InferCluster(workers)
+    tasks = [asyncio.create_task(cluster.generate(ask(str(i)))) for i in range(400)]
+    await settle()
+    sizes = [len(commands) for commands in workers.commands]
+    assert sum(sizes) == 400
+    assert min(sizes) > 100
+    await cluster.close()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_thousands_of_requests_take_few_calls():
+    workers = ScriptedWorkers(2)
+    cluster = InferCluster(workers)
+    done = await asyncio.gather(*(cluster.generate(ask(str(i), prompt=(i // 8, 1))) for i in range(5000)))
+    assert len(done) == 5000
+    assert workers.num_calls < 100
+    assert cluster._homes == {}
+    assert cluster._tickets == {}
+    await cluster.close()
+
+
+async def test_cancelling_a_call_aborts_its_request():
+    workers = ScriptedWorkers(1, answers=False)
+    cluster = InferCluster(workers)
+    task = asyncio.create_task(cluster.generate(ask("a")))
+    await settle()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await settle()
+    assert [type(command) for command in workers.commands[0]] == [Submit, Abort]
+    workers.events[0].put_nowait(Finished("a", completion(3)))  # The late answer is nobody's.
+    await settle()
+    await cluster.close()
+
+
+async def test_a_request_that_cannot_run_raises_its_reason():
+    workers = ScriptedWorkers(1, answers=False)
+    cluster = InferCluster(workers)
+    task = asyncio.create_task(cluster.generate(ask("a")))
+    await settle()
+    workers.events[0].put_nowait(Failed("a", "request a has a prompt of 9 tokens"))
+    with pytest.raises(ValueError, match="request a has a prompt"):
+        await task
+    await cluster.close()
+
+
+async def test_a_dead_worker_fails_every_waiting_call_and_later_ones():
+    workers = ScriptedWorkers(2, answers=False)
+    cluster = InferCluster(workers)
+    tasks = [asyncio.create_task(cluster.generate(ask(str(i), prompt=(i,)))) for i in range(4)]
+    await settle()
+    workers.error = WorkerDied("engine[0] was killed")
+    workers.events[0].put_nowait(Failed("nobody", ""))
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(result) for result in results] == [WorkerDied] * 4
+    with pytest.raises(WorkerDied):
+        await cluster.generate(ask("later"))
+    await cluster.close()
+
+
+async def test_an_id_in_flight_cannot_be_used_again():
+    workers = ScriptedWorkers(1, answers=False)
+    cluster = InferCluster(workers)
+    task = asyncio.create_task(cluster.generate(ask("a")))
+    await settle()
+    with pytest.raises(ValueError, match="already in flight"):
+        await cluster.generate(ask("a"))
+    assert not task.done()
+    await cluster.close()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_closing_fails_who_waits_and_stops_the_workers():
+    workers = ScriptedWorkers(1, answers=False)
+    cluster = InferCluster(workers)
+    task = asyncio.create_task(cluster.generate(ask("a")))
+    await settle()
+    await cluster.close()
+    with pytest.raises(WorkerError, match="closed"):
+        await task
+    assert workers.stopped
+    await cluster.close()
+
+
+async def test_stats_count_what_happened_since_the_last_reading():
+    workers = ScriptedWorkers(1)
+    cluster = InferCluster(workers)
+    await cluster.generate(ask("a"))
+    first = cluster.stats()
+    assert first["engine/tokens"].value == 1
+    assert cluster.stats()["engine/tokens"].value == 0
+    await cluster.close()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return str(make_tiny(tmp_path_factory.mktemp("tiny"), max_positions=256))
+
+
+async def test_real_workers_generate_pause_and_take_weights(folder):
+    import torch
+
+    async with LocalRuntime() as runtime:
+        placement = Placement(role="engine", devices=("cpu", "cpu"), concurrency=CONCURRENCY)
+        workers = await runtime.spawn(InferWorker, placement, model=folder, precision="fp32", max_running=8)
+        cluster = InferCluster(workers)
+        done = await asyncio.gather(*(cluster.generate(ask(str(i), prompt=(5 + i // 4, 9))) for i in range(24)))
+        assert all(len(one.token_ids) == 5 for one in done)
+
+        await cluster.pause()
+        task = asyncio.create_task(cluster.generate(ask("later")))
+        weights = dict(load_model(folder, dtype=torch.float32, device="cpu").named_parameters())
+        await cluster.load_weights(weights, version=4)
+        assert not task.done()
+        await cluster.resume()
+        assert (await task).versions == ((4, 5),)
+
+        with pytest.raises(ValueError, match="request long"):
+            await cluster.generate(ask("long", prompt=(5,) * 300))
+        stats = cluster.stats()
+        assert stats["engine/tokens"].value >= 24 * 5
+        await cluster.close()

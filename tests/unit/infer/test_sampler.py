@@ -1,0 +1,118 @@
+import numpy as np
+import pytest
+import torch
+
+from reroll.infer.embedded.sampler import Row, sample, uniforms
+
+
+def rows(count, **options):
+    return [Row(seed=seed, position=5, **options) for seed in range(count)]
+
+
+def frequencies(logits, count=40_000, **options):
+    tokens, _ = sample(logits.expand(count, -1), rows(count, **options))
+    return torch.bincount(torch.tensor(tokens), minlength=logits.shape[-1]) / count
+
+
+def assert_same_distribution(got, want, count=40_000):
+    """Five standard errors (and five draws, for the rare), and nothing where nothing may be."""
+    assert (got[want == 0] == 0).all()
+    assert ((got - want).abs() <= 5 * (want * (1 - want) / count).sqrt() + 5 / count).all()
+
+
+def test_uniforms_look_uniform_and_independent_over_seeds_and_positions():
+    grid = np.array([uniforms([seed] * 200, range(200)) for seed in range(200)])
+    assert grid.min() >= 0
+    assert grid.max() < 1
+    assert abs(grid.mean() - 0.5) < 5 * np.sqrt(1 / 12 / grid.size)
+    for a, b in ((grid[:, :-1], grid[:, 1:]), (grid[:-1], grid[1:])):
+        assert abs(np.corrcoef(a.ravel(), b.ravel())[0, 1]) < 5 / np.sqrt(a.size)
+    counts = np.histogram(grid, bins=20, range=(0, 1))[0]
+    assert ((counts - grid.size / 20) ** 2 / (grid.size / 20)).sum() < 50
+
+
+def test_uniforms_depend_on_seed_and_position_alone():
+    assert uniforms([3, -1, 2**70], [7, 8, 9])[0] == uniforms([3], [7])[0]
+    assert uniforms([3], [7])[0] != uniforms([7], [3])[0]
+
+
+@pytest.mark.parametrize("vocab", [7, 256, 1000])
+def test_tokens_are_drawn_from_the_softmax(vocab):
+    logits = torch.randn(1, vocab, generator=torch.Generator().manual_seed(0)) * 2
+    assert_same_distribution(frequencies(logits), torch.softmax(logits[0], -1))
+
+
+def test_temperature_sharpens_the_distribution():
+    logits = torch.randn(1, 12, generator=torch.Generator().manual_seed(1))
+    assert_same_distribution(frequencies(logits, temperature=0.5), torch.softmax(logits[0] / 0.5, -1))
+
+
+def test_top_k_keeps_the_k_likeliest():
+    probs = torch.tensor([0.05, 0.4, 0.2, 0.3, 0.05])
+    want = torch.tensor([0.0, 0.4, 0.0, 0.3, 0.0]) / 0.7
+    assert_same_distribution(frequencies(probs.log()[None], top_k=2), want)
+
+
+@pytest.mark.parametrize(("top_p", "kept"), [(0.3, [1]), (0.4, [1]), (0.45, [1, 3]), (0.8, [1, 3, 2]), (1e-9, [1])])
+def test_top_p_keeps_the_fewest_tokens_that_reach_it(top_p, kept):
+    probs = torch.tensor([0.05, 0.4, 0.2, 0.3, 0.05])
+    want = torch.zeros(5)
+    want[kept] = probs[kept] / probs[kept].sum()
+    assert_same_distribution(frequencies(probs.log()[None], top_p=top_p), want)
+
+
+def test_top_p_applies_to_what_top_k_left():
+    probs = torch.tensor([0.05, 0.4, 0.2, 0.3, 0.05])
+    # Of 0.4 and 0.3 renormalized, the first alone is 0.57.
+    assert_same_distribution(frequencies(probs.log()[None], top_k=2, top_p=0.5), torch.tensor([0.0, 1, 0, 0, 0]))
+
+
+def test_top_p_over_a_flat_vocabulary_looks_beyond_its_first_guess():
+    logits = torch.zeros(1, 3000)
+    tokens, _ = sample(logits.expand(4000, -1), rows(4000, top_p=0.9))
+    assert 1900 < len(set(tokens)) <= 2701  # 2,085 distinct ones expected of 4,000 draws; the first guess holds 512.
+
+
+def test_rows_with_different_settings_do_not_disturb_each_other():
+    logits = torch.randn(4, 500, generator=torch.Generator().manual_seed(2))
+    mixed = [
+        Row(seed=1, position=0),
+        Row(seed=2, position=3, top_p=0.5),
+        Row(seed=3, position=9, temperature=0.0),
+        Row(seed=4, position=2, top_k=3, temperature=0.8),
+    ]
+    tokens, logprobs = sample(logits, mixed)
+    for i, row in enumerate(mixed):
+        alone, alone_logprob = sample(logits[i : i + 1], [row])
+        assert tokens[i] == alone[0]
+        assert logprobs[i] == pytest.approx(alone_logprob[0], abs=1e-6)
+
+
+def test_logprobs_are_of_the_whole_softmax_at_the_temperature():
+    logits = torch.randn(3, 300, generator=torch.Generator().manual_seed(3)) * 4
+    settings = [
+        Row(seed=1, position=0, temperature=0.6, top_k=5),
+        Row(seed=2, position=0, temperature=0.0),
+        Row(seed=3, position=0),
+    ]
+    tokens, logprobs = sample(logits, settings)
+    for i, temperature in enumerate((0.6, 1.0, 1.0)):
+        want = torch.log_softmax(logits[i] / temperature, -1)[tokens[i]]
+        assert logprobs[i] == pytest.approx(want.item(), abs=1e-6)
+
+
+def test_forbidden_tokens_are_never_drawn_and_keep_their_share_of_the_logprob():
+    probs = torch.tensor([0.7, 0.1, 0.1, 0.1])
+    want = torch.tensor([0.0, 1, 1, 1]) / 3
+    assert_same_distribution(frequencies(probs.log()[None], forbidden=(0,)), want)
+    _, logprobs = sample(probs.log()[None], [Row(seed=0, position=0, forbidden=(0,))])
+    assert logprobs[0] == pytest.approx(np.log(0.1), abs=1e-6)
+    tokens, _ = sample(probs.log()[None], [Row(seed=0, position=0, temperature=0.0, forbidden=(0,))])
+    assert tokens[0] != 0
+
+
+def test_a_token_without_probability_is_never_drawn():
+    logits = torch.full((1, 600), float("-inf"))
+    logits[0, [3, 299, 599]] = 0.0
+    tokens, _ = sample(logits.expand(5000, -1), rows(5000))
+    assert set(tokens) == {3, 299, 599}
