@@ -18,6 +18,7 @@ from reroll.infer.base import Engine, Finished
 from reroll.infer.embedded.engine import EmbeddedEngine
 from reroll.models.load import load_model, load_tokenizer
 from reroll.runtime.base import WorkerInfo
+from reroll.runtime.cpu import release_helper_threads
 from reroll.types import Request
 
 T = TypeVar("T")
@@ -179,6 +180,8 @@ class InferWorker:
 
     def _turn(self) -> bool:
         """Take in what arrived, then step once. False when closed."""
+        if not self._can_step():
+            release_helper_threads()
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._commands or self._calls or self._can_step())
             if self._closed:

@@ -13,6 +13,7 @@ from typing import Any, Concatenate, Generic
 from reroll.config.host import num_visible_gpus
 from reroll.errors import RerollError, WorkerError
 from reroll.runtime.base import A, P, Placement, Runtime, T, W, WorkerInfo, Workers
+from reroll.runtime.cpu import keep_freed_memory, release_helper_threads
 from reroll.runtime.failures import as_reroll_error, describe, gather_all
 
 STOP_TIMEOUT_S = 5.0
@@ -25,6 +26,7 @@ class LocalRuntime(Runtime):
     """Runs workers as threads of this process."""
 
     def __init__(self) -> None:
+        keep_freed_memory()
         self._spawned: list[LocalWorkers[Any]] = []
 
     @property
@@ -142,6 +144,7 @@ class _Host(Generic[W]):
     def _run(self, future: Future[Any], call: Callable[[], Any]) -> None:
         try:
             result = call()
+            release_helper_threads()
         except BaseException as error:
             future.set_exception(
                 as_reroll_error(error, role=self._info.role, rank=self._info.rank, remote_traceback=describe(error))

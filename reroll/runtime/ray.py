@@ -20,6 +20,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from reroll.config.parts import RayRuntime as RayRuntimeConfig
 from reroll.errors import RerollError, WorkerDied, WorkerError
 from reroll.runtime.base import A, P, Placement, Runtime, T, W, WorkerInfo, Workers
+from reroll.runtime.cpu import keep_freed_memory, release_helper_threads
 from reroll.runtime.devices import num_usable_cores
 from reroll.runtime.failures import as_reroll_error, describe, gather_all
 
@@ -197,6 +198,7 @@ class _Actor:
     def __init__(self, info: WorkerInfo, num_threads: str | None) -> None:
         self._info = info
         self._worker: Any = None
+        keep_freed_memory()
         _set_threads(num_threads, num_workers=info.world_size)
 
     def build(self, recipe: tuple[list[str], bytes]) -> Any:
@@ -219,7 +221,9 @@ class _Actor:
 
     def _guard(self, call: Callable[[], Any]) -> Any:
         try:
-            return call()
+            result = call()
+            release_helper_threads()
+            return result
         except BaseException as error:
             text = describe(error)
             home = as_reroll_error(error, role=self._info.role, rank=self._info.rank, remote_traceback=text)

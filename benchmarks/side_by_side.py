@@ -1,0 +1,67 @@
+"""Runs contestants one after the other, round by round, each in a process and virtual environment of its own."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+MODEL = "smollm2-135m-instruct"
+
+
+@dataclass(frozen=True)
+class Contestant:
+    name: str
+    python: Path
+    command: tuple[str, ...]
+
+
+def own_python() -> Path:
+    return Path(sys.executable)
+
+
+def peer_python(peer: str, folder: Path) -> Path:
+    """The interpreter of a peer's environment, which is made on first use."""
+    print(f"preparing the environment of {peer} in {folder}", flush=True)
+    subprocess.run([str(HERE / "peers" / "setup.sh"), peer, str(folder)], check=True)
+    return folder / "bin" / "python"
+
+
+def model_folder() -> str:
+    from reroll.models.fetch import fetch
+
+    return str(fetch(MODEL))
+
+
+def compete(contestants: list[Contestant], *, rounds: int) -> dict[str, dict[str, float]]:
+    """Median seconds and tokens a second of each. Rounds interleave, so a slow minute of the machine hits all alike."""
+    seconds: dict[str, list[float]] = {contestant.name: [] for contestant in contestants}
+    tokens: dict[str, int] = {}
+    for number in range(rounds):
+        for contestant in contestants:
+            result = _run(contestant)
+            seconds[contestant.name].append(result["seconds"])
+            tokens[contestant.name] = int(result["tokens"])
+            print(f"round {number + 1}: {contestant.name} {result['seconds']:.2f} s", flush=True)
+    return {
+        name: {
+            "seconds": statistics.median(times),
+            "tokens_per_s": tokens[name] / statistics.median(times),
+            "fastest_s": min(times),
+            "slowest_s": max(times),
+        }
+        for name, times in seconds.items()
+    }
+
+
+def _run(contestant: Contestant) -> dict[str, float]:
+    done = subprocess.run([str(contestant.python), *contestant.command], capture_output=True, text=True)
+    for line in done.stdout.splitlines():
+        if line.startswith("RESULT "):
+            result: dict[str, float] = json.loads(line.removeprefix("RESULT "))
+            return result
+    raise SystemExit(f"{contestant.name} failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
