@@ -6,11 +6,14 @@ import json
 import statistics
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).parent
 MODEL = "smollm2-135m-instruct"
+SETTLE_S = 10.0
+"""Between two contestants: a peer may leave processes that take a while to end."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ def compete(contestants: list[Contestant], *, rounds: int) -> dict[str, dict[str
 
 
 def _run(contestant: Contestant) -> dict[str, float]:
+    time.sleep(SETTLE_S)
     done = subprocess.run([str(contestant.python), *contestant.command], capture_output=True, text=True)
     for line in done.stdout.splitlines():
         if line.startswith("RESULT "):

@@ -1,14 +1,14 @@
 """From nothing to a policy that has learned, on a CPU, in about three minutes.
 
 A tiny transformer is warmed up on demonstrations until it is right sometimes; then GRPO, with nothing but a reward of one
-or zero, makes it right nearly always, on prompts it never saw.  `python examples/quickstart.py [SEED]`
+or zero, makes it right nearly always, on prompts it never saw.  `python examples/quickstart.py --seed 1`
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
-import sys
 import time
 from pathlib import Path
 
@@ -22,8 +22,6 @@ from reroll.pipeline.run import evaluate, train
 HERE = Path(__file__).parent / "quickstart"
 DATA = Path("runs/quickstart-data")
 NUM_DIGITS = 7
-GOOD_ENOUGH = 0.25
-"""Where the warm-up stops: RL needs a policy that is right sometimes."""
 
 
 def make_tasks(num: int, rng: random.Random, exclude: set[str]) -> list[dict[str, str]]:
@@ -47,8 +45,12 @@ def write_data(seed: int) -> None:
 
 
 def main() -> None:
-    seed = int(sys.argv[1]) if len(sys.argv) > 1 else 0
-    console = Console()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, help="GRPO steps, if not those of the YAML")
+    parser.add_argument("--good-enough", type=float, default=0.25, help="pass rate at which the warm-up stops")
+    args = parser.parse_args()
+    seed, console = args.seed, Console()
     started = time.perf_counter()
     write_data(seed)
     make_tiny(DATA / "tiny", hidden=64, layers=3, heads=4, kv_heads=4, seed=seed)
@@ -58,10 +60,11 @@ def main() -> None:
     for num_steps in range(60, 400, 5):
         config = load_config(HERE / "sft.yaml", [*overrides, f"run.steps={num_steps}"])
         warm = train(config, resume=num_steps > 60, overwrite=num_steps == 60)
-        config = load_config(HERE / "grpo.yaml", [*overrides, f"policy.model={warm.checkpoint}"])
+        shorter = [f"run.steps={args.steps}"] if args.steps else []
+        config = load_config(HERE / "grpo.yaml", [*overrides, *shorter, f"policy.model={warm.checkpoint}"])
         before = evaluate(config)
         console.print(f"right on {before.pass_at(1):.0%} of the held-out prompts", highlight=False)
-        if before.pass_at(1) >= GOOD_ENOUGH:
+        if before.pass_at(1) >= args.good_enough:
             break
 
     console.rule("2. GRPO")

@@ -43,8 +43,11 @@ def main() -> None:
         raise SystemExit(EXIT_BAD_INPUT) from None
     except RerollError as error:
         console.print(f"[bold red]{type(error).__name__}[/]")
-        console.print(str(error), markup=False, highlight=False)
+        console.print(str(error), markup=False, highlight=False, soft_wrap=True)
         raise SystemExit(EXIT_FAILED) from None
+    except KeyboardInterrupt:
+        console.print("[yellow]quit at once[/]: the last checkpoint stands, --resume goes on from it")
+        raise SystemExit(EXIT_INTERRUPTED) from None
 
 
 @app.command()
@@ -59,8 +62,12 @@ def train(
     from reroll.pipeline.run import train as run_training
 
     outcome = run_training(config, resume=resume, overwrite=overwrite, code_folder=file.parent)
+    console = Console(highlight=False, soft_wrap=True)
     if outcome.interrupted:
+        console.print(f"[yellow]stopped[/] after {outcome.num_steps} steps, saved in {outcome.checkpoint}: go on with --resume")
         raise typer.Exit(EXIT_INTERRUPTED)
+    console.print(f"[green]finished[/] {outcome.num_steps} steps in {outcome.seconds:.0f} s: see {outcome.folder}/curve.png")
+    console.print(f"checkpoint: {outcome.checkpoint}")
 
 
 @app.command()

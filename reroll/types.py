@@ -175,7 +175,3 @@ class Sample:
     """[L] log-prob as sampled; 0 off the mask."""
     advantage: NDArray[np.float32]
     """[L] 0 off the mask."""
-    num_prompt_tokens: int = 0
-    """Length of the leading part that siblings share."""
-    group: int = -1
-    """Ticket of the group it came from; rows of one group have a common prompt."""

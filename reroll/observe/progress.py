@@ -27,12 +27,11 @@ STEPS_FOR_SPEED = 20
 """The time left follows this many of the newest steps, so that a slow start is soon forgotten."""
 
 TIME_PARTS = (
-    ("time/wait_s", "waiting", "grey50"),
-    ("time/generate_s", "generating", "cyan"),
-    ("time/score_s", "scoring", "yellow"),
+    ("time/wait_s", "waiting for samples", "cyan"),
     ("time/train_s", "training", "green"),
-    ("time/push_s", "pushing", "magenta"),
+    ("time/push_s", "pushing weights", "magenta"),
 )
+"""The parts of a step, one after the other; samples are generated and scored beside them."""
 
 
 class TrainView:
@@ -161,6 +160,8 @@ class TrainView:
             ("gradient norm", "train/grad_norm", lambda value: f"{value:.3g}"),
             ("staleness", "rollout/staleness_max", lambda value: f"at most {value:.0f}"),
             ("step time", "time/step_s", lambda value: f"{value:.2f} s"),
+            ("generating", "time/generate_s", lambda value: f"{value:.2f} s a sample"),
+            ("scoring", "time/score_s", lambda value: f"{value:.2f} s a sample"),
         )
         return [(label, text(self._latest[name])) for label, name, text in shown if name in self._latest]
 

@@ -20,7 +20,7 @@ def samples_of(group: Group, advantages: Sequence[float]) -> list[Sample]:
     if len(advantages) != len(group.trajectories):
         raise ValueError(f"one advantage per trajectory: got {len(advantages)} for {len(group.trajectories)} trajectories")
     return [
-        row.sample(advantage=advantage, group=group.ticket)
+        row.sample(advantage=advantage)
         for trajectory, advantage in zip(group.trajectories, advantages, strict=True)
         for row in _rows(trajectory)
         if any(row.loss_mask)
@@ -30,7 +30,7 @@ def samples_of(group: Group, advantages: Sequence[float]) -> list[Sample]:
 def sft_sample(ids: Sequence[int], loss_mask: Sequence[bool]) -> Sample:
     """A row to imitate: policy gradient with advantage 1 is supervised learning."""
     row = _Row(ids=list(ids), loss_mask=list(loss_mask), logp=[0.0] * len(ids))
-    return row.sample(advantage=1.0, group=-1)
+    return row.sample(advantage=1.0)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -40,7 +40,6 @@ class _Row:
     ids: list[int] = field(default_factory=list)
     loss_mask: list[bool] = field(default_factory=list)
     logp: list[float] = field(default_factory=list)
-    num_prompt_tokens: int = 0
 
     def is_continued_by(self, turn: Turn) -> bool:
         return list(turn.prompt_ids[: len(self.ids)]) == self.ids
@@ -52,7 +51,7 @@ class _Row:
         self.loss_mask += [False] * len(shown) + [True] * len(written)
         self.logp += [0.0] * len(shown) + list(turn.completion.logprobs)
 
-    def sample(self, *, advantage: float, group: int) -> Sample:
+    def sample(self, *, advantage: float) -> Sample:
         loss_mask = np.array(self.loss_mask, dtype=np.bool_)
         loss_mask[0] = False  # Nothing predicts the first token.
         return Sample(
@@ -60,17 +59,13 @@ class _Row:
             loss_mask=loss_mask,
             logp=np.where(loss_mask, np.array(self.logp, dtype=np.float32), np.float32(0)),
             advantage=np.where(loss_mask, np.float32(advantage), np.float32(0)),
-            num_prompt_tokens=self.num_prompt_tokens,
-            group=group,
         )
 
 
 def _rows(trajectory: Trajectory) -> list[_Row]:
     rows: list[_Row] = []
     for turn in trajectory.turns:
-        if not rows:  # Siblings share the prompt of the first turn only.
-            rows.append(_Row(num_prompt_tokens=len(turn.prompt_ids)))
-        elif not rows[-1].is_continued_by(turn):
+        if not rows or not rows[-1].is_continued_by(turn):
             rows.append(_Row())
         rows[-1].append(turn)
     return rows

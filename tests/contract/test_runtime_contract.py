@@ -134,7 +134,6 @@ async def test_batches_and_tensors_travel(runtime: Runtime) -> None:
             loss_mask=np.arange(length) > 1,
             logp=np.full(length, -0.5, np.float32),
             advantage=np.ones(length, np.float32),
-            group=3,
         )
         for length in (4, 6)
     ]

@@ -1,0 +1,47 @@
+"""Every example config is sound and runs, shortened, on a tiny model."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from reroll.config.load import load_config
+from reroll.pipeline.run import train
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+
+
+def test_there_are_examples() -> None:
+    assert len(EXAMPLES) >= 3
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
+def test_an_example_runs_shortened(file: Path, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    overrides = [f"policy.model={tiny_model}", "policy.devices=cpu", f"run.runs_dir={tmp_path}", "run.steps=1"]
+    if "pipeline: rlvr" in file.read_text():
+        overrides += ["engine.devices=cpu", "rollout.max_tokens=4", "rollout.max_prompt_tokens=1000", "data.train.0.size=8"]
+        overrides += ["policy.strategy.micro_batch_tokens=8192"]
+    outcome = train(load_config(file, overrides), code_folder=file.parent)
+    assert outcome.num_steps == 1
+
+
+def test_the_quickstart_runs_shortened_and_writes_its_result(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "examples" / "quickstart.py"), "--steps", "4", "--good-enough", "0.01"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=os.environ | {"COLUMNS": "120"})
+    assert done.returncode == 0, done.stderr
+    assert "held-out prompts, never trained on" in done.stdout
+    result = json.loads((tmp_path / "runs" / "quickstart" / "result.json").read_text())
+    assert set(result) >= {"before", "after", "seconds"}
+    assert (tmp_path / "runs" / "quickstart" / "curve.png").stat().st_size > 1000
+    rows = {
+        name: {json.loads(line)["prompt"] for line in (tmp_path / "runs" / "quickstart-data" / f"{name}.jsonl").open()}
+        for name in ("held_out", "demonstrations", "train")
+    }
+    assert not rows["held_out"] & (rows["demonstrations"] | rows["train"]), "held-out prompts are never trained on"
