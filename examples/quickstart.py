@@ -48,7 +48,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, help="GRPO steps, if not those of the YAML")
-    parser.add_argument("--good-enough", type=float, default=0.25, help="pass rate at which the warm-up stops")
+    parser.add_argument("--good-enough", type=float, default=0.3, help="pass rate at which the warm-up stops")
     args = parser.parse_args()
     seed, console = args.seed, Console()
     started = time.perf_counter()
