@@ -9,10 +9,10 @@ import asyncio
 import random
 import tempfile
 import time
-from itertools import count
 from pathlib import Path
 from typing import Any
 
+from fakes import Prompts
 from report import report
 
 from reroll.config.parts import RolloutConfig
@@ -27,20 +27,6 @@ GROUP_SIZE = 4
 SECONDS_PER_TOKEN = 0.001
 MIN_TOKENS, MAX_TOKENS = 16, 256
 COMPLETION = Completion(token_ids=(1,), logprobs=(-1.0,), finish_reason=FinishReason.STOP, versions=((0, 1),))
-
-
-class Prompts:
-    def __init__(self) -> None:
-        self._numbers = count()
-
-    def next(self) -> Prompt:
-        return Prompt(id=f"fake/{next(self._numbers)}", messages=(), domain="fake")
-
-    def state(self) -> Any:
-        return None
-
-    def restore(self, state: Any) -> None:
-        return None
 
 
 class Engine:

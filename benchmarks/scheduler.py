@@ -11,10 +11,10 @@ import os
 import tempfile
 import time
 import tracemalloc
-from itertools import count
 from pathlib import Path
 from typing import Any
 
+from fakes import Prompts
 from report import report
 
 from reroll.config.parts import RolloutConfig
@@ -26,20 +26,6 @@ NUM_IN_FLIGHT = 20_000
 GROUP_SIZE = 8
 NUM_STEPS = 3
 COMPLETION = Completion(token_ids=(1, 2, 3), logprobs=(-1.0, -1.0, -1.0), finish_reason=FinishReason.STOP, versions=((0, 3),))
-
-
-class Prompts:
-    def __init__(self) -> None:
-        self._numbers = count()
-
-    def next(self) -> Prompt:
-        return Prompt(id=f"fake/{next(self._numbers)}", messages=(), domain="fake")
-
-    def state(self) -> Any:
-        return None
-
-    def restore(self, state: Any) -> None:
-        return None
 
 
 class Gate:

@@ -22,7 +22,8 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def rlvr_tree(tmp_path: Path, tiny_model: Path) -> dict[str, Any]:
-    """A whole RLVR config as plain data: repeat a digit."""
+    """A whole RLVR config as plain data: repeat a digit. Its rewards lie beside it, as a user's would."""
+    (tmp_path / "reroll_test_rewards.py").write_text(USER_REWARDS)
     rows = [{"prompt": f"say {digit}", "answer": str(digit)} for digit in range(10)]
     data = tmp_path / "digits.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -36,12 +37,6 @@ def rlvr_tree(tmp_path: Path, tiny_model: Path) -> dict[str, Any]:
         "rewards": {"default": {"kind": "import", "path": "reroll_test_rewards:has_digit"}},
         "rollout": {"prompts_per_step": 4, "group_size": 4, "max_prompt_tokens": 32, "max_tokens": 6},
     }
-
-
-@pytest.fixture(autouse=True)
-def _rewards_beside_the_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """User code lies beside the YAML, as it would for a user."""
-    (tmp_path / "reroll_test_rewards.py").write_text(USER_REWARDS)
 
 
 USER_REWARDS = '''

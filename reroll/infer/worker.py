@@ -8,24 +8,19 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
-import torch
 from torch import Tensor
 
 from reroll.errors import WorkerError
 from reroll.infer.base import Engine, Finished
 from reroll.infer.embedded.engine import EmbeddedEngine
-from reroll.models.load import load_model, load_tokenizer
+from reroll.models.load import DTYPES, Precision, load_model, load_tokenizer
 from reroll.runtime.base import WorkerInfo
 from reroll.runtime.cpu import release_helper_threads
 from reroll.types import Request
 
 T = TypeVar("T")
-
-Precision = Literal["fp32", "bf16"]
-
-DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)

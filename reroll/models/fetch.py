@@ -16,8 +16,9 @@ from tokenizers import pre_tokenizers
 from tokenizers.pre_tokenizers import PreTokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from reroll.config.host import models_dir
 from reroll.errors import ModelError
-from reroll.models.load import models_dir, save_model
+from reroll.models.load import save_model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from reroll.config.host import models_dir
 from reroll.errors import ModelError
 from reroll.models.attention import IMPLEMENTATION, check_supported
+
+Precision = Literal["fp32", "bf16"]
+
+DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
+"""What a model is loaded as, by the config's name for it."""
 
 _LOAD_FAILURES = (OSError, ValueError, KeyError, ImportError, RuntimeError)
 """What transformers raises for a folder or hub id that it cannot use."""
@@ -32,11 +38,6 @@ def quiet() -> Iterator[None]:
     finally:
         if shown:
             logging.enable_progress_bar()  # type: ignore[no-untyped-call]
-
-
-def models_dir() -> Path:
-    """Where fetched models are kept: $REROLL_MODELS, or `models` in the working directory."""
-    return Path(os.environ.get("REROLL_MODELS", "models"))
 
 
 def resolve_model(name: str) -> str:

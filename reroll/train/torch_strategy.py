@@ -20,8 +20,6 @@ from reroll.train.base import Loss, Strategy
 from reroll.train.schedule import learning_rate
 from reroll.train.shared_prefix import batch_hidden_states
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-
 STATE_FILE = "trainer.pt"
 
 

@@ -10,13 +10,13 @@ from pathlib import Path
 from torch import Tensor
 
 from reroll.config.parts import PolicyConfig
-from reroll.models.load import load_model, load_tokenizer
+from reroll.models.load import DTYPES, load_model, load_tokenizer
 from reroll.observe.metrics import Mean, Stats, Sum
 from reroll.runtime.base import WorkerInfo
 from reroll.tokens.batch import Batch
 from reroll.tokens.packing import fill, join, micro_batches, mini_batches
 from reroll.train.loss import PolicyLoss
-from reroll.train.torch_strategy import DTYPES, TorchStrategy
+from reroll.train.torch_strategy import TorchStrategy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -187,7 +187,7 @@ async def test_a_worker_that_cannot_be_built_is_reported_and_the_others_are_clos
 async def test_a_killed_actor_is_reported_as_died_with_the_way_out() -> None:
     async with make_runtime(RayConfig(kind="ray")) as runtime:
         workers = await runtime.spawn(Probe, on_cpu(2))
-        with pytest.raises(WorkerDied, match=r"probe\[1\] is gone.*resume the run"):
+        with pytest.raises(WorkerDied, match=r"probe\[1\] is gone.*--resume"):
             await workers.one(1, Probe.die)
         assert await workers.one(0, Probe.double, 3) == 6
         with pytest.raises(WorkerDied, match=r"probe\[1\]"):

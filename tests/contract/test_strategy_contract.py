@@ -13,13 +13,13 @@ from transformers import AutoModelForCausalLM
 from reroll.config.parts import OptimConfig
 from reroll.config.parts import TorchStrategy as TorchConfig
 from reroll.errors import TrainingDiverged
-from reroll.models.load import load_model, load_tokenizer
+from reroll.models.load import DTYPES, load_model, load_tokenizer
 from reroll.models.tiny import make_tiny
 from reroll.observe.metrics import Stats
 from reroll.tokens.batch import Batch, pack
 from reroll.train.base import LossOutput, Strategy
 from reroll.train.loss import SFT_LOSS
-from reroll.train.torch_strategy import DTYPES, TorchStrategy
+from reroll.train.torch_strategy import TorchStrategy
 from reroll.types import Sample
 
 KINDS: dict[str, dict[str, Any]] = {

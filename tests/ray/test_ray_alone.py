@@ -18,6 +18,8 @@ from reroll.runtime import make_runtime
 from reroll.runtime.base import Placement, WorkerInfo
 from reroll.runtime.devices import num_usable_cores
 
+FREE = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+
 
 class TorchWorker:
     """A worker that computes."""
@@ -26,12 +28,17 @@ class TorchWorker:
         self.device = info.device
 
     def num_threads(self) -> int:
-        import torch
 
         return torch.get_num_threads()
 
     def pid(self) -> int:
         return os.getpid()
+
+
+def threads_of_a_local_run() -> int:
+    """Asked in a process of its own: this one may have been told otherwise."""
+    script = "import torch; print(torch.get_num_threads())"
+    return int(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=FREE).stdout)
 
 
 async def test_a_run_starts_ray_for_itself_shares_the_cores_and_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,7 +53,7 @@ async def test_a_run_starts_ray_for_itself_shares_the_cores_and_leaves_nothing_b
         roles = (lone, pair, told)
         lone_threads, pair_threads, told_threads = await asyncio.gather(*(role.all(TorchWorker.num_threads) for role in roles))
         [pid] = await lone.all(TorchWorker.pid)
-    assert lone_threads == [torch.get_num_threads()], "a lone worker computes with the threads of a local run"
+    assert lone_threads == [threads_of_a_local_run()], "a lone worker computes with the threads of a local run"
     assert pair_threads == [max(1, num_usable_cores() // 2)] * 2
     assert told_threads == [1]
     assert not ray.is_initialized()
