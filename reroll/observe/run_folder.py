@@ -52,9 +52,9 @@ class RunFolder:
     def create(cls, run: RunConfig, *, resolved: Mapping[str, Any], resume: bool = False, overwrite: bool = False) -> RunFolder:
         """Make the folder of a new run, or take up the one of an earlier run.
 
-        `resolved` is the whole config as plain data. A run that is there already is an error, unless it is resumed (its
-        rows after the last checkpoint are dropped) or may be overwritten (it is deleted). A folder that holds anything
-        but a run is never touched.
+        `resolved` is the whole config as plain data. A run that got anywhere is an error, unless it is resumed (its rows
+        after the last checkpoint are dropped) or may be overwritten (it is deleted). A folder that holds anything but a
+        run is never touched.
         """
         if run.name in (".", ".."):
             raise RunFolderError(f"run.name is {run.name!r}, which is no folder of its own (choose another run.name)")
@@ -65,8 +65,10 @@ class RunFolder:
                 raise RunFolderError(f"{folder.path} exists and is not a run of reroll (choose another run.name)")
             if resume and not is_taken:
                 raise RunFolderError(f"{folder.path} holds no run to resume (check run.name, or start without --resume)")
-            if is_taken and not resume and not overwrite:
-                raise RunFolderError(f"{folder.path} already holds a run (add --resume to go on, or choose another run.name)")
+            if is_taken and not resume and not overwrite and folder._has_progress():
+                raise RunFolderError(
+                    f"{folder.path} already holds a run (add --resume to go on, --overwrite to start anew, or choose another run.name)"
+                )
             if is_taken and not resume:
                 shutil.rmtree(folder.path)
             folder.checkpoints_path.mkdir(parents=True, exist_ok=True)
@@ -141,6 +143,10 @@ class RunFolder:
 
     def _is_run(self) -> bool:
         return self.config_path.is_file() and self.checkpoints_path.is_dir()
+
+    def _has_progress(self) -> bool:
+        """Whether anything would be lost with it: a run that failed before its first number may be started again."""
+        return bool(self.all_checkpoints()) or (self.metrics_path.exists() and self.metrics_path.stat().st_size > 0)
 
     def _rewind(self) -> None:
         """Forget what came after the last checkpoint, so that the curve stays that of one run."""

@@ -90,6 +90,16 @@ def test_an_existing_run_is_not_overwritten_by_accident(rlvr_tree: dict[str, Any
     assert run(rlvr_tree, overwrite=True).num_steps == 3
 
 
+def test_a_run_that_failed_before_its_first_number_can_simply_be_started_again(rlvr_tree: dict[str, Any]) -> None:
+    data = Path(rlvr_tree["data"]["train"][0]["path"])
+    sound = data.read_text()
+    data.write_text("not json\n")
+    with pytest.raises(DataError, match="line 1"):
+        run(rlvr_tree)
+    data.write_text(sound)
+    assert run(rlvr_tree).num_steps == 3
+
+
 @pytest.mark.parametrize("algorithm", ["reinforce", "ppo_clip"])
 def test_other_presets_and_several_optimizer_steps_run(rlvr_tree: dict[str, Any], algorithm: str) -> None:
     rlvr_tree["algorithm"] = algorithm
