@@ -67,7 +67,8 @@ class RunFolder:
                 raise RunFolderError(f"{folder.path} holds no run to resume (check run.name, or start without --resume)")
             if is_taken and not resume and not overwrite and folder._has_progress():
                 raise RunFolderError(
-                    f"{folder.path} already holds a run (add --resume to go on, --overwrite to start anew, or choose another run.name)"
+                    f"{folder.path} already holds a run "
+                    "(add --resume to go on, --overwrite to start anew, or choose another run.name)"
                 )
             if is_taken and not resume:
                 shutil.rmtree(folder.path)
