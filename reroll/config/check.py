@@ -14,7 +14,7 @@ from pathlib import Path
 from reroll.config.data import DatasetsSource, JsonlSource, ParquetSource, ReasoningGymSource, SourceConfig
 from reroll.config.host import models_dir, num_visible_gpus, parse_devices
 from reroll.config.parts import Devices, RayRuntime
-from reroll.config.rewards import ExactReward, ImportReward, NumericReward, ReasoningGymReward
+from reroll.config.rewards import ImportReward, ReasoningGymReward
 from reroll.config.tree import RlvrConfig, SftConfig
 from reroll.errors import Violation
 
@@ -153,12 +153,7 @@ def _rewards(config: RlvrConfig, folder: Path) -> Iterator[Violation]:
                 f"{where}.kind", f"is {source.kind}, but its reward is reasoning_gym", "use another reward kind for this domain"
             )
     for name, reward in config.rewards.items():
-        if isinstance(reward, ExactReward | NumericReward | ReasoningGymReward) and reward.pattern is not None:
-            try:
-                re.compile(reward.pattern)
-            except re.error as error:
-                yield Violation(f"rewards.{name}.pattern", f"is no regular expression: {error}", "mend it")
-        elif isinstance(reward, ImportReward) and not _module_exists(reward.path.partition(":")[0], folder):
+        if isinstance(reward, ImportReward) and not _module_exists(reward.path.partition(":")[0], folder):
             yield Violation(
                 f"rewards.{name}.path",
                 f"no module {reward.path.partition(':')[0]!r} beside the YAML, in the working directory or installed",

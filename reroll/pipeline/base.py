@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from reroll.config.tree import RlvrConfig, SftConfig
 from reroll.errors import RunFolderError
@@ -21,6 +21,7 @@ from reroll.train.cluster import TrainCluster
 
 STATE_FILE = "state.json"
 T = TypeVar("T")
+C = TypeVar("C", bound=RlvrConfig | SftConfig)
 
 
 class Interrupted(Exception):
@@ -76,12 +77,12 @@ class RunContext:
                 await asyncio.wait({task})
 
 
-class Pipeline(ABC):
+class Pipeline(ABC, Generic[C]):
     """A training run. Subclasses say what one step is and what else must be saved to resume it."""
 
     policy: TrainCluster
 
-    def __init__(self, config: RlvrConfig | SftConfig, context: RunContext) -> None:
+    def __init__(self, config: C, context: RunContext) -> None:
         self.config = config
         self.context = context
         self.evals: dict[int, dict[str, float]] = {}
@@ -103,12 +104,12 @@ class Pipeline(ABC):
         """What a checkpoint needs beside the policy: JSON."""
 
     @abstractmethod
-    async def restore(self, state: dict[str, Any], *, num_steps: int) -> None:
+    def restore(self, state: dict[str, Any]) -> None:
         """Go on where `state` was taken. The policy is already loaded."""
 
     @abstractmethod
-    async def start(self) -> None:
-        """Begin to produce samples; called once, after any restore."""
+    async def start(self, num_steps: int) -> None:
+        """Make ready for the step after `num_steps` finished ones; called once, after any restore."""
 
     @abstractmethod
     async def finish(self) -> None:
@@ -118,7 +119,7 @@ class Pipeline(ABC):
         """To the last step, or until the user stops it. Always ends with a checkpoint of the last finished step."""
         started = time.perf_counter()
         num_steps = await self._resume()
-        await self.start()
+        await self.start(num_steps)
         try:
             if num_steps == 0:
                 await self._evaluate_and_log(0)
@@ -177,7 +178,7 @@ class Pipeline(ABC):
         except (OSError, ValueError) as error:
             raise RunFolderError(f"{latest.path} is damaged: {error} (delete it to resume from an earlier one)") from error
         await self.policy.load(latest.path)
-        await self.restore(saved["pipeline"], num_steps=saved["steps"])
+        self.restore(saved["pipeline"])
         self.evals = {int(step): values for step, values in saved["evals"].items()}
         self.context.view.note(f"resumed from {latest.path} after {saved['steps']} steps")
         return int(saved["steps"])

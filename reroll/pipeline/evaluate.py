@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from reroll.errors import RewardError
 from reroll.observe.metrics import Last, Stats
-from reroll.types import Prompt, Score, Status, Trajectory
-
-Episode = Callable[[Prompt, str, int], Awaitable[Trajectory]]
-"""(prompt, sample id, seed) -> trajectory"""
-Scorer = Callable[[Prompt, Trajectory], Awaitable[Score]]
+from reroll.rollout.scheduler import Episode, ScoreOne
+from reroll.types import Prompt, Status, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +72,7 @@ class EvalResult:
 async def evaluate(
     prompts: Sequence[Prompt],
     episode: Episode,
-    score: Scorer,
+    score: ScoreOne,
     *,
     samples: int,
     threshold: float,

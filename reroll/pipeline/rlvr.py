@@ -39,69 +39,65 @@ class Parts:
     held_out: list[Prompt]
 
 
-class RlvrPipeline(Pipeline):
+class RlvrPipeline(Pipeline[RlvrConfig]):
     """One loop for synchronous and asynchronous training: the staleness budget is the only difference."""
 
     def __init__(self, config: RlvrConfig, context: RunContext, parts: Parts) -> None:
         super().__init__(config, context)
-        self.rlvr = config
         self.parts = parts
         self.policy = parts.policy
         self.rollouts = parts.rollouts
         self.loss = PolicyLoss.from_config(config.loss, aggregation=config.aggregation, kl=config.kl)
-        self.version = 0
 
     async def step(self, step: int) -> Stats:
         started = time.perf_counter()
-        groups = await self.context.unless_stopped(self.rollouts.take(self.rlvr.rollout.prompts_per_step))
+        groups = await self.context.unless_stopped(self.rollouts.take(self.config.rollout.prompts_per_step))
         waited = Stats({"time/wait_s": Last(time.perf_counter() - started)})
-        batch = pack(assign_advantages(groups, self.rlvr.advantage), temperature=self.rlvr.rollout.temperature)
+        batch = pack(assign_advantages(groups, self.config.advantage), temperature=self.config.rollout.temperature)
 
-        if self.rlvr.rollout.max_staleness:
+        if self.config.rollout.max_staleness:
             batch = batch.replace(old_logp=batch.logp)  # stale samples are weighed against the policy that drew them
 
         async with self.parts.devices.lease("policy"):
             if self.parts.reference:
                 batch = batch.replace(ref_logp=await self.parts.reference.logprobs(batch))
-            train = self.rlvr.train
+            train = self.config.train
             trained = await self.policy.train(batch, self.loss, epochs=train.epochs, mini_batches=train.mini_batches, seed=step)
 
         async with self.parts.devices.lease("engine"):
             pushed = await self.parts.weights.push(version=step + 1)
-        self.version = step + 1
-        self.rollouts.release(groups, version=self.version)  # slots free only now: nothing is born stale
+        self.rollouts.release(groups, version=step + 1)  # slots free only now: nothing is born stale
         self._log_samples(groups, step + 1)
         return waited + trained + pushed + rollout_stats(groups) + self.rollouts.stats() + self.parts.player.engine.stats()
 
-    async def start(self) -> None:
+    async def start(self, num_steps: int) -> None:
         async with self.parts.devices.lease("engine"):
-            await self.parts.weights.push(version=self.version)
+            await self.parts.weights.push(version=num_steps)
 
     async def finish(self) -> None:
         await self.rollouts.close()
 
     async def evaluate(self) -> Stats:
-        prompts, settings = self.parts.held_out, self.rlvr.eval
+        prompts, settings = self.parts.held_out, self.config.eval
         if not prompts:
             return Stats()
         with self.context.view.task("evaluating", len(prompts) * settings.samples) as advance:
-            playing = self.parts.player.evaluate(prompts, settings, seed=self.rlvr.run.seed, on_done=advance)
+            playing = self.parts.player.evaluate(prompts, settings, seed=self.config.run.seed, on_done=advance)
             return (await self.context.unless_stopped(playing)).stats()
 
     def is_eval_due(self, num_steps: int) -> bool:
-        every = self.rlvr.eval.every
+        every = self.config.eval.every
         return bool(every) and num_steps % every == 0
 
     def state(self) -> dict[str, Any]:
-        return {"rollouts": self.rollouts.state(), "version": self.version}
+        return {"rollouts": self.rollouts.state()}
 
-    async def restore(self, state: dict[str, Any], *, num_steps: int) -> None:
-        self.version = state["version"]
+    def restore(self, state: dict[str, Any]) -> None:
         self.rollouts.restore(state["rollouts"])
 
     def _log_samples(self, groups: Sequence[Group], num_steps: int) -> None:
         pairs = [(group.prompt, trajectory) for group in groups for trajectory in group.trajectories]
-        for prompt, trajectory in pairs[: self.rlvr.run.log_samples]:
+        for prompt, trajectory in pairs[: self.config.run.log_samples]:
             self.context.folder.log_sample(num_steps, prompt, trajectory)
 
 

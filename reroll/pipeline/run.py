@@ -19,7 +19,7 @@ from reroll.observe.ledger import Ledger
 from reroll.observe.progress import TrainView, progress_bar
 from reroll.observe.run_folder import RunFolder
 from reroll.observe.trackers import make_tracker
-from reroll.pipeline.base import Outcome, Pipeline, RunContext
+from reroll.pipeline.base import Outcome, RunContext
 from reroll.pipeline.evaluate import EvalResult
 from reroll.pipeline.player import open_player
 from reroll.pipeline.rlvr import Parts, RlvrPipeline
@@ -67,7 +67,7 @@ async def _train(config: RlvrConfig | SftConfig, context: RunContext, code_folde
 
 
 @asynccontextmanager
-async def build_rlvr(config: RlvrConfig, context: RunContext, code_folder: Path) -> AsyncIterator[Pipeline]:
+async def build_rlvr(config: RlvrConfig, context: RunContext, code_folder: Path) -> AsyncIterator[RlvrPipeline]:
     """Read what can be read first, so that bad input ends the run before a model is loaded."""
     prompts, held_out = load_train(config.data, seed=config.run.seed), load_eval(config.data)
     async with make_runtime(config.runtime) as runtime, open_player(config, runtime, code_folder) as player:
@@ -91,7 +91,7 @@ async def build_rlvr(config: RlvrConfig, context: RunContext, code_folder: Path)
 
 
 @asynccontextmanager
-async def build_sft(config: SftConfig, context: RunContext) -> AsyncIterator[Pipeline]:
+async def build_sft(config: SftConfig, context: RunContext) -> AsyncIterator[SftPipeline]:
     """Tokenise every row before the model is loaded: a bad one ends the run at once."""
     renderer = Renderer(load_tokenizer(config.policy.model))
     sources = [(_rows(config, renderer, index), source.weight) for index, source in enumerate(config.data.train)]

@@ -16,26 +16,25 @@ from reroll.types import Sample
 SHOWN = {f"train/{name}" for name in ("loss", "grad_norm", "lr", "loss_tokens", "tokens_per_s")}
 
 
-class SftPipeline(Pipeline):
+class SftPipeline(Pipeline[SftConfig]):
     """Draw rows, take one optimizer step."""
 
     def __init__(
         self, config: SftConfig, context: RunContext, policy: TrainCluster, rows: Sampler[Sample], held_out: list[Sample]
     ) -> None:
         super().__init__(config, context)
-        self.sft = config
         self.policy = policy
         self.rows = rows
         self.held_out = held_out
 
     async def step(self, step: int) -> Stats:
-        batch = pack([self.rows.next() for _ in range(self.sft.rows_per_step)])
+        batch = pack([self.rows.next() for _ in range(self.config.rows_per_step)])
         trained = await self.policy.train(batch, SFT_LOSS, seed=step)
         # Nobody sampled these tokens: what compares the policy with a sampler says nothing here.
         told = {name: metric for name, metric in trained.items() if name in SHOWN or name.startswith("time/")}
         return Stats(told) + Stats({"tokens": Sum(float(batch.num_tokens))})
 
-    async def start(self) -> None:
+    async def start(self, num_steps: int) -> None:
         return None
 
     async def finish(self) -> None:
@@ -54,5 +53,5 @@ class SftPipeline(Pipeline):
     def state(self) -> dict[str, Any]:
         return {"rows": self.rows.state()}
 
-    async def restore(self, state: dict[str, Any], *, num_steps: int) -> None:
+    def restore(self, state: dict[str, Any]) -> None:
         self.rows.restore(state["rows"])
