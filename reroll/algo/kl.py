@@ -1,16 +1,20 @@
-"""Per-token estimates of KL(policy || reference) from samples of the policy, all [T] -> [T].
+"""Per-token estimates of KL(policy || reference) from samples of the policy, all [T] -> [T]; and a coefficient that adapts.
 
 With d = logp - ref_logp, k1 and k3 have the right mean, k2 a small bias. As a penalty that is differentiated through
 `logp` they pull differently: k2's gradient is that of the true KL, k3's is close to it near the reference, and k1's
-is zero on average (the mean of grad log p), so k1 is for measuring rather than for training.
+is zero on average (the mean of grad log p), so k1 is for measuring, or for a penalty in the reward, rather than for a loss.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+_MAX_DIFFERENCE = 20.0
+_MAX_LOW_VARIANCE = 10.0
 
 
 def k1(logp: Tensor, ref_logp: Tensor) -> Tensor:
@@ -28,5 +32,44 @@ def k3(logp: Tensor, ref_logp: Tensor) -> Tensor:
     return torch.expm1(ref_logp - logp) - (ref_logp - logp)
 
 
-KL_ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
+def low_variance(logp: Tensor, ref_logp: Tensor) -> Tensor:
+    """k3 with d held within ± 20 and the result at most 10, so that one token cannot outweigh a batch.
+
+    A token at the bound (d below -2.6 or above 11) has no gradient.
+    """
+    difference = (logp - ref_logp).clamp(-_MAX_DIFFERENCE, _MAX_DIFFERENCE)
+    return k3(difference, torch.zeros_like(difference)).clamp(max=_MAX_LOW_VARIANCE)
+
+
+def absolute(logp: Tensor, ref_logp: Tensor) -> Tensor:
+    """|d|: not an estimate of the KL but a distance, with a pull back that is equally strong everywhere."""
+    return (logp - ref_logp).abs()
+
+
+KL_ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "k1": k1,
+    "k2": k2,
+    "k3": k3,
+    "low_variance": low_variance,
+    "abs": absolute,
+}
 """By config name."""
+
+
+@dataclass(slots=True, kw_only=True)
+class AdaptiveKl:
+    """A coefficient that grows while the measured KL is above its target and shrinks below it (arXiv 1909.08593).
+
+    All there is to save and restore is `coef`.
+    """
+
+    coef: float
+    target: float
+    """KL per token to hold, in the unit in which it is measured."""
+    horizon: float
+    """Samples over which a KL that is 20 % or more off moves the coefficient by 20 %."""
+
+    def update(self, kl: float, *, num_samples: int) -> None:
+        """After a step that saw `num_samples` samples: coef *= 1 + clip(kl / target - 1, ± 0.2) * num_samples / horizon."""
+        error = min(max(kl / self.target - 1, -0.2), 0.2)
+        self.coef *= 1 + error * num_samples / self.horizon

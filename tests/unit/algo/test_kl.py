@@ -4,16 +4,25 @@ import numpy as np
 import pytest
 import torch
 
-from reroll.algo.kl import KL_ESTIMATORS, k1, k2, k3
-from reroll.config.algorithm import KlConfig
+from reroll.algo.kl import KL_ESTIMATORS, AdaptiveKl, absolute, k1, k2, k3, low_variance
+from reroll.config.losses import KlEstimator
 
 PROBS, REF_PROBS = np.array([0.5, 0.3, 0.15, 0.05]), np.array([0.4, 0.3, 0.2, 0.1])
 
 
 def test_the_estimators_follow_their_formulas() -> None:
-    logp, ref_logp = np.random.default_rng(0).normal(size=(2, 100))
+    logp, ref_logp = 2 * np.random.default_rng(0).normal(size=(2, 100))
     difference = logp - ref_logp
-    expected = {"k1": difference, "k2": difference**2 / 2, "k3": np.exp(-difference) - 1 + difference}
+    exact = np.exp(-difference) - 1 + difference
+    assert exact.max() > 10
+    expected = {
+        "k1": difference,
+        "k2": difference**2 / 2,
+        "k3": exact,
+        "low_variance": np.minimum(exact, 10),
+        "abs": np.abs(difference),
+    }
+    assert expected.keys() == KL_ESTIMATORS.keys()
     for name, estimator in KL_ESTIMATORS.items():
         np.testing.assert_allclose(estimator(torch.tensor(logp), torch.tensor(ref_logp)).numpy(), expected[name], atol=1e-12)
 
@@ -38,11 +47,37 @@ def test_differentiated_through_logp_k2_pulls_like_the_true_kl_and_k1_not_at_all
     torch.testing.assert_close(gradient((weights * k1(logp, ref_logp)).sum()), torch.zeros_like(scores))
 
 
-def test_k2_and_k3_are_never_negative() -> None:
+@pytest.mark.parametrize("estimator", [k2, k3, low_variance, absolute])
+def test_all_but_k1_are_never_negative(estimator) -> None:  # type: ignore[no-untyped-def]
     logp, ref_logp = torch.randn(2, 1000, generator=torch.Generator().manual_seed(0))
-    assert (k2(logp, ref_logp) >= 0).all()
-    assert (k3(logp, ref_logp) >= -1e-6).all()
+    assert (estimator(logp, ref_logp) >= -1e-6).all()
+
+
+def test_low_variance_bounds_value_and_gradient_where_k3_explodes() -> None:
+    logp = torch.tensor([-300.0, -3.0, -0.1, -1.0], requires_grad=True)
+    ref_logp = torch.tensor([-0.1, -0.1, -300.0, -1.2])
+    assert k3(logp, ref_logp)[0].isinf()
+    values = low_variance(logp, ref_logp)
+    gradient = torch.autograd.grad(values.sum(), logp)[0]
+    assert values[:3].tolist() == [10.0, 10.0, 10.0]
+    assert gradient[:3].tolist() == [0.0, 0.0, 0.0]
+    assert gradient[3].item() == pytest.approx(1 - np.exp(-0.2), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kl", "expected"),
+    [
+        (6.0, 0.1),  # on target
+        (6.6, 0.1 * (1 + 0.1 * 256 / 10_000)),  # 10 % above
+        (60.0, 0.1 * (1 + 0.2 * 256 / 10_000)),  # far above: 20 % at most
+        (0.0, 0.1 * (1 - 0.2 * 256 / 10_000)),  # far below
+    ],
+)
+def test_the_coefficient_follows_the_measured_kl(kl: float, expected: float) -> None:
+    control = AdaptiveKl(coef=0.1, target=6.0, horizon=10_000)
+    control.update(kl, num_samples=256)
+    assert control.coef == pytest.approx(expected, rel=1e-12)
 
 
 def test_every_configured_estimator_has_a_function() -> None:
-    assert set(get_args(KlConfig.model_fields["estimator"].annotation)) == KL_ESTIMATORS.keys()
+    assert set(get_args(KlEstimator)) == KL_ESTIMATORS.keys()

@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reroll.algo.reduce import Mode, aggregate
-from reroll.config.algorithm import Aggregation
+from reroll.config.losses import Aggregation
 
 MODES = get_args(Mode)
+MAX_LENGTH = 11
 
 
 def reference(values: list[np.ndarray], masks: list[np.ndarray], mode: str) -> float:
@@ -20,7 +21,7 @@ def reference(values: list[np.ndarray], masks: list[np.ndarray], mode: str) -> f
     if mode == "token_mean":
         return float(np.concatenate(kept).mean())
     per_sequence = [value.mean() if mode == "sequence_mean" else value.sum() for value in kept]
-    return float(np.mean(per_sequence))
+    return float(np.mean(per_sequence)) / (MAX_LENGTH if mode == "fixed_length" else 1)
 
 
 def ragged(lengths: list[int], seed: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
@@ -37,6 +38,7 @@ def reduced(values: list[np.ndarray], masks: list[np.ndarray], mode: Mode, count
         mode=mode,
         num_loss_tokens=counts[0],
         num_sequences=counts[1],
+        length=MAX_LENGTH,
     ).item()
 
 
@@ -67,7 +69,8 @@ def test_tokens_off_the_mask_change_neither_value_nor_gradient(mode: Mode) -> No
     results = []
     for noise in (0.0, float("inf")):
         values = torch.where(mask, torch.arange(5.0), noise).requires_grad_()
-        result = aggregate(values, mask, torch.tensor([0, 0, 0, 1, 1]), mode=mode, num_loss_tokens=3, num_sequences=2)
+        counts = {"num_loss_tokens": 3, "num_sequences": 2, "length": 4}
+        result = aggregate(values, mask, torch.tensor([0, 0, 0, 1, 1]), mode=mode, **counts)
         results.append((result.item(), torch.autograd.grad(result, values)[0].tolist()))
     assert results[0] == results[1]
     assert [results[0][1][place] for place in (0, 3)] == [0.0, 0.0]
@@ -76,8 +79,7 @@ def test_tokens_off_the_mask_change_neither_value_nor_gradient(mode: Mode) -> No
         torch.ones(5, dtype=torch.bool),
         torch.tensor([0, 0, 0, 1, 1]),
         mode=mode,
-        num_loss_tokens=3,
-        num_sequences=2,
+        **counts,
     )
     assert unmasked.item() != results[0][0]
 
@@ -98,6 +100,18 @@ def test_the_modes_differ_on_sequences_of_different_lengths() -> None:
 def test_an_empty_mask_gives_zero(mode: Mode) -> None:
     values, masks = [np.ones(3)], [np.zeros(3, dtype=bool)]
     assert reduced(values, masks, mode, (0, 0)) == 0.0
+
+
+def test_fixed_length_asks_for_the_length() -> None:
+    with pytest.raises(ValueError, match="pass length"):
+        aggregate(
+            torch.ones(1),
+            torch.ones(1, dtype=torch.bool),
+            torch.zeros(1, dtype=torch.int64),
+            mode="fixed_length",
+            num_loss_tokens=1,
+            num_sequences=1,
+        )
 
 
 def test_the_modes_are_those_of_the_config() -> None:
