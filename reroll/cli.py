@@ -13,7 +13,7 @@ from rich.table import Table
 
 from reroll import __version__
 from reroll.config.load import dump_config, load_config
-from reroll.config.tree import RlvrConfig, SftConfig
+from reroll.config.tree import AnyConfig, RlvrConfig
 from reroll.errors import ConfigError, RerollError
 
 app = typer.Typer(
@@ -124,9 +124,9 @@ def version(show: Annotated[bool, typer.Option("--version", help="Print the vers
         raise typer.Exit
 
 
-def _summary(config: RlvrConfig | SftConfig) -> str:
-    if isinstance(config, SftConfig):
-        return f"sft of {config.policy.model}, {config.run.steps} steps of {config.rows_per_step} rows"
+def _summary(config: AnyConfig) -> str:
+    if not isinstance(config, RlvrConfig):
+        return f"{config.pipeline} of {config.policy.model}, {config.run.steps} steps of {config.rows_per_step} rows"
     rollout = config.rollout
     size = f"{rollout.prompts_per_step} prompts × {rollout.group_size} samples × {rollout.max_tokens} tokens"
     return f"{config.algorithm} on {config.policy.model}, {config.run.steps} steps of {size}, {config.runtime.kind} runtime"

@@ -8,10 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
+
+
+ToolSchema = dict[str, Any]
+"""A tool as chat templates and OpenAI's API describe it: `{"type": "function", "function": {name, description, parameters}}`."""
 
 
 class Message(TypedDict):
@@ -19,6 +23,8 @@ class Message(TypedDict):
 
     role: str
     content: str
+    tools: NotRequired[list[ToolSchema]]
+    """On the first message of a conversation: what the assistant may call in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +111,10 @@ class Turn:
     reply: tuple[Message, ...] = ()
     """The environment's answer; empty when the episode ended here."""
     reward: float = 0.0
+    info: Mapping[str, float] = field(default_factory=dict)
+    """What else the environment measured, e.g. `effective` and `success`."""
+    state: str | None = None
+    """The environment's name for the state the policy spoke in; None: what it had just been shown stands for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +162,8 @@ class Group:
     trajectories: tuple[Trajectory, ...]
     version: int
     """The weight version that was current when the group was admitted."""
+    baseline: float | None = None
+    """What the policy's greedy answer earned, where the algorithm asks for one."""
 
     @property
     def rewards(self) -> tuple[float, ...]:
@@ -173,5 +185,5 @@ class Sample:
     """[L] True on tokens the policy wrote; never on the first token, which nothing predicts."""
     logp: NDArray[np.float32]
     """[L] log-prob as sampled; 0 off the mask."""
-    advantage: NDArray[np.float32]
-    """[L] 0 off the mask."""
+    turn: NDArray[np.int64]
+    """[L] which of the trajectory's turns wrote the token, from 0; -1 off the mask."""

@@ -11,34 +11,32 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from reroll.config.algorithm import OwnCritic
+from reroll.config.check_algorithm import algorithm_violations
 from reroll.config.data import DatasetsSource, JsonlSource, ParquetSource, ReasoningGymSource, SourceConfig
-from reroll.config.host import models_dir, num_visible_gpus, parse_devices
+from reroll.config.distill import DistillConfig
+from reroll.config.host import adapter_base, models_dir, num_visible_gpus, parse_devices
 from reroll.config.parts import Devices, RayRuntime
+from reroll.config.preference import DpoConfig, KtoLoss, RewardModelConfig
 from reroll.config.rewards import ImportReward, ReasoningGymReward
-from reroll.config.tree import RlvrConfig, SftConfig
+from reroll.config.tree import AnyConfig, RlvrConfig
 from reroll.errors import Violation
 
 
-def violations_of(config: RlvrConfig | SftConfig, *, folder: Path) -> list[Violation]:
+def violations_of(config: AnyConfig, *, folder: Path) -> list[Violation]:
     """Everything that would stop this run later, found now. User modules may lie in `folder`."""
-    found = [*_model(config), *_sources(config), *_packages(config)]
+    found = [*_models(config), *_sources(config), *_packages(config)]
     if isinstance(config, RlvrConfig):
         found += [*_batch_arithmetic(config), *_token_limits(config), *_rewards(config, folder), *_evaluation(config)]
-        found += [*_devices(config, "policy.devices", config.policy.devices, at_most=1)]
+        found += algorithm_violations(config, module_exists=lambda module: _module_exists(module, folder))
         found += [*_devices(config, "engine.devices", config.engine.devices, at_most=config.engine.num_workers)]
-    else:
-        found += [*_devices(config, "policy.devices", config.policy.devices, at_most=1)]
+    if isinstance(config, DpoConfig | RewardModelConfig):
+        found += [*_preferences(config)]
     return found
 
 
 def _batch_arithmetic(config: RlvrConfig) -> Iterator[Violation]:
     rollout = config.rollout
-    if rollout.group_size < 2:
-        yield Violation(
-            "rollout.group_size",
-            f"must be at least 2 for advantage {config.advantage.kind}, got {rollout.group_size}",
-            "a group of one has no baseline: set rollout.group_size to 2 or more",
-        )
     rows, parts = rollout.prompts_per_step * rollout.group_size, config.train.mini_batches
     if rows % parts:
         legal = [str(n) for n in range(1, rows + 1) if rows % n == 0]
@@ -46,12 +44,6 @@ def _batch_arithmetic(config: RlvrConfig) -> Iterator[Violation]:
             "train.mini_batches",
             f"{rollout.prompts_per_step} prompts × {rollout.group_size} samples = {rows} rows do not divide into {parts}",
             f"set train.mini_batches to one of: {', '.join(legal[:12])}",
-        )
-    if config.loss.kind == "reinforce" and (parts > 1 or config.train.epochs > 1):
-        yield Violation(
-            "loss.kind",
-            "reinforce has no ratio, so a second optimizer step on the same samples is biased",
-            "set train.epochs and train.mini_batches to 1, or use loss ppo",
         )
     if rollout.window > rollout.max_staleness + 1:
         yield Violation(
@@ -85,16 +77,34 @@ def _token_limits(config: RlvrConfig) -> Iterator[Violation]:
         )
 
 
-def _model(config: RlvrConfig | SftConfig) -> Iterator[Violation]:
-    name = config.policy.model
+def _named_models(config: AnyConfig) -> Iterator[tuple[str, str | None, Devices]]:
+    """(path, model or None for the policy's, devices) of every model of the run."""
+    yield "policy", config.policy.model, config.policy.devices
+    if isinstance(config, DistillConfig):
+        yield "teacher", config.teacher.model, config.teacher.devices
+    if isinstance(config, RlvrConfig):
+        if isinstance(config.critic, OwnCritic):
+            yield "critic", config.critic.model, config.critic.devices
+        for name, teacher in config.teachers.items():
+            yield f"teachers.{name}", teacher.model, teacher.devices
+
+
+def _models(config: AnyConfig) -> Iterator[Violation]:
+    for where, name, devices in _named_models(config):
+        yield from _devices(config, f"{where}.devices", devices, at_most=1)
+        if name is not None:
+            yield from _model(f"{where}.model", name)
+
+
+def _model(where: str, name: str) -> Iterator[Violation]:
     if Path(name).is_dir():
-        if not (Path(name) / "config.json").is_file():
-            yield Violation("policy.model", f"{name} is a folder without config.json", "give a Hugging Face model folder")
+        if not (Path(name) / "config.json").is_file() and not adapter_base(Path(name)):
+            yield Violation(where, f"{name} is a folder without config.json", "give a Hugging Face model folder")
     elif (models_dir() / name / "config.json").is_file() or re.fullmatch(r"[\w.-]+/[\w.-]+", name):
         return  # a fetched model, or a hub id that only the hub can judge
     else:
         yield Violation(
-            "policy.model",
+            where,
             f"{name!r} is neither a folder nor a fetched model nor a hub id",
             "give a path or org/name, or run `reroll models fetch smollm2-135m-instruct`",
         )
@@ -103,6 +113,8 @@ def _model(config: RlvrConfig | SftConfig) -> Iterator[Violation]:
 def _context_length(model: str) -> int | None:
     """The model's context, if its config.json lies on this disk."""
     for folder in (Path(model), models_dir() / model):
+        if base := adapter_base(folder):
+            return _context_length(base)
         file = folder / "config.json"
         if file.is_file():
             try:
@@ -113,13 +125,13 @@ def _context_length(model: str) -> int | None:
     return None
 
 
-def _named_sources(config: RlvrConfig | SftConfig) -> Iterator[tuple[str, SourceConfig]]:
+def _named_sources(config: AnyConfig) -> Iterator[tuple[str, SourceConfig]]:
     for part, sources in (("train", config.data.train), ("eval", config.data.eval)):
         for index, source in enumerate(sources):
             yield f"data.{part}.{index}", source
 
 
-def _sources(config: RlvrConfig | SftConfig) -> Iterator[Violation]:
+def _sources(config: AnyConfig) -> Iterator[Violation]:
     for where, source in _named_sources(config):
         if isinstance(source, JsonlSource | ParquetSource) and not source.path.is_file():
             yield Violation(f"{where}.path", f"{source.path} does not exist", "paths are taken from the working directory")
@@ -127,11 +139,15 @@ def _sources(config: RlvrConfig | SftConfig) -> Iterator[Violation]:
             yield Violation(f"{where}.path", f"{source.path} is no folder", "give a folder written by save_to_disk")
 
 
-def _packages(config: RlvrConfig | SftConfig) -> Iterator[Violation]:
+def _packages(config: AnyConfig) -> Iterator[Violation]:
     """Optional packages that the config asks for and this Python does not have."""
     wanted: list[tuple[str, str, str]] = [("run.trackers", tracker, "trackers") for tracker in config.run.trackers]
     if isinstance(config.runtime, RayRuntime):
         wanted.append(("runtime.kind", "ray", "ray"))
+    if config.policy.lora or adapter_base(Path(config.policy.model)):
+        wanted.append(("policy.lora" if config.policy.lora else "policy.model", "peft", "lora"))
+    if isinstance(config, RlvrConfig) and isinstance(config.critic, OwnCritic) and config.critic.lora:
+        wanted.append(("critic.lora", "peft", "lora"))
     for where, source in _named_sources(config):
         package = {"parquet": "pyarrow", "datasets": "datasets", "reasoning_gym": "reasoning_gym"}.get(source.kind)
         if package:
@@ -178,7 +194,19 @@ def _evaluation(config: RlvrConfig) -> Iterator[Violation]:
         )
 
 
-def _devices(config: RlvrConfig | SftConfig, where: str, value: Devices, *, at_most: int) -> Iterator[Violation]:
+def _preferences(config: DpoConfig | RewardModelConfig) -> Iterator[Violation]:
+    for where, source in _named_sources(config):
+        if isinstance(source, ReasoningGymSource):
+            yield Violation(
+                f"{where}.kind", f"is {source.kind}, whose rows compare no answers", "use jsonl, parquet or datasets"
+            )
+    if isinstance(config, DpoConfig) and isinstance(config.loss, KtoLoss) and config.rows_per_step < 2:
+        yield Violation(
+            "rows_per_step", "is 1, but kto also looks at answers to other prompts of the step", "set it to 2 or more"
+        )
+
+
+def _devices(config: AnyConfig, where: str, value: Devices, *, at_most: int) -> Iterator[Violation]:
     try:
         devices = parse_devices(value)
     except ValueError as error:
@@ -198,7 +226,7 @@ def _devices(config: RlvrConfig | SftConfig, where: str, value: Devices, *, at_m
         )
 
 
-def _num_gpus(config: RlvrConfig | SftConfig) -> int | None:
+def _num_gpus(config: AnyConfig) -> int | None:
     """GPUs to check against; None when only the cluster knows."""
     if isinstance(config.runtime, RayRuntime):
         if config.runtime.num_gpus is not None:

@@ -30,7 +30,15 @@ class Table(Source):
     prompt_key: str = "prompt"
     messages_key: str = "messages"
     answer_key: str = "answer"
-    """Reference answer; for sft rows without an assistant message, the completion to learn."""
+    """Reference answer; for sft rows without an assistant message, the completion to learn; for kto, the answer judged."""
+    chosen_key: str = "chosen"
+    """The better answer of a pair: text, or chat messages that continue the prompt."""
+    rejected_key: str = "rejected"
+    """The worse one."""
+    margin_key: str = "margin"
+    """By how much the better answer should win, where the row says so; for reward models."""
+    label_key: str = "label"
+    """Whether an answer is good: true or false, 1 or 0; for kto."""
 
 
 class JsonlSource(Table):

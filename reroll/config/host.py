@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from itertools import takewhile
@@ -39,3 +40,15 @@ def num_visible_gpus() -> int:
 def models_dir() -> Path:
     """Where `reroll models fetch` stores models: $REROLL_MODELS, or ./models."""
     return Path(os.environ.get("REROLL_MODELS", "models"))
+
+
+def adapter_base(folder: Path) -> str | None:
+    """The model that the adapter in this folder belongs to; None if the folder holds a whole model, or nothing of the kind."""
+    file = folder / "adapter_config.json"
+    if (folder / "config.json").is_file() or not file.is_file():
+        return None
+    try:
+        base = json.loads(file.read_text()).get("base_model_name_or_path")
+    except (OSError, ValueError):
+        return None
+    return base if isinstance(base, str) and base else None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +13,28 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from reroll.config.algorithm import PRESETS
 from reroll.config.check import violations_of
+from reroll.config.distill import DistillConfig
 from reroll.config.explain import explain, yaml_path
-from reroll.config.tree import Config, RlvrConfig, SftConfig
+from reroll.config.offline import SftConfig
+from reroll.config.preference import DpoConfig, RewardModelConfig
+from reroll.config.presets import PRESETS
+from reroll.config.tree import AnyConfig, Config, RlvrConfig
 from reroll.errors import ConfigError, Violation
 
-PIPELINES: dict[str, type[RlvrConfig] | type[SftConfig]] = {"rlvr": RlvrConfig, "sft": SftConfig}
-_ADAPTER: TypeAdapter[RlvrConfig | SftConfig] = TypeAdapter(Config)
+PIPELINES: dict[str, type[AnyConfig]] = {
+    "rlvr": RlvrConfig,
+    "sft": SftConfig,
+    "dpo": DpoConfig,
+    "reward_model": RewardModelConfig,
+    "distill": DistillConfig,
+}
+_ADAPTER: TypeAdapter[AnyConfig] = TypeAdapter(Config)
 
 # Stand-ins for required fields that are missing, so that the rest of the file is still checked in the same pass.
 _STAND_INS: dict[str, Any] = {
     "policy": {"model": "some/model"},
+    "teacher": {"model": "some/model"},
     "model": "some/model",
     "data": {"train": [{"kind": "reasoning_gym", "name": "chain_sum"}]},
     "train": [{"kind": "reasoning_gym", "name": "chain_sum"}],
@@ -33,16 +44,14 @@ _STAND_INS: dict[str, Any] = {
 }
 
 
-def load_config(path: Path, overrides: Sequence[str] = ()) -> RlvrConfig | SftConfig:
+def load_config(path: Path, overrides: Sequence[str] = ()) -> AnyConfig:
     """The config in this file with `key=value` overrides applied. Raises ConfigError with every violation."""
     tree = _read_yaml(path)
     problems = _apply_overrides(tree, overrides)
     return parse_config(tree, problems=problems, folder=path.parent)
 
 
-def parse_config(
-    tree: dict[str, Any], *, problems: Sequence[Violation] = (), folder: Path | None = None
-) -> RlvrConfig | SftConfig:
+def parse_config(tree: dict[str, Any], *, problems: Sequence[Violation] = (), folder: Path | None = None) -> AnyConfig:
     """As `load_config`, from a plain dict. `folder` is where user code may lie beside the working directory."""
     problems = list(problems)
     if tree.get("pipeline") not in PIPELINES:
@@ -62,7 +71,7 @@ def parse_config(
     return config
 
 
-def dump_config(config: RlvrConfig | SftConfig) -> str:
+def dump_config(config: AnyConfig) -> str:
     """The whole tree as YAML, presets and defaults written out; loads back to an equal config."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
@@ -116,16 +125,22 @@ def _expand_preset(tree: dict[str, Any]) -> list[Violation]:
         hint = difflib.get_close_matches(str(name), PRESETS, n=1)
         fix = f"did you mean {hint[0]}? " if hint else ""
         return [Violation("algorithm", f"{name!r} is no preset", f"{fix}choose one of: {', '.join(PRESETS)}")]
-    for field, preset in PRESETS[name].items():
-        mine = tree.get(field)
-        if mine is None:
-            tree[field] = dict(preset) if isinstance(preset, dict) else preset
-        elif isinstance(mine, dict) and mine.get("kind", preset["kind"]) == preset["kind"]:
-            tree[field] = {**preset, **mine}
+    _fill(tree, PRESETS[name])
     return []
 
 
-def _validate(tree: dict[str, Any]) -> tuple[RlvrConfig | SftConfig | None, list[Violation], list[str]]:
+def _fill(mine: dict[str, Any], preset: Mapping[str, Any]) -> None:
+    """Write the preset's values where the user wrote none. Of a node that the user made another `kind`, none is right."""
+    for field, value in preset.items():
+        if not isinstance(value, dict):
+            mine.setdefault(field, copy.deepcopy(value))
+        elif mine.get(field) is None:
+            mine[field] = copy.deepcopy(value)
+        elif isinstance(mine[field], dict) and mine[field].get("kind", value.get("kind")) == value.get("kind"):
+            _fill(mine[field], value)
+
+
+def _validate(tree: dict[str, Any]) -> tuple[AnyConfig | None, list[Violation], list[str]]:
     """Field by field. Bad fields are reported, then set aside so that checks across fields still see the rest.
 
     Returns the config (None if nothing could be saved), the violations, and the paths that hold stand-ins.

@@ -65,14 +65,30 @@ class TorchStrategy(Node):
 StrategyConfig = TorchStrategy
 
 
-class PolicyConfig(Node):
-    """The model under training."""
+class LoraConfig(Node):
+    """Train low-rank adapters instead of the weights themselves."""
+
+    rank: int = Field(default=16, ge=1)
+    alpha: float = Field(default=32.0, gt=0)
+    """The adapter's output is scaled by alpha / rank."""
+    targets: list[str] | Literal["all-linear"] = "all-linear"
+    """Names of the layers to adapt, e.g. [q_proj, v_proj]."""
+
+
+class ModelConfig(Node):
+    """A model that is trained."""
 
     model: str
     """A Hugging Face folder or hub id, or the name of a model that `reroll models fetch` stored."""
+    lora: LoraConfig | None = None
+    """null: every weight is trained."""
     strategy: StrategyConfig = Field(default_factory=TorchStrategy)
     optim: OptimConfig = Field(default_factory=OptimConfig)
     devices: Devices = "auto"
+
+
+class PolicyConfig(ModelConfig):
+    """The model under training."""
 
 
 class EmbeddedEngine(Node):
@@ -101,6 +117,8 @@ class RolloutConfig(Node):
     """How many weight versions a trained sample may lag behind: 0 is synchronous; more overlaps generation and training."""
     oversample: float = Field(default=1.0, ge=1.0)
     """Admit this many times the prompts a step needs; the rest is aborted when enough have finished."""
+    redundant: int = Field(default=0, ge=0)
+    """Samples drawn for each group beyond `group_size`; when enough have ended well, the slowest are aborted."""
     window: int = Field(default=1, ge=1)
     """How many steps' worth of the oldest groups may be taken from: 1 is strictly oldest first."""
     drop_no_signal: bool = False

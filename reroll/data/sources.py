@@ -40,10 +40,10 @@ def load_source(config: SourceConfig, *, id_prefix: str = "", first_index: int =
     A row's own system message (column `system`, or the first of its messages) stands in place of the source's. Raises
     DataError if the source cannot be read, is empty or has bad rows; the message names the first few bad rows at once.
     """
-    columns = _Columns.of(config)
+    columns = Columns.of(config)
 
     def to_prompt(index: int, row: Mapping[str, Any]) -> Prompt:
-        messages = _read_messages(row, columns, system=config.system)
+        messages = read_messages(row, columns, system=config.system)
         if messages[-1]["role"] == "assistant":
             raise BadRow("ends with an assistant message: nothing is left to answer (drop it, or train with `pipeline: sft`)")
         return Prompt(
@@ -54,7 +54,7 @@ def load_source(config: SourceConfig, *, id_prefix: str = "", first_index: int =
             extra={name: value for name, value in row.items() if name not in columns.used},
         )
 
-    return _convert_rows(config, to_prompt)
+    return convert_rows(config, to_prompt)
 
 
 def load_conversations(config: SourceConfig) -> list[tuple[Message, ...]]:
@@ -62,18 +62,18 @@ def load_conversations(config: SourceConfig) -> list[tuple[Message, ...]]:
 
     A row whose messages end otherwise is completed by its answer column. Errors are those of `load_source`.
     """
-    columns = _Columns.of(config)
+    columns = Columns.of(config)
 
     def to_conversation(index: int, row: Mapping[str, Any]) -> tuple[Message, ...]:
-        messages = _read_messages(row, columns, system=config.system)
+        messages = read_messages(row, columns, system=config.system)
         if messages[-1]["role"] == "assistant":
             return messages
         answer = _read_answer(row, columns)
         if answer is None or not answer.strip():
-            raise BadRow(f"nothing to learn: no last assistant message and no `{columns.answer}`; {_keys_of(row)}")
+            raise BadRow(f"nothing to learn: no last assistant message and no `{columns.answer}`; {keys_of(row)}")
         return (*messages, Message(role="assistant", content=answer))
 
-    return _convert_rows(config, to_conversation)
+    return convert_rows(config, to_conversation)
 
 
 def _load_all(configs: Sequence[SourceConfig], *, prefix: str) -> list[list[Prompt]]:
@@ -87,7 +87,8 @@ def _load_all(configs: Sequence[SourceConfig], *, prefix: str) -> list[list[Prom
     return sources
 
 
-def _convert_rows(config: SourceConfig, convert: Callable[[int, Mapping[str, Any]], T]) -> list[T]:
+def convert_rows(config: SourceConfig, convert: Callable[[int, Mapping[str, Any]], T]) -> list[T]:
+    """`convert(index, row)` of every row. Raises DataError that names the first few rows for which it raises BadRow."""
     items: list[T] = []
     problems: list[str] = []
     for index, (place, row) in enumerate(islice(read_rows(config), config.limit)):
@@ -108,37 +109,41 @@ def _convert_rows(config: SourceConfig, convert: Callable[[int, Mapping[str, Any
 
 
 @dataclass(frozen=True, slots=True)
-class _Columns:
+class Columns:
+    """What the columns that make a prompt are called."""
+
     prompt: str = "prompt"
     messages: str = "messages"
     answer: str = "answer"
     system: str = "system"
 
     @classmethod
-    def of(cls, config: SourceConfig) -> _Columns:
+    def of(cls, config: SourceConfig) -> Columns:
+        """The source's own names; generated rows have the default ones."""
         if isinstance(config, ReasoningGymSource):
             return cls()
         return cls(prompt=config.prompt_key, messages=config.messages_key, answer=config.answer_key)
 
     @property
     def used(self) -> tuple[str, ...]:
+        """All of them."""
         return (self.prompt, self.messages, self.answer, self.system)
 
 
-def _read_messages(row: Mapping[str, Any], columns: _Columns, *, system: str | None) -> tuple[Message, ...]:
+def read_messages(row: Mapping[str, Any], columns: Columns, *, system: str | None) -> tuple[Message, ...]:
     """The row's messages, or its prompt as one user message, with a system message in front if there is one to put."""
     if row.get(columns.messages) is not None:
-        messages = _check_messages(row[columns.messages], name=columns.messages)
+        messages = check_messages(row[columns.messages], name=columns.messages)
     elif row.get(columns.prompt) is not None:
         content = row[columns.prompt]
         if isinstance(content, list):
             raise BadRow(f"`{columns.prompt}` is a list (for chat messages set `messages_key: {columns.prompt}`)")
-        messages = (Message(role="user", content=_check_text(content, name=columns.prompt)),)
+        messages = (Message(role="user", content=check_text(content, name=columns.prompt)),)
     else:
-        raise BadRow(f"no `{columns.prompt}` and no `{columns.messages}`; {_keys_of(row)} (set `prompt_key` or `messages_key`)")
+        raise BadRow(f"no `{columns.prompt}` and no `{columns.messages}`; {keys_of(row)} (set `prompt_key` or `messages_key`)")
 
     if row.get(columns.system) is not None:
-        system = _check_text(row[columns.system], name=columns.system, may_be_blank=True)
+        system = check_text(row[columns.system], name=columns.system, may_be_blank=True)
     if system and system.strip() and messages[0]["role"] != "system":
         messages = (Message(role="system", content=system), *messages)
     if messages[-1]["role"] in ("system", "developer"):
@@ -146,9 +151,10 @@ def _read_messages(row: Mapping[str, Any], columns: _Columns, *, system: str | N
     return messages
 
 
-def _check_messages(value: object, *, name: str) -> tuple[Message, ...]:
+def check_messages(value: object, *, name: str) -> tuple[Message, ...]:
+    """Chat messages as a column `name` holds them. Raises BadRow."""
     if not isinstance(value, list):
-        raise BadRow(f"`{name}` is {_type_of(value)}, not a list of {{role, content}}")
+        raise BadRow(f"`{name}` is {type_of(value)}, not a list of {{role, content}}")
     if not value:
         raise BadRow(f"`{name}` is empty")
     return tuple(_check_message(message, name=f"{name}[{place}]") for place, message in enumerate(value))
@@ -156,10 +162,10 @@ def _check_messages(value: object, *, name: str) -> tuple[Message, ...]:
 
 def _check_message(value: object, *, name: str) -> Message:
     if not isinstance(value, dict):
-        raise BadRow(f"`{name}` is {_type_of(value)}, not {{role, content}}")
+        raise BadRow(f"`{name}` is {type_of(value)}, not {{role, content}}")
     missing = [key for key in ("role", "content") if value.get(key) is None]
     if missing:
-        raise BadRow(f"`{name}` has no `{missing[0]}`; {_keys_of(value)}")
+        raise BadRow(f"`{name}` has no `{missing[0]}`; {keys_of(value)}")
     # Columnar files fill the keys that only other messages have with nulls: those carry nothing and may go.
     unknown = [str(key) for key, content in value.items() if key not in ("role", "content") and content is not None]
     if unknown:
@@ -167,12 +173,13 @@ def _check_message(value: object, *, name: str) -> Message:
     if value["role"] not in ROLES:
         raise BadRow(f"`{name}.role` is {value['role']!r}, not one of {', '.join(ROLES)}")
     may_be_blank = value["role"] in ("system", "tool")
-    return Message(role=value["role"], content=_check_text(value["content"], name=f"{name}.content", may_be_blank=may_be_blank))
+    return Message(role=value["role"], content=check_text(value["content"], name=f"{name}.content", may_be_blank=may_be_blank))
 
 
-def _check_text(value: object, *, name: str, may_be_blank: bool = False) -> str:
+def check_text(value: object, *, name: str, may_be_blank: bool = False) -> str:
+    """Text as a column `name` holds it. Raises BadRow."""
     if not isinstance(value, str):
-        raise BadRow(f"`{name}` is {_type_of(value)}, not a string")
+        raise BadRow(f"`{name}` is {type_of(value)}, not a string")
     if not value.strip() and not may_be_blank:
         raise BadRow(f"`{name}` is empty")
     try:
@@ -182,7 +189,7 @@ def _check_text(value: object, *, name: str, may_be_blank: bool = False) -> str:
     return value
 
 
-def _read_answer(row: Mapping[str, Any], columns: _Columns) -> str | None:
+def _read_answer(row: Mapping[str, Any], columns: Columns) -> str | None:
     value = row.get(columns.answer)
     if value is None:
         return None
@@ -191,14 +198,16 @@ def _read_answer(row: Mapping[str, Any], columns: _Columns) -> str | None:
             raise BadRow(f"`{columns.answer}` is {value}")
         return str(value)
     if not isinstance(value, str):
-        raise BadRow(f"`{columns.answer}` is {_type_of(value)}, not a string or a number (a reward can read other columns)")
-    return _check_text(value, name=columns.answer, may_be_blank=True)
+        raise BadRow(f"`{columns.answer}` is {type_of(value)}, not a string or a number (a reward can read other columns)")
+    return check_text(value, name=columns.answer, may_be_blank=True)
 
 
-def _keys_of(row: Mapping[Any, Any]) -> str:
+def keys_of(row: Mapping[Any, Any]) -> str:
+    """Which columns there are, for a message about one that is missing."""
     return f"it has: {', '.join(map(str, row))}" if row else "it has no keys"
 
 
-def _type_of(value: object) -> str:
+def type_of(value: object) -> str:
+    """What a value is, in words."""
     names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
     return "null" if value is None else names.get(type(value), f"a {type(value).__name__}")

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from reroll.types import Message, Prompt
+
+
+class InvalidAction(Exception):
+    """The policy's words are no action here. The message goes to the policy: it says what would be one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,10 +24,29 @@ class Outcome:
     """The task itself ended."""
     truncated: bool = False
     """A limit of the environment cut it."""
+    info: Mapping[str, float] = field(default_factory=dict)
+    """Numbers about this step, e.g. `effective` (1 if the action changed anything); `success` counts from the last one."""
+    state: str | None = None
+    """The state the policy acts in next: sibling episodes in equal states are compared. None: what it is shown decides."""
 
 
 class Env(Protocol):
-    """One episode: reset once, step until it ends, close always. Raise EnvError to fail the sample with a reason."""
+    """One episode of a task: reset once, step until it ends, close always. Plain or async; the runner awaits what is awaitable.
+
+    Equal seeds and actions give equal episodes. Raise InvalidAction for words that are no action, EnvError to fail the
+    sample with a reason. `actions` are the policy's words after parsing: without the thinking, tags and tool syntax.
+    """
+
+    def reset(self, seed: int) -> tuple[Message, ...]:
+        """The instance of this seed: its rules and first observation as chat messages."""
+
+    def step(self, action: str) -> Outcome: ...
+
+    def close(self) -> None: ...
+
+
+class LiveEnv(Protocol):
+    """An environment as an episode plays it, wherever it runs: its seed is settled and every call is awaited."""
 
     async def reset(self) -> tuple[Message, ...]: ...
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
+from reroll.config.parts import LoraConfig
 from reroll.errors import WorkerError
 from reroll.infer.base import Engine, Finished
 from reroll.infer.embedded.engine import EmbeddedEngine
@@ -72,8 +73,10 @@ class Report:
 class InferWorker:
     """Owns an engine and the daemon thread that steps it. Methods may be called from several threads at once."""
 
-    def __init__(self, info: WorkerInfo, *, model: str, precision: Precision, max_running: int) -> None:
-        policy = load_model(model, dtype=DTYPES[precision], device=info.device)
+    def __init__(
+        self, info: WorkerInfo, *, model: str, precision: Precision, max_running: int, lora: LoraConfig | None = None
+    ) -> None:
+        policy = load_model(model, dtype=DTYPES[precision], device=info.device, lora=lora)
         self._start(EmbeddedEngine(policy, load_tokenizer(model), max_running=max_running), max_running=max_running)
 
     def _start(self, engine: Engine, *, max_running: int) -> None:

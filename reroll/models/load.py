@@ -6,17 +6,28 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging
 
-from reroll.config.host import models_dir
+from reroll.config.host import adapter_base, models_dir
+from reroll.config.parts import LoraConfig
 from reroll.errors import ModelError
 from reroll.models.attention import IMPLEMENTATION, check_supported
+from reroll.models.heads import SCORE, add_score_head, score_head
 
 Precision = Literal["fp32", "bf16"]
+
+Head = Literal["language", "score", "language+score"]
+"""What a model ends in: words, one number (critics and reward models), or both on one trunk."""
 
 DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 """What a model is loaded as, by the config's name for it."""
@@ -41,9 +52,12 @@ def quiet() -> Iterator[None]:
 
 
 def resolve_model(name: str) -> str:
-    """The folder that `name` means: an existing folder, or a fetched model; else `name` itself, taken as a hub id."""
+    """The folder that `name` means: an existing folder, or a fetched model; else `name` itself, taken as a hub id.
+
+    The folder may hold a whole model, or an adapter that names its base.
+    """
     for folder in (Path(name).expanduser(), models_dir() / name):
-        if (folder / "config.json").is_file():
+        if (folder / "config.json").is_file() or adapter_base(folder):
             return str(folder)
     folder = Path(name).expanduser()
     if folder.is_dir():
@@ -53,21 +67,84 @@ def resolve_model(name: str) -> str:
     return name
 
 
-def load_model(name: str, *, dtype: torch.dtype, device: str | torch.device) -> PreTrainedModel:
-    """The causal language model `name` with reroll's attention, in eval mode."""
+def load_model(
+    name: str, *, dtype: torch.dtype, device: str | torch.device, head: Head = "language", lora: LoraConfig | None = None
+) -> PreTrainedModel:
+    """The decoder `name` with the head asked for and reroll's attention, in eval mode.
+
+    A scalar head that the folder does not hold starts at zero. The folder of an adapter gives its base, with the adapter
+    merged into it. `lora` adds a fresh adapter, and freezes the rest.
+    """
     source = resolve_model(name)
     try:
         with _LOADING, quiet():
-            model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, attn_implementation=IMPLEMENTATION)
+            model = _build(source, dtype, head)
+            if lora is not None:
+                from reroll.models.lora import add_lora
+
+                add_lora(model, lora, base=name)
     except _LOAD_FAILURES as error:
         raise _load_error(name, "model", error) from error
     check_supported(model)
     return model.to(device).eval()  # type: ignore[no-any-return, arg-type]
 
 
+def _build(source: str, dtype: torch.dtype, head: Head) -> PreTrainedModel:
+    base = adapter_base(Path(source))
+    if base is not None:
+        from reroll.models.lora import merge_adapter
+
+        model = _build(_resolve_base(base, adapter=source), dtype, head)
+        merge_adapter(model, source)
+        return model
+    model = _with_score(source, dtype) if head == "score" else _with_language(source, dtype)
+    if head == "language+score":
+        add_score_head(model, source)
+    return model
+
+
+def _resolve_base(base: str, *, adapter: str) -> str:
+    try:
+        return resolve_model(base)
+    except ModelError as error:
+        raise ModelError(f"{adapter} is an adapter, and its base is missing: {error}") from error
+
+
+def _with_language(source: str, dtype: torch.dtype) -> PreTrainedModel:
+    return _load(AutoModelForCausalLM, source, dtype)[0]
+
+
+def _with_score(source: str, dtype: torch.dtype) -> PreTrainedModel:
+    model, has_score = _load(AutoModelForSequenceClassification, source, dtype, num_labels=1)
+    if not has_score:
+        torch.nn.init.zeros_(score_head(model).weight)
+    return model
+
+
+def _load(auto: Any, source: str, dtype: torch.dtype, **options: Any) -> tuple[PreTrainedModel, bool]:
+    """The model, and whether its folder held a scalar head if it has one. Any other missing weight is an error: it would
+    be random."""
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # What it would report about the scalar head is as intended.
+    try:
+        model, found = auto.from_pretrained(
+            source, dtype=dtype, attn_implementation=IMPLEMENTATION, output_loading_info=True, **options
+        )
+    finally:
+        logging.set_verbosity(verbosity)
+    is_score = [key.startswith(f"{SCORE}.") for key in found["missing_keys"]]
+    if not all(is_score):
+        names = sorted(key for key in found["missing_keys"] if not key.startswith(f"{SCORE}."))
+        raise ModelError(f"{source} lacks weights of the model it describes: {', '.join(names[:3])}, {len(names)} in all")
+    return model, not is_score
+
+
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """The tokenizer stored with the model `name`."""
     source = resolve_model(name)
+    base = adapter_base(Path(source))
+    if base is not None and not (Path(source) / "tokenizer_config.json").is_file():
+        return load_tokenizer(_resolve_base(base, adapter=source))
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source)
     except _LOAD_FAILURES as error:
@@ -78,10 +155,23 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write an ordinary Hugging Face folder: config, safetensors, tokenizer and chat template."""
-    with quiet():
-        model.save_pretrained(folder)
+    """Write an ordinary Hugging Face folder: config, safetensors, tokenizer and chat template.
+
+    Of a model with an adapter, the adapter alone is written, as peft does.
+    """
+    if has_adapter(model):
+        from reroll.models.lora import save_adapter
+
+        save_adapter(model, folder)
+    else:
+        with quiet():
+            model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def has_adapter(model: PreTrainedModel) -> bool:
+    """Whether `lora` was given when the model was loaded."""
+    return bool(model._hf_peft_config_loaded)
 
 
 def _load_error(name: str, part: str, error: Exception) -> ModelError:

@@ -75,8 +75,9 @@ class _ChunkedLogprobs(torch.autograd.Function):
             grad_raw = _logits_gradient(ctx, raw, targets[rows], normaliser[rows], grad[rows])
             del raw
             torch.mm(grad_raw, weight, out=grad_hidden[rows])
-            grad_weight = _accumulate(grad_weight, grad_raw.T @ hidden[rows])
-            if bias is not None:
+            if ctx.needs_input_grad[1]:  # Not where an adapter is trained: the head is frozen.
+                grad_weight = _accumulate(grad_weight, grad_raw.T @ hidden[rows])
+            if bias is not None and ctx.needs_input_grad[2]:
                 grad_bias = _accumulate(grad_bias, grad_raw.sum(0))
         grad_weight = None if grad_weight is None else grad_weight.to(weight.dtype)
         grad_bias = None if grad_bias is None else grad_bias.to(weight.dtype)

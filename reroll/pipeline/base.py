@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from reroll.config.tree import RlvrConfig, SftConfig
+from reroll.config.offline import PipelineConfig
 from reroll.errors import RunFolderError
 from reroll.observe.metrics import Stats
 from reroll.observe.progress import TrainView
@@ -21,7 +21,7 @@ from reroll.train.cluster import TrainCluster
 
 STATE_FILE = "state.json"
 T = TypeVar("T")
-C = TypeVar("C", bound=RlvrConfig | SftConfig)
+C = TypeVar("C", bound=PipelineConfig)
 
 
 class Interrupted(Exception):
@@ -86,6 +86,8 @@ class Pipeline(ABC, Generic[C]):
         self.config = config
         self.context = context
         self.evals: dict[int, dict[str, float]] = {}
+        self.side_models: dict[str, TrainCluster] = {}
+        """Models trained beside the policy, by the name of their folder in a checkpoint."""
 
     @abstractmethod
     async def step(self, step: int) -> Stats:
@@ -163,6 +165,8 @@ class Pipeline(ABC, Generic[C]):
         folder = self.context.folder
         with folder.checkpoint(num_steps, keep=self.config.checkpoint.keep) as unfinished:
             await self.policy.save(unfinished)
+            for name, model in self.side_models.items():
+                await model.save(unfinished / name)
             write_json(unfinished / STATE_FILE, {"steps": num_steps, "evals": self.evals, "pipeline": self.state()})
         latest = folder.latest_checkpoint()
         assert latest is not None
@@ -178,6 +182,8 @@ class Pipeline(ABC, Generic[C]):
         except (OSError, ValueError) as error:
             raise RunFolderError(f"{latest.path} is damaged: {error} (delete it to resume from an earlier one)") from error
         await self.policy.load(latest.path)
+        for name, model in self.side_models.items():
+            await model.load(latest.path / name)
         self.restore(saved["pipeline"])
         self.evals = {int(step): values for step, values in saved["evals"].items()}
         self.context.view.note(f"resumed from {latest.path} after {saved['steps']} steps")

@@ -46,6 +46,10 @@ class Player:
         env = SingleTurn(prompt)
         return await play(env, self.engine.generate, self.renderer, sampling, id=id, max_prompt_tokens=limit, max_turns=1)
 
+    async def greedy_episode(self, prompt: Prompt, id: str, seed: int) -> Trajectory:
+        """As `episode`, always taking the likeliest token."""
+        return await self.episode(prompt, id, seed, temperature=0.0)
+
     async def score(self, prompt: Prompt, trajectory: Trajectory) -> Score:
         """The verdict of the domain's reward."""
         return await self.rewards.score(prompt, trajectory)
@@ -81,6 +85,7 @@ async def spawn_engine(runtime: Runtime, engine: EngineConfig, policy: PolicyCon
     seats = tuple(devices[rank % len(devices)] for rank in range(engine.num_workers))
     precision = policy.strategy.precision if engine.precision == "same" else engine.precision
     placement = Placement("engine", seats, concurrency=CONCURRENCY)
-    return InferCluster(
-        await runtime.spawn(InferWorker, placement, model=policy.model, precision=precision, max_running=engine.max_running)
+    workers = await runtime.spawn(
+        InferWorker, placement, model=policy.model, precision=precision, max_running=engine.max_running, lora=policy.lora
     )
+    return InferCluster(workers)

@@ -3,40 +3,53 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from reroll.algo.advantages import ADVANTAGES
-from reroll.config.algorithm import AdvantageConfig
+from reroll.algo.episodes import Episodes
+from reroll.algo.kl import KL_ESTIMATORS, AdaptiveKl, k3
+from reroll.algo.running import RunningMoments
+from reroll.algo.shaping import shape_rewards
+from reroll.config.advantages import GaeAdvantage, OptimalTokenBaselineAdvantage
+from reroll.config.algorithm import OwnCritic
 from reroll.config.tree import RlvrConfig
 from reroll.observe.metrics import Last, Mean, Stats, Sum
 from reroll.pipeline.base import Pipeline, RunContext
+from reroll.pipeline.credit import advantage_stats, assign_advantages, critic_targets, policy_loss_of
 from reroll.pipeline.player import Player
 from reroll.rollout.scheduler import RolloutScheduler
 from reroll.runtime.devices import DeviceMap
-from reroll.tokens.batch import pack
-from reroll.tokens.samples import samples_of
+from reroll.tokens.batch import Batch, pack
+from reroll.tokens.samples import rows_of
+from reroll.train.base import Needs, known
 from reroll.train.cluster import TrainCluster
-from reroll.train.loss import PolicyLoss
-from reroll.types import Group, Prompt, Sample, Status
+from reroll.train.loss import ValueLoss
+from reroll.types import Group, Prompt, Status
 from reroll.weights.sync import WeightSync
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
     """Who does what in an RL run."""
 
     policy: TrainCluster
     reference: TrainCluster | None
-    """The starting policy, where a KL penalty needs it."""
+    """The starting policy, where a KL penalty needs it: the policy itself if it learns an adapter, which is then left out."""
+    critic: TrainCluster | None
+    """What foretells returns, where the advantage needs it: the policy itself if they share a trunk."""
+    teachers: Mapping[str, TrainCluster]
     player: Player
     rollouts: RolloutScheduler
     weights: WeightSync
     devices: DeviceMap
     held_out: list[Prompt]
+
+
+_WHOLE_VOCABULARY = 1 << 30
 
 
 class RlvrPipeline(Pipeline[RlvrConfig]):
@@ -46,29 +59,91 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
         super().__init__(config, context)
         self.parts = parts
         self.policy = parts.policy
+        self.critic = parts.critic
         self.rollouts = parts.rollouts
-        self.loss = PolicyLoss.from_config(config.loss, aggregation=config.aggregation, kl=config.kl)
+        self.moments = RunningMoments()
+        self.kl_coef = config.kl.coef
+        if parts.critic is not None and isinstance(config.critic, OwnCritic):
+            self.side_models["critic"] = parts.critic
 
     async def step(self, step: int) -> Stats:
         started = time.perf_counter()
         groups = await self.context.unless_stopped(self.rollouts.take(self.config.rollout.prompts_per_step))
         waited = Stats({"time/wait_s": Last(time.perf_counter() - started)})
-        batch = pack(assign_advantages(groups, self.config.advantage), temperature=self.config.rollout.temperature)
-
-        if self.config.rollout.max_staleness:
-            batch = batch.replace(old_logp=batch.logp)  # stale samples are weighed against the policy that drew them
+        samples, episodes = rows_of(groups)
+        batch = pack(samples, temperature=self.config.rollout.temperature)
 
         async with self.parts.devices.lease("policy"):
-            if self.parts.reference:
-                batch = batch.replace(ref_logp=await self.parts.reference.logprobs(batch))
-            train = self.config.train
-            trained = await self.policy.train(batch, self.loss, epochs=train.epochs, mini_batches=train.mini_batches, seed=step)
+            batch, episodes = await self.look_up(batch, episodes)
+            taught = await self.taught(batch, episodes, groups)
+            batch = assign_advantages(batch, episodes, groups, self.config, taught=taught)
+            trained = advantage_stats(batch) + self.watch_kl(batch) + await self.update(batch.without_untrained(), step)
 
         async with self.parts.devices.lease("engine"):
             pushed = await self.parts.weights.push(version=step + 1)
         self.rollouts.release(groups, version=step + 1)  # slots free only now: nothing is born stale
         self._log_samples(groups, step + 1)
         return waited + trained + pushed + rollout_stats(groups) + self.rollouts.stats() + self.parts.player.engine.stats()
+
+    async def look_up(self, batch: Batch, episodes: Episodes) -> tuple[Batch, Episodes]:
+        """What reference, critic and policy say about the samples, where the algorithm asks; rewards penalised and shaped."""
+        config, kl = self.config, self.config.kl
+        if config.old_policy == "sampler" or (config.old_policy == "auto" and config.rollout.max_staleness):
+            batch = batch.replace(old_logp=batch.logp)  # samples are weighed against the policy that drew them
+        if self.parts.reference:
+            top_k = (kl.top_k or _WHOLE_VOCABULARY) if kl.estimator == "full" else 0
+            said = await self.parts.reference.predict(batch, Needs(top_k=top_k, adapter=False))
+            batch = batch.replace(ref_logp=said.logp, teacher_ids=said.top_ids, teacher_logp=said.top_logp)
+            if kl.place == "reward":
+                episodes = episodes.penalised(self.kl_coef * KL_ESTIMATORS[kl.estimator](batch.logp, known(said.logp)))
+        episodes = shape_rewards(episodes, **config.shaping.rewards.model_dump())
+        if self.critic and isinstance(config.advantage, GaeAdvantage):
+            episodes = replace(episodes, value=await self.critic.values(batch))
+            batch = batch.replace(value=episodes.value, returns=critic_targets(episodes, config.advantage, config.value_loss))
+        if isinstance(config.advantage, OptimalTokenBaselineAdvantage):
+            said = await self.policy.predict(batch, Needs(logp=False, score_norm=True))
+            episodes = replace(episodes, score_norm=said.score_norm)
+        self.moments.update(episodes.reward)
+        return batch, replace(episodes, running_mean=self.moments.mean, running_std=self.moments.std)
+
+    async def taught(self, batch: Batch, episodes: Episodes, groups: Sequence[Group]) -> Tensor:
+        """[T] on-policy distillation: how much likelier each teacher finds a token than the policy that drew it did."""
+        bonus = torch.zeros_like(batch.advantage)
+        for name, teacher in self.config.teachers.items():
+            learns = torch.tensor([teacher.domains is None or group.prompt.domain in teacher.domains for group in groups])
+            tokens = episodes.spread(learns[episodes.group].float()) > 0
+            sequences = batch.sequence_index[tokens].unique().tolist()  # type: ignore[no-untyped-call]
+            if sequences:
+                logp = await self.parts.teachers[name].logprobs(batch.select(sequences))
+                inside = torch.isin(batch.sequence_index, torch.tensor(sequences))
+                bonus[inside] += teacher.coef * (logp - batch.logp[inside])
+        return bonus
+
+    async def update(self, batch: Batch, step: int) -> Stats:
+        """Train the critic, if it is a model of its own, then the policy."""
+        config, train, stats = self.config, self.config.train, Stats()
+        if not batch.loss_mask.any():
+            return stats  # Every token is masked: momentum alone must not move the policy.
+        if isinstance(config.critic, OwnCritic) and self.critic:
+            value_loss = ValueLoss(clip=config.value_loss.clip)
+            told = await self.critic.train(batch, value_loss, epochs=train.epochs, mini_batches=train.mini_batches, seed=step)
+            stats += Stats({name.replace("train", "critic", 1): metric for name, metric in told.items()})
+            if step < config.critic.warmup_steps:
+                return stats
+        loss = policy_loss_of(config, kl_coef=self.kl_coef)
+        return stats + await self.policy.train(batch, loss, epochs=train.epochs, mini_batches=train.mini_batches, seed=step)
+
+    def watch_kl(self, batch: Batch) -> Stats:
+        """How far the policy is from where it started; an adaptive coefficient follows it."""
+        if batch.ref_logp is None:
+            return Stats()
+        kl = float(k3(batch.logp, batch.ref_logp)[batch.loss_mask].mean())
+        stats = Stats({"kl/reference": Last(kl), "kl/coef": Last(self.kl_coef)})
+        if adaptive := self.config.kl.adaptive:
+            controller = AdaptiveKl(coef=self.kl_coef, target=adaptive.target, horizon=adaptive.horizon)
+            controller.update(kl, num_samples=len(batch))
+            self.kl_coef = controller.coef
+        return stats
 
     async def start(self, num_steps: int) -> None:
         async with self.parts.devices.lease("engine"):
@@ -90,25 +165,17 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
         return bool(every) and num_steps % every == 0
 
     def state(self) -> dict[str, Any]:
-        return {"rollouts": self.rollouts.state()}
+        return {"rollouts": self.rollouts.state(), "kl_coef": self.kl_coef, "moments": self.moments.state()}
 
     def restore(self, state: dict[str, Any]) -> None:
         self.rollouts.restore(state["rollouts"])
+        self.kl_coef = state["kl_coef"]
+        self.moments.restore(state["moments"])
 
     def _log_samples(self, groups: Sequence[Group], num_steps: int) -> None:
         pairs = [(group.prompt, trajectory) for group in groups for trajectory in group.trajectories]
         for prompt, trajectory in pairs[: self.config.run.log_samples]:
             self.context.folder.log_sample(num_steps, prompt, trajectory)
-
-
-def assign_advantages(groups: Sequence[Group], config: AdvantageConfig) -> list[Sample]:
-    """Each group's rewards to advantages, its trajectories to training rows."""
-    options = config.model_dump(exclude={"kind"})
-    rows = []
-    for group in groups:
-        advantages = ADVANTAGES[config.kind](torch.tensor(group.rewards, dtype=torch.float32), **options)
-        rows += samples_of(group, advantages.tolist())
-    return rows
 
 
 def rollout_stats(groups: Sequence[Group]) -> Stats:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from reroll.envs.base import Env
+from reroll.envs.base import LiveEnv
 from reroll.errors import EnvError
 from reroll.rollout.seeds import stable_seed
-from reroll.types import Completion, FinishReason, Request, SamplingParams, Status, Trajectory, Turn
+from reroll.types import Completion, FinishReason, Message, Request, SamplingParams, Status, Trajectory, Turn
 
 if TYPE_CHECKING:  # It loads transformers, which a simulated run does not need.
     from reroll.tokens.renderer import Renderer
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 async def play(
-    env: Env,
+    env: LiveEnv,
     generate: Generate,
     renderer: Renderer,
     sampling: SamplingParams,
@@ -31,17 +31,20 @@ async def play(
     max_prompt_tokens: int,
     max_turns: int,
     max_total_tokens: int | None = None,
+    history: int | None = None,
 ) -> Trajectory:
     """Play `env` to its end, and close it whatever happens.
 
     What goes wrong with this sample (EnvError, a prompt that is too long) becomes its status; anything else is a bug and
     is raised. `sampling.seed` is the sample's seed, from which every turn gets its own. `max_total_tokens` bounds prompt
-    and completion together: a later turn is cut to what is left. The reward is the sum of the environment's.
+    and completion together: a later turn is cut to what is left. With `history` (at least 1), a turn is shown the opening and so many
+    exchanges before it: its prompt no longer extends the last one, and the trajectory gives several training rows. The
+    reward is the sum of the environment's.
     """
     sampling = replace(sampling, stop_token_ids=tuple(dict.fromkeys((*sampling.stop_token_ids, *renderer.stop_token_ids))))
     episode = _Episode(env, generate, renderer, sampling, id, max_total_tokens or _NO_LIMIT)
     try:
-        status, reason = await episode.run(max_prompt_tokens=max_prompt_tokens, max_turns=max_turns)
+        status, reason = await episode.run(max_prompt_tokens=max_prompt_tokens, max_turns=max_turns, history=history)
     except EnvError as error:
         status, reason = Status.FAILED, str(error) or type(error).__name__
     finally:
@@ -57,7 +60,7 @@ class _Episode:
     """The turns so far: they outlive an environment that fails half-way."""
 
     def __init__(
-        self, env: Env, generate: Generate, renderer: Renderer, sampling: SamplingParams, id: str, max_total_tokens: int
+        self, env: LiveEnv, generate: Generate, renderer: Renderer, sampling: SamplingParams, id: str, max_total_tokens: int
     ) -> None:
         self._env = env
         self._generate = generate
@@ -67,8 +70,10 @@ class _Episode:
         self._max_total_tokens = max_total_tokens
         self.turns: list[Turn] = []
 
-    async def run(self, *, max_prompt_tokens: int, max_turns: int) -> tuple[Status, str]:
-        prompt_ids = self._renderer.start(await self._env.reset())
+    async def run(self, *, max_prompt_tokens: int, max_turns: int, history: int | None) -> tuple[Status, str]:
+        opening = await self._env.reset()
+        prompt_ids = self._renderer.start(opening)
+        state = None
         if len(prompt_ids) > max_prompt_tokens:
             return Status.FAILED, (
                 f"the prompt has more than {max_prompt_tokens} tokens: raise rollout.max_prompt_tokens or drop long prompts"
@@ -77,34 +82,45 @@ class _Episode:
             if len(prompt_ids) >= self._max_total_tokens:
                 status = Status.TRUNCATED if self.turns else Status.FAILED
                 return status, f"the prompt leaves no room within {self._max_total_tokens} tokens of context"
-            turn = await self._turn(prompt_ids, turn_index)
+            turn = await self._turn(prompt_ids, turn_index, state)
             match turn.completion.finish_reason:
                 case FinishReason.ABORT:
                     return Status.ABORTED, "the engine aborted the request"
                 case FinishReason.LENGTH:
                     return Status.TRUNCATED, "the completion reached its token limit (rollout.max_tokens)"
             outcome = await self._env.step(turn.text)
-            self.turns[-1] = replace(turn, reply=outcome.messages, reward=outcome.reward)
+            self.turns[-1] = replace(turn, reply=outcome.messages, reward=outcome.reward, info=outcome.info)
+            state = outcome.state
             if outcome.terminated:
                 return Status.COMPLETED, ""
             if outcome.truncated:
                 return Status.TRUNCATED, "the environment reached a limit of its own"
-            prompt_ids = self._renderer.extend(prompt_ids, turn.completion.token_ids, outcome.messages)
+            if history is not None and len(self.turns) > history:
+                prompt_ids = self._renderer.start([*opening, *self._recent(history)])
+            else:
+                prompt_ids = self._renderer.extend(prompt_ids, turn.completion.token_ids, outcome.messages)
         return Status.TRUNCATED, f"the episode was not over after {max_turns} turns"
 
-    async def _turn(self, prompt_ids: tuple[int, ...], turn_index: int) -> Turn:
+    def _recent(self, num_turns: int) -> Iterator[Message]:
+        """What was said in the last turns."""
+        for turn in self.turns[-num_turns:]:
+            yield Message(role="assistant", content=turn.text)
+            yield from turn.reply
+
+    async def _turn(self, prompt_ids: tuple[int, ...], turn_index: int, state: str | None) -> Turn:
         sampling = replace(
             self._sampling,
             seed=stable_seed(self._sampling.seed, turn_index),
             max_tokens=min(self._sampling.max_tokens, self._max_total_tokens - len(prompt_ids)),
         )
         completion = await self._generate(Request(id=f"{self._id}.{turn_index}", prompt_ids=prompt_ids, sampling=sampling))
-        turn = Turn(prompt_ids=prompt_ids, completion=completion, text=self._renderer.decode(completion.token_ids))
+        text = self._renderer.decode(completion.token_ids)
+        turn = Turn(prompt_ids=prompt_ids, completion=completion, text=text, state=state)
         self.turns.append(turn)
         return turn
 
 
-async def _close(env: Env, id: str) -> None:
+async def _close(env: LiveEnv, id: str) -> None:
     try:
         await env.close()
     except EnvError as error:

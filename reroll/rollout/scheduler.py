@@ -48,13 +48,28 @@ class _Flight:
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     finished_s: float = 0.0
     is_stopped: bool = False
+    has_baseline: bool = False
+    """The last sample is the greedy one, whose reward is the group's baseline."""
 
     def sample_id(self, index: int) -> str:
         return f"{self.ticket.number}.{index}"
 
+    def has_enough(self, group_size: int) -> bool:
+        """Whether so many siblings have ended well, and the baseline, if there is one, has ended too."""
+        siblings = self.trajectories[:-1] if self.has_baseline else self.trajectories
+        is_baseline_awaited = self.has_baseline and self.trajectories[-1] is None
+        return not is_baseline_awaited and sum(one is not None and one.is_usable for one in siblings) >= group_size
+
     def group(self) -> Group:
-        usable = tuple(trajectory for trajectory in self.trajectories if trajectory and trajectory.is_usable)
-        return Group(ticket=self.ticket.number, prompt=self.ticket.prompt, trajectories=usable, version=self.ticket.version)
+        usable = [trajectory for trajectory in self.trajectories if trajectory and trajectory.is_usable]
+        baseline = self.trajectories[-1] if self.has_baseline else None
+        return Group(
+            ticket=self.ticket.number,
+            prompt=self.ticket.prompt,
+            trajectories=tuple(trajectory for trajectory in usable if trajectory is not baseline),
+            version=self.ticket.version,
+            baseline=baseline.reward if baseline and baseline.is_usable else None,
+        )
 
     def whole_ids(self) -> list[str]:
         """Samples that did not fail, ended or not."""
@@ -82,10 +97,13 @@ class RolloutScheduler:
         score: ScoreOne,
         ledger: Ledger,
         seed: int,
+        greedy: Episode | None = None,
     ) -> None:
+        """With `greedy`, each group gets one sample more, played by it: its reward is the group's baseline."""
         self._config = config
         self._prompts = prompts
         self._episode = episode
+        self._greedy = greedy
         self._score = score
         self._ledger = ledger
         self._seed = seed
@@ -178,20 +196,21 @@ class RolloutScheduler:
         if self._error is not None:
             return
         now = _now()
-        group_size = self._config.group_size
+        has_baseline = self._greedy is not None
+        num_samples = self._config.group_size + self._config.redundant + has_baseline
         for ticket in self._admission.admit():
-            flight = _Flight(ticket, now, [None] * group_size, group_size)
+            flight = _Flight(ticket, now, [None] * num_samples, num_samples, has_baseline=has_baseline)
             self._flights[ticket.number] = flight
             self._record(flight, SampleState.QUEUED, prompt=ticket.prompt.id, version=ticket.version)
-            flight.tasks = [asyncio.create_task(self._run_sample(flight, index)) for index in range(group_size)]
+            flight.tasks = [asyncio.create_task(self._run_sample(flight, index)) for index in range(num_samples)]
 
     async def _run_sample(self, flight: _Flight, index: int) -> None:
         try:
             trajectory = await self._live(flight, index)
-            if not flight.is_stopped:
+            if not flight.is_stopped and flight.trajectories[index] is None:
                 self._end_sample(flight, index, trajectory)
         except asyncio.CancelledError:
-            if not flight.is_stopped:
+            if not flight.is_stopped and flight.trajectories[index] is None:
                 self._break(RerollError(f"sample {flight.sample_id(index)} was cancelled from outside: is its engine closed?"))
             raise
         except Exception as error:  # A bug or a dead worker: `take` raises it, whoever runs this task cannot.
@@ -205,7 +224,9 @@ class RolloutScheduler:
         self._tally.queue_s.add(started_s - flight.admitted_s)
         self._ledger.record(id, SampleState.GENERATING)
         try:
-            trajectory = await self._episode(ticket.prompt, id, stable_seed(self._seed, ticket.number, index))
+            is_baseline = self._greedy is not None and index == len(flight.trajectories) - 1
+            episode = self._greedy if self._greedy and is_baseline else self._episode
+            trajectory = await episode(ticket.prompt, id, stable_seed(self._seed, ticket.number, index))
         except EnvError as error:
             return Trajectory(id=id, turns=(), status=Status.FAILED, reason=str(error))
         generated_s = _now()
@@ -236,14 +257,31 @@ class RolloutScheduler:
             self._ledger.record(id, SampleState.FAILED, reason=reason)
             if self._recent.exceed(self._config.max_failed_fraction):
                 self._break(TooManyFailures(f"{self._recent.describe()}\nThe limit is rollout.max_failed_fraction."))
+        if flight.num_left and flight.has_enough(self._config.group_size):
+            self._abort_slowest(flight)
         if flight.num_left == 0:
             self._end_group(flight)
+
+    def _abort_slowest(self, flight: _Flight) -> None:
+        """The group is whole without those that still run."""
+        for index, trajectory in enumerate(flight.trajectories):
+            if trajectory is None:
+                reason = "its group was whole without it"
+                flight.trajectories[index] = Trajectory(
+                    id=flight.sample_id(index), turns=(), status=Status.ABORTED, reason=reason
+                )
+                flight.num_left -= 1
+                self._ledger.record(flight.sample_id(index), SampleState.ABORTED, reason=reason)
+                self._tally.ends[SampleState.ABORTED] += 1
+                self._cancel(flight.tasks[index])
 
     def _end_group(self, flight: _Flight) -> None:
         group = flight.group()
         # A group baseline needs a sibling.
         if len(group.trajectories) < min(2, self._config.group_size):
             self._drop(flight, "too few siblings are usable")
+        elif flight.has_baseline and group.baseline is None:
+            self._drop(flight, "its greedy sample failed")
         elif self._config.drop_no_signal and not group.has_signal:
             self._drop(flight, "all rewards of the group are equal")
         else:
@@ -278,9 +316,12 @@ class RolloutScheduler:
             flight.is_stopped = True
             self._record(flight, SampleState.ABORTED, reason=reason)
             for task in flight.tasks:
-                if task.cancel():
-                    self._stopping.add(task)
-                    task.add_done_callback(self._stopping.discard)
+                self._cancel(task)
+
+    def _cancel(self, task: asyncio.Task[None]) -> None:
+        if task.cancel():
+            self._stopping.add(task)
+            task.add_done_callback(self._stopping.discard)
 
     def _record(self, flight: _Flight, state: SampleState, **detail: Any) -> None:
         """The same event for every sample of the group that has not failed."""

@@ -12,6 +12,21 @@ from torch import Tensor
 
 from reroll.types import Sample
 
+_PER_TOKEN = (
+    "ids",
+    "loss_mask",
+    "logp",
+    "turn",
+    "advantage",
+    "old_logp",
+    "ref_logp",
+    "value",
+    "returns",
+    "teacher_ids",
+    "teacher_logp",
+    "selected",
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
@@ -29,6 +44,8 @@ class Batch:
     """[T] bool; never true on a sequence's first token."""
     logp: Tensor
     """[T] fp32, log-prob as sampled; 0 off the mask."""
+    turn: Tensor
+    """[T] int64: which turn of its trajectory wrote the token; -1 off the mask."""
     advantage: Tensor
     """[T] fp32; 0 off the mask."""
     num_loss_tokens: int
@@ -41,6 +58,20 @@ class Batch:
     """[T] log-prob under the policy at the start of the update; None: the first forward pass defines it."""
     ref_logp: Tensor | None = None
     """[T] log-prob under the reference policy."""
+    value: Tensor | None = None
+    """[T] the critic's estimate before the update."""
+    returns: Tensor | None = None
+    """[T] what the critic should have said."""
+    teacher_ids: Tensor | None = None
+    """[T, k] int64: the tokens that a teacher finds likeliest at each place; None: it speaks of all."""
+    teacher_logp: Tensor | None = None
+    """[T, k + 1] their log-probs, and behind them that of all others together; or [T, vocabulary]."""
+    selected: Tensor | None = None
+    """[T] bool: tokens that a loss picked out of the whole batch of one optimizer step."""
+    label: Tensor | None = None
+    """[N] what a preference loss knows about each sequence: a margin, or +1 for wanted and -1 for unwanted."""
+    unit_size: int = 1
+    """So many neighbouring sequences are never parted: 2 for pairs of a chosen and a rejected answer."""
 
     def __len__(self) -> int:
         return len(self.cu_seqlens) - 1
@@ -53,6 +84,11 @@ class Batch:
     def lengths(self) -> list[int]:
         """Tokens of each sequence."""
         return torch.diff(self.cu_seqlens).tolist()
+
+    @property
+    def unit_lengths(self) -> list[int]:
+        """Tokens of each unit of neighbours that stay together."""
+        return torch.diff(self.cu_seqlens[:: self.unit_size]).tolist()
 
     @property
     def positions(self) -> Tensor:
@@ -71,7 +107,8 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Batch:
         moved = {name: value.to(device) for name, value in self._tensors().items()}
-        return self.replace(cu_seqlens=self.cu_seqlens.to(device), **moved)
+        label = None if self.label is None else self.label.to(device)
+        return self.replace(cu_seqlens=self.cu_seqlens.to(device), label=label, **moved)
 
     def select(self, indices: Sequence[int]) -> Batch:
         """These sequences, in this order; global denominators kept."""
@@ -79,7 +116,20 @@ class Batch:
         rows = torch.cat([torch.arange(bounds[i], bounds[i + 1]) for i in indices]).to(self.ids.device)
         lengths = [bounds[i + 1] - bounds[i] for i in indices]
         picked = {name: value[rows] for name, value in self._tensors().items()}
-        return self.replace(cu_seqlens=_cumulate(lengths).to(self.ids.device), **picked)
+        label = None if self.label is None else self.label[list(indices)]
+        return self.replace(cu_seqlens=_cumulate(lengths).to(self.ids.device), label=label, **picked)
+
+    def select_units(self, indices: Sequence[int]) -> Batch:
+        """As `select`, by unit."""
+        return self.select([unit * self.unit_size + place for unit in indices for place in range(self.unit_size)])
+
+    def without_untrained(self) -> Batch:
+        """Only the sequences that have a token in the loss, counted anew. At least one stays, so that it is a batch."""
+        trained = torch.zeros(len(self), dtype=torch.bool)
+        trained[self.sequence_index[self.loss_mask]] = True
+        if trained.all():
+            return self.recount()
+        return self.select(trained.nonzero().squeeze(1).tolist() or [0]).recount()
 
     def recount(self) -> Batch:
         """The same rows as a batch of their own: denominators counted anew. One optimizer step, one recount."""
@@ -88,12 +138,12 @@ class Batch:
         return replace(self, num_loss_tokens=int(self.loss_mask.sum()), num_sequences=int(trained.sum()))
 
     def _tensors(self) -> dict[str, Tensor]:
-        names = ("ids", "loss_mask", "logp", "advantage", "old_logp", "ref_logp")
-        return {name: value for name in names if (value := getattr(self, name)) is not None}
+        """Those with an entry for every token."""
+        return {name: value for name in _PER_TOKEN if (value := getattr(self, name)) is not None}
 
 
 def pack(samples: Sequence[Sample], *, temperature: float = 1.0) -> Batch:
-    """Samples in order, packed; their own counts as the global denominators."""
+    """Samples in order, packed; their own counts as the global denominators. Advantages are 1: rows to imitate."""
     if not samples:
         raise ValueError("nothing to pack: no samples")
 
@@ -105,7 +155,8 @@ def pack(samples: Sequence[Sample], *, temperature: float = 1.0) -> Batch:
         cu_seqlens=_cumulate([len(sample.ids) for sample in samples]),
         loss_mask=concat("loss_mask"),
         logp=concat("logp"),
-        advantage=concat("advantage"),
+        turn=concat("turn"),
+        advantage=concat("loss_mask").float(),
         num_loss_tokens=sum(int(sample.loss_mask.sum()) for sample in samples),
         num_sequences=sum(bool(sample.loss_mask.any()) for sample in samples),
         temperature=temperature,

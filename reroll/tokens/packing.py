@@ -1,4 +1,4 @@
-"""Cuts of a batch: into optimizer steps, ranks and micro-batches. Sequences stay whole and no cut loses or repeats one."""
+"""Cuts of a batch: into optimizer steps, ranks and micro-batches. Units stay whole and no cut loses or repeats one."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ def micro_batches(batch: Batch, *, max_tokens: int) -> list[Batch]:
 
     A sequence longer than that gets a part of its own.
     """
-    return [batch.select(part) for part in fill(batch.lengths, max_tokens=max_tokens)]
+    return [batch.select_units(part) for part in fill(batch.unit_lengths, max_tokens=max_tokens)]
 
 
 def mini_batches(batch: Batch, num: int, *, seed: int) -> list[Batch]:
-    """The batch in random order, in `num` parts of equal sequence counts (within one), each with its own denominators.
+    """The batch in random order, in `num` parts of equal unit counts (within one), each with its own denominators.
 
-    One part is one optimizer step. A batch of fewer sequences gives as many parts as it has.
+    One part is one optimizer step. A batch of fewer units gives as many parts as it has.
     """
-    order = torch.randperm(len(batch), generator=torch.Generator().manual_seed(seed))
-    return [batch.select(sorted(part.tolist())).recount() for part in torch.tensor_split(order, min(num, len(batch)))]
+    num_units = len(batch) // batch.unit_size
+    order = torch.randperm(num_units, generator=torch.Generator().manual_seed(seed))
+    return [batch.select_units(sorted(part.tolist())).recount() for part in torch.tensor_split(order, min(num, num_units))]
 
 
 def split(batch: Batch, ranks: int) -> list[Batch]:
     """One part per rank, balanced by tokens; global denominators kept. `join` puts per-token results back in order."""
-    return [batch.select(part) for part in balance(batch.lengths, num_parts=ranks)]
+    return [batch.select_units(part) for part in balance(batch.unit_lengths, num_parts=ranks)]
 
 
 def fill(lengths: Sequence[int], *, max_tokens: int) -> list[list[int]]:
@@ -64,13 +65,20 @@ def balance(lengths: Sequence[int], *, num_parts: int) -> list[list[int]]:
 
 
 def join(batch: Batch, parts: Sequence[Sequence[int]], values: Sequence[Tensor]) -> Tensor:
-    """Per-token results of `batch.select(part)` for each part, put back into the batch's order. [T]"""
+    """Per-token results [T, …] of `batch.select(part)` for each part, put back into the batch's order."""
     bounds = batch.cu_seqlens.tolist()
-    joined = torch.empty(batch.num_tokens, dtype=values[0].dtype, device=values[0].device)
+    joined = values[0].new_empty(batch.num_tokens, *values[0].shape[1:])
     for part, value in zip(parts, values, strict=True):
         rows = torch.cat([torch.arange(bounds[index], bounds[index + 1]) for index in part])
         joined[rows.to(value.device)] = value
     return joined
+
+
+def join_sequences(parts: Sequence[Sequence[int]], values: Sequence[Tensor]) -> Tensor:
+    """As `join`, for results [N] with one entry per sequence."""
+    order = torch.tensor([index for part in parts for index in part])
+    flat = torch.cat(list(values))
+    return torch.empty_like(flat).index_copy(0, order, flat)
 
 
 def _longest_first(lengths: Sequence[int]) -> list[int]:

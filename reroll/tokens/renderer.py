@@ -60,11 +60,12 @@ class Renderer:
         assert isinstance(text, str)
         return text
 
-    def training_row(self, messages: Sequence[Message]) -> tuple[tuple[int, ...], tuple[bool, ...]]:
+    def training_row(self, messages: Sequence[Message], *, start: int = 0) -> tuple[tuple[int, ...], tuple[bool, ...]]:
         """Ids and loss mask of a conversation to imitate: loss on what the assistant says and on ending its turn.
 
-        Built turn by turn as a rollout would build it, so training sees what generation sees. Messages after the
-        assistant's last one are dropped: nothing is learned from them.
+        Built turn by turn as a rollout would build it, so training sees what generation sees. What the assistant says
+        before message `start` is history, without loss. Messages after its last one are dropped: nothing is learned
+        from them.
         """
         turns = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
         if not turns or turns[0] == 0:
@@ -74,7 +75,7 @@ class Renderer:
         mask = [False] * len(ids)
         for turn, next_turn in zip(turns, [*turns[1:], None], strict=True):
             said = (*self._encode(messages[turn]["content"]), *self._closing_ids)
-            mask += [True] * len(said)
+            mask += [turn >= start] * len(said)
             ids = (*ids, *said) if next_turn is None else self.extend(ids, said, messages[turn + 1 : next_turn])
             mask += [False] * (len(ids) - len(mask))
         return ids, tuple(mask)

@@ -4,33 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
+import torch
 
+from reroll.algo.episodes import Episodes
 from reroll.types import Group, Sample, Trajectory, Turn
 
 
-def samples_of(group: Group, advantages: Sequence[float]) -> list[Sample]:
-    """Rows of a group, given one advantage per trajectory, in the order of its trajectories.
+class Rows(NamedTuple):
+    """Training rows, and what their tokens earned: token t of `episodes` is token t of the rows packed in order."""
+
+    samples: list[Sample]
+    episodes: Episodes
+
+
+def rows_of(groups: Sequence[Group]) -> Rows:
+    """All trajectories of a step, in order.
 
     A trajectory is one row: prompt, completion, reply, completion, … with the loss on completions only. Where a turn's
     prompt is not an extension of the tokens before it (its history was edited), a further row starts. A turn in which
     nothing was written gives nothing to learn; rows without a token in the loss are left out.
     """
-    if len(advantages) != len(group.trajectories):
-        raise ValueError(f"one advantage per trajectory: got {len(advantages)} for {len(group.trajectories)} trajectories")
-    return [
-        row.sample(advantage=advantage)
-        for trajectory, advantage in zip(group.trajectories, advantages, strict=True)
-        for row in _rows(trajectory)
-        if any(row.loss_mask)
-    ]
+    book = _Book()
+    samples = []
+    for number, group in enumerate(groups):
+        states: dict[tuple[str, ...], int] = {}
+        for trajectory in group.trajectories:
+            rows = [row.sample() for row in _rows(trajectory)]
+            rows = [row for row in rows if row.loss_mask.any()]
+            book.add(number, group, trajectory, rows, states)
+            samples += rows
+    return Rows(samples, book.episodes())
 
 
 def sft_sample(ids: Sequence[int], loss_mask: Sequence[bool]) -> Sample:
-    """A row to imitate: policy gradient with advantage 1 is supervised learning."""
-    row = _Row(ids=list(ids), loss_mask=list(loss_mask), logp=[0.0] * len(ids))
-    return row.sample(advantage=1.0)
+    """A row to imitate."""
+    turn = [0 if in_loss else -1 for in_loss in loss_mask]
+    return _Row(ids=list(ids), turn=turn, logp=[0.0] * len(ids)).sample()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,34 +50,105 @@ class _Row:
     """A Sample being written."""
 
     ids: list[int] = field(default_factory=list)
-    loss_mask: list[bool] = field(default_factory=list)
+    turn: list[int] = field(default_factory=list)
     logp: list[float] = field(default_factory=list)
 
     def is_continued_by(self, turn: Turn) -> bool:
         return list(turn.prompt_ids[: len(self.ids)]) == self.ids
 
-    def append(self, turn: Turn) -> None:
+    def append(self, turn: Turn, number: int) -> None:
         shown = turn.prompt_ids[len(self.ids) :]
         written = turn.completion.token_ids
         self.ids += [*shown, *written]
-        self.loss_mask += [False] * len(shown) + [True] * len(written)
+        self.turn += [-1] * len(shown) + [number] * len(written)
         self.logp += [0.0] * len(shown) + list(turn.completion.logprobs)
 
-    def sample(self, *, advantage: float) -> Sample:
-        loss_mask = np.array(self.loss_mask, dtype=np.bool_)
-        loss_mask[0] = False  # Nothing predicts the first token.
+    def sample(self) -> Sample:
+        turn = np.array(self.turn, dtype=np.int64)
+        turn[0] = -1  # Nothing predicts the first token.
+        loss_mask = turn >= 0
         return Sample(
             ids=np.array(self.ids, dtype=np.int64),
             loss_mask=loss_mask,
             logp=np.where(loss_mask, np.array(self.logp, dtype=np.float32), np.float32(0)),
-            advantage=np.where(loss_mask, np.float32(advantage), np.float32(0)),
+            turn=turn,
         )
 
 
 def _rows(trajectory: Trajectory) -> list[_Row]:
     rows: list[_Row] = []
-    for turn in trajectory.turns:
+    for number, turn in enumerate(trajectory.turns):
         if not rows or not rows[-1].is_continued_by(turn):
             rows.append(_Row())
-        rows[-1].append(turn)
+        rows[-1].append(turn, number)
     return rows
+
+
+@dataclass(slots=True)
+class _Book:
+    """Episodes being written down."""
+
+    group: list[int] = field(default_factory=list)
+    reward: list[float] = field(default_factory=list)
+    parts: list[dict[str, float]] = field(default_factory=list)
+    baseline: list[float | None] = field(default_factory=list)
+    turn_episode: list[int] = field(default_factory=list)
+    turn_reward: list[float] = field(default_factory=list)
+    turn_state: list[int] = field(default_factory=list)
+    token_turn: list[np.ndarray] = field(default_factory=list)
+    num_states: int = 0
+
+    def add(
+        self, number: int, group: Group, trajectory: Trajectory, rows: Sequence[Sample], states: dict[tuple[str, ...], int]
+    ) -> None:
+        """One episode; `states` numbers the states that its group has seen."""
+        written = sorted({int(turn) for row in rows for turn in np.unique(row.turn) if turn >= 0})
+        place = {turn: len(self.turn_reward) + index for index, turn in enumerate(written)}
+        lookup = np.array([place.get(turn, -1) for turn in range(len(trajectory.turns))] + [-1], dtype=np.int64)
+        self.token_turn += [lookup[row.turn] for row in rows]  # Turn -1 reads the last entry, -1.
+        self.turn_reward += _rewards(trajectory, written)
+        self.turn_episode += [len(self.group)] * len(written)
+        for turn in written:
+            key = _state(trajectory, turn)
+            if key not in states:
+                states[key] = self.num_states
+                self.num_states += 1
+            self.turn_state.append(states[key])
+        self.group.append(number)
+        self.reward.append(trajectory.reward)
+        self.parts.append(dict(trajectory.reward_parts))
+        self.baseline.append(group.baseline)
+
+    def episodes(self) -> Episodes:
+        names = sorted({name for parts in self.parts for name in parts})
+        known = [value for value in self.baseline if value is not None]
+        return Episodes(
+            group=torch.tensor(self.group, dtype=torch.int64),
+            reward=torch.tensor(self.reward, dtype=torch.float32),
+            turn_episode=torch.tensor(self.turn_episode, dtype=torch.int64),
+            turn_reward=torch.tensor(self.turn_reward, dtype=torch.float32),
+            turn_state=torch.tensor(self.turn_state, dtype=torch.int64),
+            token_turn=torch.from_numpy(np.concatenate([*self.token_turn, np.empty(0, dtype=np.int64)])),
+            parts={name: torch.tensor([parts.get(name, 0.0) for parts in self.parts]) for name in names},
+            baseline=torch.tensor(known) if known and len(known) == len(self.baseline) else None,
+        )
+
+
+def _state(trajectory: Trajectory, number: int) -> tuple[str, ...]:
+    """What the policy spoke in: the environment's name for it, else what it had just been shown."""
+    turn = trajectory.turns[number]
+    if turn.state is not None:
+        return ("state", turn.state)
+    return tuple(message["content"] for message in trajectory.turns[number - 1].reply) if number else ()
+
+
+def _rewards(trajectory: Trajectory, written: Sequence[int]) -> list[float]:
+    """What each written turn earned. What an empty turn earned goes to the written one before it (or the first), and
+    what the outcome earned beyond its turns to the last."""
+    if not written:
+        return []
+    rewards = dict.fromkeys(written, 0.0)
+    for number, turn in enumerate(trajectory.turns):
+        rewards[max((one for one in written if one <= number), default=written[0])] += turn.reward
+    rewards[written[-1]] += trajectory.reward - sum(turn.reward for turn in trajectory.turns)
+    return list(rewards.values())

@@ -3,14 +3,64 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
 from reroll.observe.metrics import Stats
 from reroll.tokens.batch import Batch
+from reroll.tokens.packing import join, join_sequences
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Divergence:
+    """A distance between the model's distribution and `batch.teacher_logp`."""
+
+    kind: str
+    """A key of DIVERGENCES."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What is asked of a model about a batch. Log-probs are cheap; a look at whole distributions costs a pass over the head."""
+
+    logp: bool = True
+    entropy: bool = False
+    score_norm: bool = False
+    top_k: int = 0
+    """The likeliest tokens at each place; at least the vocabulary's size: all of them."""
+    divergence: Divergence | None = None
+    temperature: float | None = None
+    """Of the distributions that are looked at whole; None: the batch's, as for `logp`."""
+    vocabulary: int | None = None
+    """They are taken over so many ids, as if the head had no more: what it shares with that of another model. None: all."""
+    value: bool = False
+    """The scalar head before every token."""
+    score: bool = False
+    """The scalar head at the end of every sequence."""
+    adapter: bool = True
+    """Without its adapter, a model with one is the model it started from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predictions:
+    """The model's answers: [T] each, 0 off the loss mask; None where nobody asked."""
+
+    logp: Tensor | None = None
+    entropy: Tensor | None = None
+    score_norm: Tensor | None = None
+    top_ids: Tensor | None = None
+    """[T, k]; None too where all tokens were asked for."""
+    top_logp: Tensor | None = None
+    """[T, k + 1]: theirs, and behind them that of all others together; or [T, vocabulary], every token in its place."""
+    divergence: Tensor | None = None
+    value: Tensor | None = None
+    score: Tensor | None = None
+    """[N]"""
 
 
 class LossOutput(NamedTuple):
@@ -20,16 +70,47 @@ class LossOutput(NamedTuple):
     stats: Stats
 
 
-Loss = Callable[[Batch, Tensor], LossOutput]
-"""(micro-batch, logp [T] with gradient) -> LossOutput. Logp is 0 off the loss mask."""
+class Loss(Protocol):
+    """What a strategy differentiates: plain data, so that it travels to workers."""
+
+    @property
+    def needs(self) -> Needs:
+        """What it wants to know of the model."""
+
+    @property
+    def compares_with_old_policy(self) -> bool:
+        """Whether a second optimizer step on the same rows needs their log-probs from before the first."""
+
+    def prepare(self, batch: Batch) -> Batch:
+        """Called once per optimizer step with its whole batch, before the cut into micro-batches."""
+
+    def __call__(self, batch: Batch, model: Predictions) -> LossOutput:
+        """The loss of a micro-batch. Those of one optimizer step add up."""
+
+
+def known(value: Tensor | None) -> Tensor:
+    """A prediction or a batch field that the caller has asked for, and which is therefore there."""
+    if value is None:
+        raise ValueError("the batch or the model lacks what this loss needs: compute it first")
+    return value
+
+
+def join_predictions(batch: Batch, parts: Sequence[Sequence[int]], answers: Sequence[Predictions]) -> Predictions:
+    """The answers about `batch.select(part)` for each part, put back into the batch's order, on the CPU."""
+    joined = {}
+    for name in Predictions.__dataclass_fields__:
+        values = [value.cpu() for answer in answers if (value := getattr(answer, name)) is not None]
+        if values:
+            joined[name] = join_sequences(parts, values) if name == "score" else join(batch, parts, values)
+    return Predictions(**joined)
 
 
 class Strategy(ABC):
     """Seven verbs. Epochs, mini-batches and micro-batches are TrainWorker's loop over them, written once."""
 
     @abstractmethod
-    def forward(self, batch: Batch) -> Tensor:
-        """[T] fp32 log-probs of a micro-batch, without gradient; 0 off the loss mask."""
+    def forward(self, batch: Batch, needs: Needs) -> Predictions:
+        """What the model says about a micro-batch, without gradient."""
 
     @abstractmethod
     def forward_backward(self, batch: Batch, loss: Loss) -> Stats:
@@ -43,8 +124,11 @@ class Strategy(ABC):
         """
 
     @abstractmethod
-    def weights(self) -> Mapping[str, Tensor]:
-        """The parameters by Hugging Face name, by reference where the strategy holds them whole."""
+    def weights(self, *, frozen: bool = False) -> Mapping[str, Tensor]:
+        """The parameters that are trained, by Hugging Face name, by reference where the strategy holds them whole.
+
+        `frozen`: those that never change instead, which is all but the adapter where there is one.
+        """
 
     @abstractmethod
     def to(self, device: str) -> None:
@@ -52,7 +136,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def save(self, folder: Path) -> None:
-        """Write a Hugging Face folder plus `trainer.pt` (optimizer, schedule)."""
+        """Write a Hugging Face folder (of an adapter: a peft folder) plus `trainer.pt` (optimizer, schedule)."""
 
     @abstractmethod
     def load(self, folder: Path) -> None:

@@ -11,9 +11,9 @@ from torch import Tensor
 from reroll.observe.metrics import Last, Stats
 from reroll.runtime.base import Workers
 from reroll.tokens.batch import Batch
-from reroll.tokens.packing import balance, join
-from reroll.train.loss import PolicyLoss
-from reroll.train.worker import TrainJob, TrainWorker
+from reroll.tokens.packing import balance
+from reroll.train.base import Loss, Needs, Predictions, join_predictions, known
+from reroll.train.worker import PredictJob, TrainJob, TrainWorker
 
 
 class TrainCluster:
@@ -22,22 +22,33 @@ class TrainCluster:
     def __init__(self, workers: Workers[TrainWorker]) -> None:
         self._workers = workers
 
-    async def logprobs(self, batch: Batch) -> Tensor:
-        """[T] fp32 log-probs of the batch's tokens; 0 off the loss mask. Shared out over the workers by tokens."""
+    async def predict(self, batch: Batch, needs: Needs) -> Predictions:
+        """What the model says about the batch. Shared out over the workers by tokens."""
         parts = balance(batch.lengths, num_parts=self._workers.size)
-        shards = [batch.select(part) for part in parts]
-        return join(batch, parts, await self._workers.scatter(TrainWorker.logprobs, shards))
+        jobs = [PredictJob(batch.select(part), needs) for part in parts]
+        return join_predictions(batch, parts, await self._workers.scatter(TrainWorker.predict, jobs))
 
-    async def train(self, batch: Batch, loss: PolicyLoss, *, epochs: int = 1, mini_batches: int = 1, seed: int = 0) -> Stats:
+    async def logprobs(self, batch: Batch, *, adapter: bool = True) -> Tensor:
+        """[T] fp32 log-probs of the batch's tokens; 0 off the loss mask."""
+        return known((await self.predict(batch, Needs(adapter=adapter))).logp)
+
+    async def values(self, batch: Batch) -> Tensor:
+        """[T] what the scalar head expects before each token of the loss mask."""
+        return known((await self.predict(batch, Needs(logp=False, value=True))).value)
+
+    async def train(self, batch: Batch, loss: Loss, *, epochs: int = 1, mini_batches: int = 1, seed: int = 0) -> Stats:
         """Update the policy; see `TrainWorker.train`."""
         job = TrainJob(batch=batch, loss=loss, epochs=epochs, mini_batches=mini_batches, seed=seed)
         started = time.perf_counter()
         stats = sum(await self._workers.all(TrainWorker.train, job), Stats())
         return stats.prefixed("train/") + Stats({"time/train_s": Last(time.perf_counter() - started)})
 
-    async def weights(self) -> Mapping[str, Tensor]:
-        """The parameters by Hugging Face name: by reference if the worker lives in this process, else a copy."""
-        return await self._workers.one(0, TrainWorker.weights)
+    async def weights(self, *, frozen: bool = False) -> Mapping[str, Tensor]:
+        """The parameters that are trained, or those that are frozen, by Hugging Face name.
+
+        By reference if the worker lives in this process, else a copy.
+        """
+        return await self._workers.one(0, TrainWorker.weights, frozen=frozen)
 
     async def to(self, device: str) -> None:
         """Move the workers' weights and optimizer state."""

@@ -12,13 +12,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from reroll.config.parts import OptimConfig
 from reroll.config.parts import TorchStrategy as TorchConfig
 from reroll.errors import TrainingDiverged
-from reroll.models.load import load_model, save_model
-from reroll.models.logprobs import token_logprobs
+from reroll.models.heads import SCORE
+from reroll.models.load import Head, has_adapter, load_model, save_model
 from reroll.observe.metrics import Last, Max, Stats
 from reroll.tokens.batch import Batch
-from reroll.train.base import Loss, Strategy
+from reroll.train.base import Loss, Needs, Predictions, Strategy
+from reroll.train.predict import predict
 from reroll.train.schedule import learning_rate
-from reroll.train.shared_prefix import batch_hidden_states
 
 STATE_FILE = "trainer.pt"
 
@@ -27,7 +27,8 @@ class TorchStrategy(Strategy):
     """Trains `model`, whose dtype is the precision it computes in.
 
     AdamW always works on fp32 parameters. In fp32 they are the model's own; in bf16 they are master copies, from which
-    each step refreshes the model's parameters in place, and micro-batch gradients are summed in fp32.
+    each step refreshes the model's parameters in place, and micro-batch gradients are summed in fp32. What does not require
+    a gradient is left alone: of a model with an adapter, only that is trained, pushed and saved.
     """
 
     def __init__(
@@ -38,11 +39,12 @@ class TorchStrategy(Strategy):
         optim: OptimConfig,
         *,
         total_steps: int,
+        head: Head = "language",
     ) -> None:
-        self._model, self._tokenizer = model, tokenizer
+        self._model, self._tokenizer, self._head = model, tokenizer, head
         self._config, self._optim_config = config, optim
         self._total_steps, self._step = total_steps, 0
-        self._parameters = dict(model.named_parameters())
+        self._parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         self._masters = {name: _master(parameter) for name, parameter in self._parameters.items()}
         if config.gradient_checkpointing:
             _enable_gradient_checkpointing(model)
@@ -58,13 +60,13 @@ class TorchStrategy(Strategy):
         """Where the weights are now."""
         return self._model.device
 
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: Batch, needs: Needs) -> Predictions:
         with torch.no_grad():
-            return self._logprobs(batch.to(self.device))
+            return self._predict(batch.to(self.device), needs)
 
     def forward_backward(self, batch: Batch, loss: Loss) -> Stats:
         batch = batch.to(self.device)
-        value, stats = loss(batch, self._logprobs(batch))
+        value, stats = loss(batch, self._predict(batch, loss.needs))
         value.backward()  # type: ignore[no-untyped-call]
         self._collect_gradients()
         return stats
@@ -88,8 +90,13 @@ class TorchStrategy(Strategy):
         self._step += 1
         return Stats({"grad_norm": Last(float(norm)), "grad_norm_max": Max(float(norm)), "lr": Last(rate)})
 
-    def weights(self) -> Mapping[str, Tensor]:
-        return {name: parameter.detach() for name, parameter in self._parameters.items()}
+    def weights(self, *, frozen: bool = False) -> Mapping[str, Tensor]:
+        return {
+            name: parameter.detach()
+            for name, parameter in self._model.named_parameters()
+            # An engine generates: it knows nothing of a critic's head.
+            if (name not in self._parameters) == frozen and not name.startswith(f"{SCORE}.")
+        }
 
     def to(self, device: str) -> None:
         nn.Module.to(self._model, device)
@@ -107,7 +114,7 @@ class TorchStrategy(Strategy):
         torch.save(state, folder / STATE_FILE)
 
     def load(self, folder: Path) -> None:
-        saved = dict(load_model(str(folder), dtype=self._model.dtype, device="cpu").named_parameters())
+        saved = self._saved_parameters(folder)
         state = torch.load(folder / STATE_FILE, map_location=self.device, weights_only=True)
         with torch.no_grad():
             for name, parameter in self._parameters.items():
@@ -117,12 +124,20 @@ class TorchStrategy(Strategy):
         self._optimizer.load_state_dict(state["optimizer"])
         self._step = state["step"]
 
-    def _logprobs(self, batch: Batch) -> Tensor:
-        hidden = batch_hidden_states(self._model, batch)
-        return token_logprobs(
-            self._model, hidden, batch.ids, batch.loss_mask.nonzero().squeeze(1),
-            temperature=batch.temperature, chunk=self._config.logprob_chunk,
-        )  # fmt: skip
+    def _saved_parameters(self, folder: Path) -> Mapping[str, Tensor]:
+        if has_adapter(self._model):
+            from reroll.models.lora import read_adapter
+
+            return read_adapter(self._model, folder)
+        return dict(load_model(str(folder), dtype=self._model.dtype, device="cpu", head=self._head).named_parameters())
+
+    def _predict(self, batch: Batch, needs: Needs) -> Predictions:
+        if not needs.adapter and has_adapter(self._model):
+            from reroll.models.lora import adapter_off
+
+            with adapter_off(self._model):
+                return predict(self._model, batch, needs, chunk=self._config.logprob_chunk)
+        return predict(self._model, batch, needs, chunk=self._config.logprob_chunk)
 
     def _collect_gradients(self) -> None:
         for name, parameter in self._parameters.items():

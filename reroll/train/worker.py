@@ -9,14 +9,23 @@ from pathlib import Path
 
 from torch import Tensor
 
-from reroll.config.parts import PolicyConfig
-from reroll.models.load import DTYPES, load_model, load_tokenizer
+from reroll.config.parts import ModelConfig
+from reroll.models.heads import keep_padding_apart
+from reroll.models.load import DTYPES, Head, load_model, load_tokenizer
 from reroll.observe.metrics import Mean, Stats, Sum
 from reroll.runtime.base import WorkerInfo
 from reroll.tokens.batch import Batch
-from reroll.tokens.packing import fill, join, micro_batches, mini_batches
-from reroll.train.loss import PolicyLoss
+from reroll.tokens.packing import fill, micro_batches, mini_batches
+from reroll.train.base import Loss, Needs, Predictions, join_predictions
 from reroll.train.torch_strategy import TorchStrategy
+
+
+@dataclass(frozen=True, slots=True)
+class PredictJob:
+    """One question: what do you say about this batch?"""
+
+    batch: Batch
+    needs: Needs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +33,7 @@ class TrainJob:
     """One update: a batch, the loss, and how often to go through it."""
 
     batch: Batch
-    loss: PolicyLoss
+    loss: Loss
     epochs: int = 1
     mini_batches: int = 1
     """Optimizer steps per epoch, at most the number of sequences."""
@@ -33,23 +42,25 @@ class TrainJob:
 
 
 class TrainWorker:
-    """Holds one model: a policy to train, or a reference that only gives log-probs (its optimizer then takes no memory)."""
+    """Holds one model: to train for `total_steps` optimizer steps, or, with 0 of them, only to answer."""
 
-    def __init__(self, info: WorkerInfo, policy: PolicyConfig, *, total_steps: int) -> None:
+    def __init__(self, info: WorkerInfo, config: ModelConfig, *, total_steps: int, head: Head = "language") -> None:
         self._world_size = info.world_size
-        self._micro_batch_tokens = policy.strategy.micro_batch_tokens
-        self._strategy = TorchStrategy(
-            load_model(policy.model, dtype=DTYPES[policy.strategy.precision], device=info.device),
-            load_tokenizer(policy.model),
-            policy.strategy,
-            policy.optim,
-            total_steps=total_steps,
-        )
+        self._micro_batch_tokens = config.strategy.micro_batch_tokens
+        dtype = DTYPES[config.strategy.precision]
+        model = load_model(config.model, dtype=dtype, device=info.device, head=head, lora=config.lora)
+        tokenizer = load_tokenizer(config.model)
+        if head == "score":
+            keep_padding_apart(model, tokenizer)
+        if total_steps == 0:
+            model.requires_grad_(False)  # Then it has no master weights either.
+        self._strategy = TorchStrategy(model, tokenizer, config.strategy, config.optim, total_steps=total_steps, head=head)
 
-    def logprobs(self, batch: Batch) -> Tensor:
-        """[T] fp32 log-probs of the batch's tokens, on the CPU; 0 off the loss mask."""
-        parts = fill(batch.lengths, max_tokens=self._micro_batch_tokens)
-        return join(batch, parts, [self._strategy.forward(batch.select(part)).cpu() for part in parts])
+    def predict(self, job: PredictJob) -> Predictions:
+        """What the model says about a batch, on the CPU."""
+        parts = fill(job.batch.lengths, max_tokens=self._micro_batch_tokens)
+        answers = [self._strategy.forward(job.batch.select(part), job.needs) for part in parts]
+        return join_predictions(job.batch, parts, answers)
 
     def train(self, job: TrainJob) -> Stats:
         """Go through the batch, one optimizer step per mini-batch.
@@ -61,17 +72,17 @@ class TrainWorker:
             raise ValueError(f"strategy torch trains on one device, got {self._world_size}: name one in policy.devices")
         started_s = time.perf_counter()
         batch = job.batch
-        if job.epochs * job.mini_batches > 1 and batch.old_logp is None:
-            batch = batch.replace(old_logp=self.logprobs(batch))
+        if job.epochs * job.mini_batches > 1 and batch.old_logp is None and job.loss.compares_with_old_policy:
+            batch = batch.replace(old_logp=self.predict(PredictJob(batch, Needs())).logp)
         stats = Stats()
         for epoch in range(job.epochs):
             for step_batch in mini_batches(batch, job.mini_batches, seed=job.seed * job.epochs + epoch):
                 stats += self._step(step_batch, job.loss)
         return stats + _throughput(batch, epochs=job.epochs, seconds=time.perf_counter() - started_s)
 
-    def weights(self) -> Mapping[str, Tensor]:
-        """The parameters by Hugging Face name, by reference."""
-        return self._strategy.weights()
+    def weights(self, *, frozen: bool = False) -> Mapping[str, Tensor]:
+        """The parameters that are trained (or those that are frozen) by Hugging Face name, by reference."""
+        return self._strategy.weights(frozen=frozen)
 
     def to(self, device: str) -> None:
         """Move weights and optimizer state, e.g. to `cpu` while another role uses the device."""
@@ -85,9 +96,10 @@ class TrainWorker:
         """Continue from what `save` wrote."""
         self._strategy.load(folder)
 
-    def _step(self, batch: Batch, loss: PolicyLoss) -> Stats:
+    def _step(self, batch: Batch, loss: Loss) -> Stats:
         """One optimizer step. The losses of its micro-batches add up; over steps the reported loss is a mean."""
         stats = Stats()
+        batch = loss.prepare(batch)
         for part in micro_batches(batch, max_tokens=self._micro_batch_tokens):
             stats += self._strategy.forward_backward(part, loss)
         metrics = dict(stats) | {"loss": Mean(stats["loss"].value)}

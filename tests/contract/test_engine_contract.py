@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 
+from reroll.config.parts import LoraConfig
 from reroll.infer.embedded.engine import EmbeddedEngine
 from reroll.models.attention import PackedAttention, hidden_states, logits
 from reroll.models.load import load_model, load_tokenizer
@@ -33,8 +34,8 @@ def make(setup):
     return lambda max_running=8: kind(load(folder), tokenizer, max_running=max_running)
 
 
-def load(folder):
-    return load_model(folder, dtype=torch.float32, device="cpu")
+def load(folder, lora=None):
+    return load_model(folder, dtype=torch.float32, device="cpu", lora=lora)
 
 
 def ask(name, prompt, *, max_tokens=12, min_tokens=0, **sampling):
@@ -231,6 +232,27 @@ def test_new_weights_that_do_not_fit_are_refused(make, setup):
         make().load_weights({**weights, name: weights[name][:1]}, version=1)
 
 
+def test_an_adapter_alone_is_enough_for_an_engine_that_holds_its_base(setup):
+    kind, folder, tokenizer = setup
+    lora = LoraConfig(rank=4, alpha=8)
+    engine, new = kind(load(folder, lora), tokenizer), perturbed_adapter(load(folder, lora))
+    request = ask("a", [5, 9], max_tokens=10, min_tokens=10)
+    before = finish(engine, [request])["a"]
+    engine.load_weights({name: weight for name, weight in new.named_parameters() if weight.requires_grad}, version=1)
+    after = finish(engine, [request])["a"]
+    assert after.versions == ((1, 10),)
+    assert after.logprobs != before.logprobs
+    assert_logprobs_are_the_trainers(new, [request], {"a": after})
+
+
+def test_half_an_adapter_is_refused(setup):
+    kind, folder, tokenizer = setup
+    model = load(folder, LoraConfig(rank=4))
+    halves = {name: weight for name, weight in model.named_parameters() if "lora_A" in name}
+    with pytest.raises(ValueError, match=r"missing .*lora_B"):
+        kind(model, tokenizer).load_weights(halves, version=1)
+
+
 def test_sleep_keeps_requests_and_wake_continues_them(make, oracle):
     requests = mixed_requests(num_prompts=3)
     undisturbed = finish(make(max_running=4), requests)
@@ -259,4 +281,13 @@ def perturbed(model, scale=1.2):
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.mul_(scale)
+    return model
+
+
+def perturbed_adapter(model):
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
     return model

@@ -133,7 +133,7 @@ async def test_batches_and_tensors_travel(runtime: Runtime) -> None:
             ids=np.arange(length),
             loss_mask=np.arange(length) > 1,
             logp=np.full(length, -0.5, np.float32),
-            advantage=np.ones(length, np.float32),
+            turn=np.where(np.arange(length) > 1, 0, -1),
         )
         for length in (4, 6)
     ]

@@ -1,23 +1,26 @@
 """What every Strategy must do. Plain transformers is the oracle of the values, fp32 `torch` that of the others."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import peft
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from reroll.config.parts import OptimConfig
+from reroll.config.parts import LoraConfig, OptimConfig
 from reroll.config.parts import TorchStrategy as TorchConfig
 from reroll.errors import TrainingDiverged
 from reroll.models.load import DTYPES, load_model, load_tokenizer
+from reroll.models.lora import add_lora
 from reroll.models.tiny import make_tiny
 from reroll.observe.metrics import Stats
 from reroll.tokens.batch import Batch, pack
-from reroll.train.base import LossOutput, Strategy
+from reroll.train.base import LossOutput, Needs, Predictions, Strategy, known
 from reroll.train.loss import SFT_LOSS
 from reroll.train.torch_strategy import TorchStrategy
 from reroll.types import Sample
@@ -26,7 +29,11 @@ KINDS: dict[str, dict[str, Any]] = {
     "torch-fp32": {"precision": "fp32"},
     "torch-bf16": {"precision": "bf16"},
     "torch-fp32-checkpointed": {"precision": "fp32", "gradient_checkpointing": True, "logprob_chunk": 5},
+    "torch-fp32-lora": {"precision": "fp32"},
+    "torch-bf16-lora": {"precision": "bf16"},
+    "torch-fp32-checkpointed-lora": {"precision": "fp32", "gradient_checkpointing": True, "logprob_chunk": 5},
 }
+LORA = LoraConfig(rank=8, alpha=16)
 TOLERANCE = {"fp32": 1e-5, "bf16": 0.05}
 
 Make = Callable[..., Strategy]
@@ -48,10 +55,24 @@ def precision(kind: str) -> str:
 
 
 @pytest.fixture
-def make(kind: str, folder: Path) -> Make:
+def lora(kind: str) -> LoraConfig | None:
+    return LORA if kind.endswith("-lora") else None
+
+
+@pytest.fixture
+def oracle(folder: Path, lora: LoraConfig | None) -> nn.Module:
+    """Plain transformers, with peft's layers in it for the kinds that train an adapter."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    if lora:
+        add_lora(model, lora, base=str(folder))
+    return model
+
+
+@pytest.fixture
+def make(kind: str, lora: LoraConfig | None, folder: Path) -> Make:
     def build(**optim: Any) -> Strategy:
         config = TorchConfig(**KINDS[kind])
-        model = load_model(str(folder), dtype=DTYPES[config.precision], device="cpu")
+        model = load_model(str(folder), dtype=DTYPES[config.precision], device="cpu", lora=lora)
         settings = OptimConfig(**{"lr": 1e-3} | optim)
         return TorchStrategy(model, load_tokenizer(str(folder)), config, settings, total_steps=100)
 
@@ -65,12 +86,34 @@ def batch(lengths: tuple[int, ...] = (9, 4, 17, 12), *, seed: int = 0) -> Batch:
         mask = np.arange(length) >= length // 2
         zeros = np.zeros(length, dtype=np.float32)
         ids = rng.integers(4, 90, size=length)
-        samples.append(Sample(ids=ids, loss_mask=mask, logp=zeros, advantage=mask.astype(np.float32)))
+        samples.append(Sample(ids=ids, loss_mask=mask, logp=zeros, turn=np.where(mask, 0, -1)))
     return pack(samples)
 
 
-def copy_of(strategy: Strategy) -> dict[str, Tensor]:
-    return {name: weight.clone() for name, weight in strategy.weights().items()}
+def logprobs(strategy: Strategy, packed: Batch) -> Tensor:
+    return known(strategy.forward(packed, Needs()).logp)
+
+
+@dataclass
+class SumLoss:
+    """Minus the sum of all log-probs, times a factor; keeps what it saw."""
+
+    factor: float = 1.0
+    seen: Tensor | None = None
+    needs: Needs = field(default_factory=Needs)
+    compares_with_old_policy: bool = False
+
+    def prepare(self, batch: Batch) -> Batch:
+        return batch
+
+    def __call__(self, batch: Batch, model: Predictions) -> LossOutput:
+        logp = known(model.logp)
+        self.seen = logp.detach()
+        return LossOutput(-logp.sum() * self.factor, Stats())
+
+
+def copy_of(strategy: Strategy, *, frozen: bool = False) -> dict[str, Tensor]:
+    return {name: weight.clone() for name, weight in strategy.weights(frozen=frozen).items()}
 
 
 def train(strategy: Strategy, steps: int, *, seed: int = 0) -> list[float]:
@@ -81,16 +124,17 @@ def train(strategy: Strategy, steps: int, *, seed: int = 0) -> list[float]:
     return losses
 
 
-def test_logprobs_are_those_of_plain_transformers_run_sequence_by_sequence(make: Make, folder: Path, precision: str) -> None:
+def test_logprobs_are_those_of_plain_transformers_run_sequence_by_sequence(
+    make: Make, oracle: nn.Module, precision: str
+) -> None:
     packed = batch()
-    oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     expected = torch.zeros(packed.num_tokens)
     for start, end in zip(packed.cu_seqlens[:-1], packed.cu_seqlens[1:], strict=True):
         ids = packed.ids[start:end]
         with torch.no_grad():
             logp = oracle(ids[None]).logits[0, :-1].log_softmax(-1)
         expected[start + 1 : end] = logp.gather(1, ids[1:, None]).squeeze(1)
-    logp = make().forward(packed)
+    logp = logprobs(make(), packed)
     assert (logp.dtype, logp.requires_grad) == (torch.float32, False)
     assert not logp[~packed.loss_mask].any()
     tolerance = TOLERANCE[precision]
@@ -99,47 +143,43 @@ def test_logprobs_are_those_of_plain_transformers_run_sequence_by_sequence(make:
 
 def test_logprobs_follow_the_batchs_temperature(make: Make) -> None:
     strategy, packed = make(), batch()
-    cold = strategy.forward(packed.replace(temperature=0.5))
-    assert not torch.allclose(cold, strategy.forward(packed), atol=1e-3)
+    cold = logprobs(strategy, packed.replace(temperature=0.5))
+    assert not torch.allclose(cold, logprobs(strategy, packed), atol=1e-3)
 
 
 def test_the_loss_sees_the_logprobs_that_forward_gives(make: Make) -> None:
-    strategy, packed, seen = make(), batch(), []
-
-    def loss(batch: Batch, logp: Tensor) -> LossOutput:
-        seen.append(logp.detach())
-        return LossOutput(-logp.sum(), Stats())
-
-    expected = strategy.forward(packed)
+    strategy, packed, loss = make(), batch(), SumLoss()
+    expected = logprobs(strategy, packed)
     strategy.forward_backward(packed, loss)
-    assert torch.equal(seen[0], expected)
+    assert loss.seen is not None
+    assert torch.equal(loss.seen, expected)
 
 
-def test_training_lowers_the_loss_of_what_it_trains_on(make: Make) -> None:
+def test_training_lowers_the_loss_of_what_it_trains_on(make: Make, lora: LoraConfig | None) -> None:
     strategy = make(lr=1e-2)
     losses = []
     for _ in range(8):
         stats = strategy.forward_backward(batch(), SFT_LOSS) + strategy.optim_step()
         losses.append(stats["loss"].value)
-    assert losses[-1] < 0.6 * losses[0]
+    # Under an adapter the head stays as it is, and this random one cannot say anything loudly.
+    assert losses[-1] < (0.8 if lora else 0.6) * losses[0]
 
 
-def test_a_step_follows_adamw_on_the_clipped_gradient(make: Make, folder: Path, precision: str) -> None:
+def test_a_step_follows_adamw_on_the_clipped_gradient(make: Make, oracle: nn.Module, precision: str) -> None:
     """Plain transformers and torch, step by step, with a clip that bites."""
     strategy = make(clip_norm=0.1, lr=1e-3, weight_decay=0.1)
-    oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     packed = batch((9,))
     loss = -oracle(packed.ids[None]).logits[0, :-1].log_softmax(-1).gather(1, packed.ids[1:, None]).squeeze(1)
     loss[packed.loss_mask[1:]].mean().backward()
     norm = torch.nn.utils.clip_grad_norm_(oracle.parameters(), 0.1)
-    decay = [parameter for parameter in oracle.parameters() if parameter.ndim > 1]
-    plain = [parameter for parameter in oracle.parameters() if parameter.ndim <= 1]
+    decay = [parameter for parameter in oracle.parameters() if parameter.requires_grad and parameter.ndim > 1]
+    plain = [parameter for parameter in oracle.parameters() if parameter.requires_grad and parameter.ndim <= 1]
     groups = [{"params": decay, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}]
     torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.95)).step()
 
     stats = strategy.forward_backward(packed, SFT_LOSS) + strategy.optim_step()
     assert stats["grad_norm"].value == pytest.approx(norm.item(), rel=1e-4 if precision == "fp32" else 0.05)
-    weights = strategy.weights()
+    weights = {**strategy.weights(), **strategy.weights(frozen=True)}
     for name, expected in oracle.named_parameters():
         # Adam's first step is sign-like where the gradient is nearly zero, so a few entries may differ by the step itself.
         far = (weights[name].float() - expected).abs() > (1e-6 if precision == "fp32" else 1e-2)
@@ -156,11 +196,7 @@ def test_a_gradient_that_is_not_finite_raises_and_leaves_the_weights_untouched(m
     strategy = make()
     train(strategy, 1)
     before = copy_of(strategy)
-
-    def broken(batch: Batch, logp: Tensor) -> LossOutput:
-        return LossOutput(logp.sum() * float("nan"), Stats())
-
-    strategy.forward_backward(batch(), broken)
+    strategy.forward_backward(batch(), SumLoss(factor=float("nan")))
     with pytest.raises(TrainingDiverged, match="step 1 is not finite"):
         strategy.optim_step()
     assert all(torch.equal(before[name], weight) for name, weight in strategy.weights().items())
@@ -178,16 +214,19 @@ def test_saved_loaded_and_continued_is_the_same_as_uninterrupted(make: Make, tmp
     assert all(torch.equal(weights[name], weight) for name, weight in whole.weights().items())
 
 
-def test_a_checkpoint_opens_with_plain_transformers_and_has_the_same_logits(make: Make, tmp_path: Path, precision: str) -> None:
+def test_a_checkpoint_opens_with_plain_transformers_or_peft_and_has_the_same_logits(
+    make: Make, lora: LoraConfig | None, tmp_path: Path, precision: str
+) -> None:
     strategy, packed = make(), batch((9,))
-    train(strategy, 1)
+    train(strategy, 3)
     strategy.save(tmp_path)
-    model = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
-    for name, parameter in model.named_parameters():
-        assert torch.equal(parameter, strategy.weights()[name])
+    model = (peft.AutoPeftModelForCausalLM if lora else AutoModelForCausalLM).from_pretrained(tmp_path).eval()
+    parameters = {name.removeprefix("base_model.model."): parameter for name, parameter in model.named_parameters()}
+    for name, weight in strategy.weights().items():
+        assert torch.equal(parameters[name].to(weight.dtype), weight)
     with torch.no_grad():
         logp = model(packed.ids[None]).logits[0, :-1].float().log_softmax(-1).gather(1, packed.ids[1:, None]).squeeze(1)
-    ours = strategy.forward(packed)[packed.loss_mask]
+    ours = logprobs(strategy, packed)[packed.loss_mask]
     tolerance = TOLERANCE[precision]
     torch.testing.assert_close(ours, logp[packed.loss_mask[1:]], atol=tolerance, rtol=tolerance)
     assert load_tokenizer(str(tmp_path)).chat_template
@@ -201,6 +240,32 @@ def test_weights_are_references_that_see_the_next_step(make: Make) -> None:
     assert any(not torch.equal(before[name], weight) for name, weight in weights.items())
     assert all(weight.data_ptr() == strategy.weights()[name].data_ptr() for name, weight in weights.items())
     assert not any(weight.requires_grad for weight in weights.values())
+
+
+def test_trained_and_frozen_weights_are_together_the_models(make: Make, oracle: nn.Module, lora: LoraConfig | None) -> None:
+    strategy = make()
+    trained, frozen = set(strategy.weights()), set(strategy.weights(frozen=True))
+    assert trained | frozen == {name for name, _ in oracle.named_parameters()}
+    assert not trained & frozen
+    assert bool(frozen) == bool(lora)
+
+
+def test_frozen_weights_are_bitwise_unchanged_by_training(make: Make) -> None:
+    strategy = make()
+    before = copy_of(strategy, frozen=True)
+    train(strategy, 2)
+    assert all(torch.equal(before[name], weight) for name, weight in strategy.weights(frozen=True).items())
+
+
+def test_asked_without_its_adapter_a_trained_model_is_the_one_it_started_from(make: Make, lora: LoraConfig | None) -> None:
+    strategy, packed = make(), batch()
+    start = logprobs(strategy, packed)
+    train(strategy, 2)
+    without = known(strategy.forward(packed, Needs(adapter=False)).logp)
+    assert not torch.equal(logprobs(strategy, packed), start)
+    assert torch.equal(without, start if lora else logprobs(strategy, packed))
+    train(strategy, 1)  # And the adapter can still be trained.
+    assert not torch.equal(logprobs(strategy, packed), start)
 
 
 def test_moving_keeps_training_going(make: Make) -> None:

@@ -8,13 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from reroll.config.algorithm import Aggregation
+from reroll.config.losses import Aggregation
 from reroll.config.parts import OptimConfig
 from reroll.config.parts import TorchStrategy as TorchConfig
 from reroll.models.load import load_model, load_tokenizer
 from reroll.models.tiny import make_tiny
 from reroll.tokens.batch import Batch, pack
 from reroll.tokens.packing import micro_batches, split
+from reroll.train.base import Needs, known
 from reroll.train.loss import PolicyLoss
 from reroll.train.torch_strategy import TorchStrategy
 from reroll.types import Sample
@@ -37,22 +38,23 @@ def strategy_of(folder: Path) -> TorchStrategy:
 def batch(strategy: TorchStrategy) -> Batch:
     """Ragged rows with gaps in their masks, old and reference log-probs, and ratios on both sides of the clip."""
     rng = np.random.default_rng(0)
-    samples = []
+    samples, advantages = [], []
     for length in LENGTHS:
         mask = (rng.random(length) < 0.6) & (np.arange(length) > 0)
         mask[-1] = True
-        advantage = np.where(mask, rng.normal(), 0).astype(np.float32)
+        advantages.append(np.where(mask, rng.normal(), 0).astype(np.float32))
         ids = rng.integers(4, 90, size=length)
-        samples.append(Sample(ids=ids, loss_mask=mask, logp=np.zeros(length, dtype=np.float32), advantage=advantage))
-    packed = pack(samples)
+        logp = np.zeros(length, dtype=np.float32)
+        samples.append(Sample(ids=ids, loss_mask=mask, logp=logp, turn=np.where(mask, 0, -1)))
+    packed = pack(samples).replace(advantage=torch.from_numpy(np.concatenate(advantages)))
     noise = torch.randn(2, packed.num_tokens, generator=torch.Generator().manual_seed(0)) * 0.3
-    logp = strategy.forward(packed)
+    logp = known(strategy.forward(packed, Needs()).logp)
     return packed.replace(old_logp=logp + noise[0], ref_logp=logp + noise[1])
 
 
 def loss_of(aggregation: Aggregation) -> PolicyLoss:
     options = {"clip_low": 0.2, "clip_high": 0.2}
-    return PolicyLoss(kind="ppo", options=options, aggregation=aggregation, kl_coef=0.1, kl_estimator="k3")
+    return PolicyLoss(kind="ppo", options=options, aggregation=aggregation, length=40, kl_coef=0.1, kl_estimator="k3")
 
 
 def gradient(strategy: TorchStrategy, parts: list[Batch], loss: PolicyLoss) -> tuple[dict[str, Tensor], float]:
@@ -92,8 +94,8 @@ def test_the_shares_of_ranks_add_up_to_the_gradient_of_the_whole(
 
 
 def test_packed_logprobs_are_those_of_each_sequence_alone(strategy: TorchStrategy, batch: Batch) -> None:
-    alone = torch.cat([strategy.forward(batch.select([index])) for index in range(len(batch))])
-    torch.testing.assert_close(strategy.forward(batch), alone, atol=1e-6, rtol=1e-5)
+    alone = torch.cat([known(strategy.forward(batch.select([index]), Needs()).logp) for index in range(len(batch))])
+    torch.testing.assert_close(strategy.forward(batch, Needs()).logp, alone, atol=1e-6, rtol=1e-5)
 
 
 def test_recounting_each_micro_batch_would_be_wrong(strategy: TorchStrategy, batch: Batch) -> None:

@@ -28,6 +28,10 @@ def test_an_example_runs_shortened(file: Path, tiny_model: Path, tmp_path: Path,
     if "pipeline: rlvr" in file.read_text():
         overrides += ["engine.devices=cpu", "rollout.max_tokens=4", "rollout.max_prompt_tokens=1000", "data.train.0.size=8"]
         overrides += ["policy.strategy.micro_batch_tokens=8192"]
+    if "\nteacher:" in file.read_text():
+        overrides += [f"teacher.model={tiny_model}", "teacher.devices=cpu"]
+    if "\nteachers:" in file.read_text():
+        overrides += [f"teachers.larger.model={tiny_model}", "teachers.larger.devices=cpu"]
     outcome = train(load_config(file, overrides), code_folder=file.parent)
     assert outcome.num_steps == 1
 

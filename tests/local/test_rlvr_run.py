@@ -100,14 +100,14 @@ def test_a_run_that_failed_before_its_first_number_can_simply_be_started_again(r
     assert run(rlvr_tree).num_steps == 3
 
 
-@pytest.mark.parametrize("algorithm", ["reinforce", "ppo_clip"])
+@pytest.mark.parametrize("algorithm", ["reinforce", "dr_grpo"])
 def test_other_presets_and_several_optimizer_steps_run(rlvr_tree: dict[str, Any], algorithm: str) -> None:
     rlvr_tree["algorithm"] = algorithm
-    if algorithm == "ppo_clip":
+    if algorithm == "dr_grpo":
         rlvr_tree |= {"train": {"epochs": 2, "mini_batches": 2}, "kl": {"coef": 0.01}}
     rows = [row for row in metrics(run(rlvr_tree)) if "reward/mean" in row]
     assert all(row["train/grad_norm"] >= 0 for row in rows)
-    if algorithm == "ppo_clip":
+    if algorithm == "dr_grpo":
         assert rows[0]["train/kl_ref"] == pytest.approx(0.0, abs=0.05)
         assert rows[-1]["train/ratio_max"] > 1.0
 

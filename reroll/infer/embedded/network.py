@@ -18,6 +18,8 @@ class Network:
     Weights whose dtype and device are the network's are adopted: the parameter becomes the very tensor that was given,
     so a trainer on the same device shares its memory. Others are cast. bf16 on a CPU is different: there the linear
     layers keep copies of their own in oneDNN's packed layout, which is much faster, so a push copies.
+
+    Where the model has an adapter, that alone may be given: the rest is frozen, and stays.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -45,14 +47,17 @@ class Network:
         return logits(self.model, hidden)
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Use these weights: all the parameters by Hugging Face name; a tied one may appear under any of its names."""
-        missing, unknown = set(self._parameters) - set(weights), set(weights) - set(self._parameters) - self._aliases
+        """Use these weights: at least those that are trained, by Hugging Face name; a tied one may have other names too."""
+        trained = {name for name, parameter in self._parameters.items() if parameter.requires_grad}
+        missing, unknown = trained - set(weights), set(weights) - set(self._parameters) - self._aliases
         if missing or unknown:
             raise ValueError(f"weights do not fit the model: missing {sorted(missing)[:3]}, unknown {sorted(unknown)[:3]}")
-        for name, parameter in self._parameters.items():
+        changed = {name: self._parameters[name] for name in weights if name in self._parameters}
+        for name, parameter in changed.items():
             given = weights[name].detach()
             if given.shape != parameter.shape:
                 raise ValueError(f"weight {name} has shape {tuple(given.shape)}, the model needs {tuple(parameter.shape)}")
             parameter.data = given.to(device=self.device, dtype=self.dtype)
         for linear in self._packed:
-            linear.repack()
+            if linear.reads(changed.values()):
+                linear.repack()

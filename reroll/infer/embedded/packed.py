@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,11 @@ class PackedLinear:
             biases = tuple(layer.bias for layer in self._layers if layer.bias is not None)
             self._bias = torch.cat(biases) if biases else None
 
+    def reads(self, parameters: Iterable[Tensor]) -> bool:
+        """Whether the packed copy is made from some of these."""
+        sources = {id(parameter) for layer in self._layers for parameter in layer.parameters()}
+        return any(id(parameter) in sources for parameter in parameters)
+
     def output(self, index: int, x: Tensor) -> Tensor:
         """What layer `index` makes of x. The first of the siblings to ask computes for all; the last one asking lets go."""
         if x is not self._input:
@@ -68,10 +73,16 @@ class PackedSlice(nn.Module):
 
 
 def pack_linears(model: nn.Module) -> list[PackedLinear]:
-    """Replace every linear layer of the model by a packed one; siblings with a common input become one product."""
+    """Replace every linear layer of the model by a packed one; siblings with a common input become one product.
+
+    Under an adapter, that is the layer it adapts. The adapter's own matrices are thin, and change with every push.
+    """
     packed = []
-    for parent in list(model.modules()):
-        linears = {name: child for name, child in parent.named_children() if isinstance(child, nn.Linear)}
+    inside_adapted = {part for module in model.modules() if _base_layer(module) for part in module.modules()}
+    for parent in [module for module in model.modules() if module not in inside_adapted]:
+        children = dict(parent.named_children())
+        plain = {name: _base_layer(child) or child for name, child in children.items()}
+        linears = {name: layer for name, layer in plain.items() if isinstance(layer, nn.Linear)}
         groups = [[name for name in group if name in linears] for group in _FUSED]
         groups = [group for group in groups if len({linears[name].bias is None for name in group}) == 1]
         fused = {name for group in groups for name in group}
@@ -79,5 +90,11 @@ def pack_linears(model: nn.Module) -> list[PackedLinear]:
             product = PackedLinear([linears[name] for name in group])
             packed.append(product)
             for index, name in enumerate(group):
-                setattr(parent, name, PackedSlice(linears[name], product, index))
+                owner, attribute = (children[name], "base_layer") if _base_layer(children[name]) else (parent, name)
+                setattr(owner, attribute, PackedSlice(linears[name], product, index))
     return packed
+
+
+def _base_layer(module: nn.Module) -> nn.Module | None:
+    """What an adapter was put around, if this module is one."""
+    return dict(module.named_children()).get("base_layer")

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from reroll.config.algorithm import PRESETS
 from reroll.config.load import dump_config, load_config, parse_config
+from reroll.config.presets import PRESETS
 from reroll.errors import ConfigError
 
 
@@ -125,19 +125,22 @@ def test_a_malformed_override_and_an_unreadable_file_are_config_errors(tree: dic
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_expands_to_plain_fields(tree: dict[str, Any], name: str) -> None:
     tree["algorithm"] = name
+    tree["rollout"]["group_size"] = 8
+    if name == "opd":
+        tree["teachers"] = {"big": {"model": "some/teacher"}}
     config = parse_config(tree)
     assert config.pipeline == "rlvr"
     assert config.loss.kind == PRESETS[name]["loss"]["kind"]
-    assert config.advantage.kind == PRESETS[name]["advantage"]["kind"]
+    assert config.advantage.kind == PRESETS[name].get("advantage", {"kind": "normalised"})["kind"]
 
 
 def test_what_the_user_writes_wins_over_the_preset(tree: dict[str, Any]) -> None:
-    tree |= {"algorithm": "grpo", "loss": {"clip_high": 0.28}, "advantage": {"kind": "group_mean"}}
+    tree |= {"algorithm": "grpo", "loss": {"clip_high": 0.28}, "advantage": {"kind": "opo"}}
     config = parse_config(tree)
     assert config.pipeline == "rlvr"
     assert config.loss.kind == "ppo"
     assert config.loss.clip_high == 0.28
-    assert config.advantage.kind == "group_mean"
+    assert config.advantage.kind == "opo"
 
 
 def test_a_dumped_config_loads_back_equal(tree: dict[str, Any]) -> None:

@@ -69,9 +69,10 @@ async def settle():
         await asyncio.sleep(0)
 
 
-def make(ledger, *, episode=at_once, score=by_index, prompts=None, seed=0, **config):
+def make(ledger, *, episode=at_once, score=by_index, prompts=None, seed=0, greedy=None, **config):
     config = RolloutConfig(**{"prompts_per_step": 2, "group_size": 2, **config})
-    return RolloutScheduler(config, prompts or Prompts(), episode=episode, score=score, ledger=ledger, seed=seed)
+    prompts = prompts or Prompts()
+    return RolloutScheduler(config, prompts, episode=episode, score=score, ledger=ledger, seed=seed, greedy=greedy)
 
 
 def events(ledger):

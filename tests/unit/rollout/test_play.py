@@ -238,3 +238,18 @@ def test_seeds_are_the_same_in_every_process_and_differ_by_every_part():
     assert len(seeds) == 10 * 100 * 16
     assert all(0 <= seed < 2**63 for seed in seeds)
     assert stable_seed(1, 23) != stable_seed(12, 3)
+
+
+async def test_a_history_window_shows_the_opening_and_the_last_exchanges(monkeypatch):
+    engine = Engine()
+    env = Chat(reply("1"), reply("2"), reply("3"), END)
+    result = await run(env, engine, history=1, max_prompt_tokens=100)
+    shown = ["".join(map(chr, request.prompt_ids)) for request in engine.requests]
+    assert shown == ["abc", "abcok\x001", "abcok2", "abcok3"]
+    assert result.status is Status.COMPLETED
+
+
+async def test_what_the_environment_measured_and_where_it_stood_is_kept_with_each_turn():
+    first = Outcome(messages=({"role": "user", "content": "1"},), info={"effective": 1.0}, state="s1")
+    result = await run(Chat(first, Outcome(terminated=True, info={"success": 1.0})), Engine())
+    assert [(turn.state, dict(turn.info)) for turn in result.turns] == [(None, {"effective": 1.0}), ("s1", {"success": 1.0})]

@@ -283,3 +283,52 @@ async def test_state_can_be_read_after_close_too(ledger):
     await scheduler.close()
     assert scheduler.state() == before
     assert [row["number"] for row in before["queue"]] == [0, 1]
+
+
+async def test_a_greedy_sample_gives_its_group_a_baseline_and_is_no_sibling(ledger):
+    async def greedy(prompt, id, seed):
+        return trajectory(id)
+
+    async def score(prompt, trajectory):
+        return Score(value=float(trajectory.id.split(".")[1]))
+
+    scheduler = make(ledger, score=score, greedy=greedy)
+    groups = await scheduler.take(2)
+    assert [(group.rewards, group.baseline) for group in groups] == [((0.0, 1.0), 2.0)] * 2
+    scheduler.release(groups, version=1)
+    await scheduler.close()
+
+
+async def test_a_group_whose_greedy_sample_failed_is_dropped(ledger):
+    async def greedy(prompt, id, seed):
+        return trajectory(id, status=Status.FAILED if id.startswith("0.") else Status.COMPLETED)
+
+    scheduler = make(ledger, greedy=greedy)
+    assert [group.ticket for group in await scheduler.take(2)] == [1, 2]
+    await scheduler.close()
+
+
+async def test_redundant_samples_are_aborted_once_their_group_is_whole(ledger):
+    engine = Manual()
+    scheduler = make(ledger, episode=engine.episode, prompts_per_step=1, redundant=2)
+    take = asyncio.create_task(scheduler.take(1))
+    await settle()
+    assert [id for _, id, _ in engine.started] == ["0.0", "0.1", "0.2", "0.3"]
+    engine.end("0.3")
+    await settle()
+    assert not take.done()
+    engine.end("0.1")
+    (group,) = await take
+    assert [trajectory.id for trajectory in group.trajectories] == ["0.1", "0.3"]
+    assert {id for id, state in events(ledger) if state == "aborted"} == {"0.0", "0.2"}
+    scheduler.release([group], version=1)
+    await scheduler.close()
+
+
+async def test_a_redundant_sample_takes_the_place_of_one_that_failed(ledger):
+    async def episode(prompt, id, seed):
+        return trajectory(id, status=Status.FAILED if id.endswith(".0") else Status.COMPLETED)
+
+    scheduler = make(ledger, episode=episode, redundant=1)
+    assert [len(group.trajectories) for group in await scheduler.take(2)] == [2, 2]
+    await scheduler.close()

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reroll.tokens.batch import Batch, pack
-from reroll.tokens.packing import balance, fill, join, micro_batches, mini_batches, split
+from reroll.tokens.packing import balance, fill, join, join_sequences, micro_batches, mini_batches, split
 from reroll.types import Sample
 
 LENGTHS = st.lists(st.integers(2, 40), min_size=1, max_size=12)
@@ -19,7 +19,7 @@ def make_batch(lengths: list[int], seed: int = 0) -> Batch:
         mask = rng.random(length) < 0.5
         mask[0], mask[-1] = False, True
         logp = np.where(mask, rng.normal(size=length), 0).astype(np.float32)
-        samples.append(Sample(ids=np.full(length, index), loss_mask=mask, logp=logp, advantage=mask.astype(np.float32)))
+        samples.append(Sample(ids=np.full(length, index), loss_mask=mask, logp=logp, turn=np.where(mask, 0, -1)))
     return pack(samples)
 
 
@@ -94,3 +94,37 @@ def test_cuts_leave_the_batch_as_it_was() -> None:
     micro_batches(batch, max_tokens=8)
     mini_batches(batch, 2, seed=0)
     assert all(map(torch.equal, before, [batch.ids, batch.cu_seqlens, batch.loss_mask]))
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.integers(2, 20), min_size=2, max_size=12), st.integers(1, 60), st.integers(1, 4))
+def test_pairs_are_never_parted_by_any_cut(lengths: list[int], max_tokens: int, num: int) -> None:
+    lengths = lengths[: len(lengths) // 2 * 2]
+    batch = make_batch(lengths).replace(unit_size=2, label=torch.arange(len(lengths)).float())
+    cuts = [micro_batches(batch, max_tokens=max_tokens), mini_batches(batch, num, seed=1)]
+    cuts += [split(batch, num)] if num <= len(lengths) // 2 else []
+    for parts in cuts:
+        assert sorted(sequences(parts)) == list(range(len(lengths)))
+        for part in parts:
+            rows = sequences([part])
+            assert [(first // 2, first % 2) for first in rows[::2]] == [(second // 2, 0) for second in rows[1::2]]
+            assert part.label is not None
+            assert part.label.tolist() == rows
+
+
+def test_sequences_without_a_token_in_the_loss_can_be_left_out() -> None:
+    batch = make_batch([5, 4, 6])
+    batch = batch.replace(loss_mask=batch.loss_mask & (batch.sequence_index != 1))
+    left = batch.without_untrained()
+    assert sequences([left]) == [0, 2]
+    assert (left.num_loss_tokens, left.num_sequences) == (int(batch.loss_mask.sum()), 2)
+    none = batch.replace(loss_mask=torch.zeros_like(batch.loss_mask)).without_untrained()
+    assert (len(none), none.num_loss_tokens, none.num_sequences) == (1, 0, 0)
+
+
+def test_results_with_several_numbers_a_token_or_one_a_sequence_are_put_back_in_order() -> None:
+    batch, parts = make_batch([3, 2, 4]), [[2, 0], [1]]
+    wide = torch.stack([torch.arange(9), torch.arange(9) * 10], 1)
+    values = [torch.cat([wide[batch.cu_seqlens[i] : batch.cu_seqlens[i + 1]] for i in part]) for part in parts]
+    assert torch.equal(join(batch, parts, values), wide)
+    assert join_sequences(parts, [torch.tensor([2.0, 0.0]), torch.tensor([1.0])]).tolist() == [0, 1, 2]

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from reroll.config.algorithm import KlConfig, PpoLoss, ReinforceLoss
 from reroll.tokens.batch import Batch, pack
-from reroll.train.loss import SFT_LOSS, PolicyLoss
+from reroll.train.base import Predictions
+from reroll.train.loss import SFT_LOSS, PolicyLoss, ValueLoss
 from reroll.types import Sample
 
-PPO = PolicyLoss.from_config(PpoLoss(clip_low=0.2, clip_high=0.3), aggregation="token_mean", kl=KlConfig())
+PPO = PolicyLoss(kind="ppo", options={"clip_low": 0.2, "clip_high": 0.3})
 
 
 def batch(advantage: float = 1.0) -> Batch:
@@ -19,27 +19,28 @@ def batch(advantage: float = 1.0) -> Batch:
         ids=np.arange(4),
         loss_mask=mask,
         logp=np.where(mask, -1, 0).astype(np.float32),
-        advantage=np.where(mask, advantage, 0).astype(np.float32),
+        turn=np.where(mask, 0, -1),
     )
-    return pack([row, row])
+    packed = pack([row, row])
+    return packed.replace(advantage=packed.advantage * advantage)
 
 
 def logp_of(value: float) -> torch.Tensor:
     return torch.where(batch().loss_mask, value, 0.0).requires_grad_()
 
 
-def test_it_is_built_from_the_config_and_travels() -> None:
-    loss = PolicyLoss.from_config(PpoLoss(clip_low=0.1), aggregation="sequence_mean", kl=KlConfig(coef=0.5, estimator="k2"))
-    assert loss == PolicyLoss(
-        kind="ppo", options={"clip_low": 0.1, "clip_high": 0.2}, aggregation="sequence_mean", kl_coef=0.5, kl_estimator="k2"
-    )
+def said(logp: torch.Tensor) -> Predictions:
+    return Predictions(logp=logp if logp.requires_grad else logp.requires_grad_())
+
+
+def test_it_travels() -> None:
+    loss = PolicyLoss(kind="ppo", options={"clip_low": 0.1, "clip_high": 0.2}, corrections=({"level": "token"},))
     assert pickle.loads(pickle.dumps(loss)) == loss
-    assert PolicyLoss.from_config(ReinforceLoss(kind="reinforce"), aggregation="token_mean", kl=KlConfig()).options == {}
 
 
 def test_without_old_logprobs_the_ratio_is_one_and_the_gradient_is_that_of_the_policy() -> None:
     logp = logp_of(-2.0)
-    output = PPO(batch(advantage=3.0), logp)
+    output = PPO(batch(advantage=3.0), said(logp))
     output.loss.backward()
     assert output.loss.item() == pytest.approx(-3.0)
     assert output.stats["ratio"].value == 1.0
@@ -49,7 +50,7 @@ def test_without_old_logprobs_the_ratio_is_one_and_the_gradient_is_that_of_the_p
 
 def test_the_report_says_how_far_the_policy_is_from_the_old_one_and_from_the_sampler() -> None:
     packed = batch().replace(old_logp=logp_of(-2.0).detach())
-    values = PPO(packed, logp_of(-1.5)).stats.values_by_name()
+    values = PPO(packed, said(logp_of(-1.5))).stats.values_by_name()
     ratio = np.exp(0.5)
     assert values["ratio"] == values["ratio_max"] == pytest.approx(ratio)
     assert values["kl_old"] == pytest.approx(ratio - 1 - 0.5, abs=1e-6)
@@ -61,32 +62,33 @@ def test_the_report_says_how_far_the_policy_is_from_the_old_one_and_from_the_sam
 
 def test_only_tokens_that_clipping_holds_back_count_as_clipped() -> None:
     packed = batch(advantage=-1.0).replace(old_logp=logp_of(-2.0).detach())
-    assert PPO(packed, logp_of(-1.5)).stats["clip_fraction"].value == 0.0
-    assert PPO(packed, logp_of(-2.5)).stats["clip_fraction"].value == 1.0
+    assert PPO(packed, said(logp_of(-1.5))).stats["clip_fraction"].value == 0.0
+    assert PPO(packed, said(logp_of(-2.5))).stats["clip_fraction"].value == 1.0
 
 
 def test_a_kl_penalty_adds_its_share_and_reports_it() -> None:
     loss = PolicyLoss(kind="reinforce", kl_coef=0.5, kl_estimator="k1")
     packed = batch(advantage=0.0).replace(ref_logp=logp_of(-3.0).detach())
-    output = loss(packed, logp_of(-2.0))
+    output = loss(packed, said(logp_of(-2.0)))
     assert output.loss.item() == pytest.approx(0.5)
     assert output.stats["kl_ref"].value == pytest.approx(1.0)
 
 
 def test_a_kl_penalty_without_reference_logprobs_is_an_error() -> None:
     with pytest.raises(ValueError, match="no ref_logp"):
-        PolicyLoss(kind="reinforce", kl_coef=0.5)(batch(), logp_of(-1.0))
+        PolicyLoss(kind="reinforce", kl_coef=0.5)(batch(), said(logp_of(-1.0)))
 
 
 def test_the_sft_loss_is_the_mean_cross_entropy_of_the_masked_tokens() -> None:
-    assert SFT_LOSS(batch(), logp_of(-0.7)).loss.item() == pytest.approx(0.7)
+    assert SFT_LOSS(batch(), said(logp_of(-0.7))).loss.item() == pytest.approx(0.7)
 
 
 def test_stats_of_micro_batches_merge_to_those_of_the_batch() -> None:
     packed, logp = batch(), torch.where(batch().loss_mask, -torch.arange(8.0), 0.0)
-    whole = PPO(packed.replace(old_logp=logp - 0.1), logp).stats
+    whole = PPO(packed.replace(old_logp=logp - 0.1), said(logp.clone())).stats
     parts = [
-        PPO(packed.replace(old_logp=logp - 0.1).select([index]), logp[4 * index : 4 * index + 4]).stats for index in range(2)
+        PPO(packed.replace(old_logp=logp - 0.1).select([index]), said(logp[4 * index : 4 * index + 4])).stats
+        for index in range(2)
     ]
     merged = (parts[0] + parts[1]).values_by_name()
     assert merged == pytest.approx(whole.values_by_name())
@@ -94,5 +96,64 @@ def test_stats_of_micro_batches_merge_to_those_of_the_batch() -> None:
 
 def test_a_micro_batch_without_loss_tokens_reports_nothing_but_a_zero_loss() -> None:
     packed = batch().replace(loss_mask=torch.zeros(8, dtype=torch.bool))
-    output = SFT_LOSS(packed, torch.zeros(8, requires_grad=True))
+    output = SFT_LOSS(packed, said(torch.zeros(8)))
     assert output.stats.values_by_name() == {"loss": 0.0}
+
+
+def test_corrections_weigh_the_loss_and_report_how_much() -> None:
+    """The trainer starts at -2, the sampler drew at -1: every token weighs exp(-1), or nothing below a bound of 0.5."""
+    packed = batch().replace(old_logp=logp_of(-2.0).detach())
+    plain = PPO(packed, said(logp_of(-2.0))).loss.item()
+    truncate = {"level": "token", "mode": "truncate", "low": 0.5, "high": 2.0}
+    weighed = PolicyLoss(kind="ppo", options=PPO.options, corrections=(truncate,))(packed, said(logp_of(-2.0)))
+    assert weighed.loss.item() == pytest.approx(plain * np.exp(-1))
+    assert weighed.stats["correction_token_truncate_weight"].value == pytest.approx(np.exp(-1))
+    both = PolicyLoss(kind="ppo", options=PPO.options, corrections=(truncate, truncate | {"mode": "mask"}))
+    output = both(packed, said(logp_of(-2.0)))
+    assert output.loss.item() == 0
+    assert output.stats["correction_token_mask_bounded"].value == 1
+
+
+def test_a_loss_that_selects_does_so_once_over_the_whole_step() -> None:
+    loss = PolicyLoss(kind="kl_cov", options={"coef": 1.0}, selection={"share": 0.25})
+    packed = batch()
+    packed = packed.replace(
+        advantage=torch.tensor([0, 0, 1, -1, 0, 0, 1, 3.0]), logp=torch.tensor([0, 0, -1, -2, 0, 0, -1, -0.1])
+    )
+    selected = loss.prepare(packed).selected
+    assert selected is not None
+    assert selected.nonzero().squeeze(1).tolist() == [3]  # (-2 + 1.025) * (-1 - 1), just above the last
+    assert PPO.prepare(packed) is packed
+
+
+def test_an_entropy_bonus_asks_the_model_for_its_entropy_and_lowers_the_loss() -> None:
+    loss = PolicyLoss(kind="reinforce", entropy_coef=0.1)
+    assert loss.needs.entropy
+    model = Predictions(logp=logp_of(-1.0), entropy=torch.where(batch().loss_mask, 2.0, 0.0))
+    output = loss(batch(advantage=0.0), model)
+    assert output.loss.item() == pytest.approx(-0.2)
+    assert output.stats["full_entropy"].value == pytest.approx(2.0)
+
+
+def test_a_loss_from_a_users_module_is_found_by_its_path() -> None:
+    mine = PolicyLoss(kind="reroll.algo.losses:reinforce")
+    assert mine(batch(), said(logp_of(-0.7))).loss.item() == pytest.approx(0.7)
+
+
+def test_the_value_loss_is_half_the_squared_error_and_knows_its_clip() -> None:
+    mask = batch().loss_mask
+    packed = batch().replace(value=torch.zeros(8), returns=torch.where(mask, 2.0, 99.0))
+    model = Predictions(value=torch.where(mask, 1.0, 7.0).requires_grad_())
+    assert ValueLoss()(packed, model).loss.item() == pytest.approx(0.5)
+    clipped = ValueLoss(clip=0.5)(packed, model)
+    assert clipped.loss.item() == pytest.approx(1.5**2 / 2)
+    assert clipped.stats["error"].value == pytest.approx(1.0)
+    assert clipped.stats["mean"].value == pytest.approx(1.0)
+
+
+def test_a_critic_that_shares_the_trunk_adds_its_loss() -> None:
+    packed = batch().replace(value=torch.zeros(8), returns=torch.where(batch().loss_mask, 2.0, 0.0))
+    model = Predictions(logp=logp_of(-0.7), value=torch.zeros(8))
+    output = PolicyLoss(kind="reinforce", value=ValueLoss(), value_coef=0.5)(packed, model)
+    assert output.loss.item() == pytest.approx(0.7 + 0.5 * 2)
+    assert output.stats["value_error"].value == pytest.approx(4.0)

@@ -27,7 +27,12 @@ def siblings() -> Batch:
     rows += [rows[2], rng.integers(4, 90, size=9)]
     return pack(
         [
-            Sample(ids=row, loss_mask=np.arange(len(row)) > 4, logp=np.zeros(len(row)), advantage=np.zeros(len(row)))
+            Sample(
+                ids=row,
+                loss_mask=np.arange(len(row)) > 4,
+                logp=np.zeros(len(row)),
+                turn=np.where(np.arange(len(row)) > 4, 0, -1),
+            )
             for row in rows
         ]
     )

@@ -16,9 +16,10 @@ from reroll.runtime.local import LocalRuntime
 from reroll.tokens.batch import Batch, pack
 from reroll.tokens.renderer import Renderer
 from reroll.tokens.samples import sft_sample
+from reroll.train.base import Needs, known
 from reroll.train.cluster import TrainCluster
 from reroll.train.loss import SFT_LOSS, PolicyLoss
-from reroll.train.worker import TrainJob, TrainWorker
+from reroll.train.worker import PredictJob, TrainJob, TrainWorker
 from reroll.types import Sample
 
 PPO = PolicyLoss(kind="ppo", options={"clip_low": 0.2, "clip_high": 0.2})
@@ -41,14 +42,18 @@ def worker(folder: Path, *, world_size: int = 1, **options: Any) -> TrainWorker:
 
 def batch(num_sequences: int = 6, *, seed: int = 0) -> Batch:
     rng = np.random.default_rng(seed)
-    samples = []
+    samples, advantages = [], []
     for _ in range(num_sequences):
         length = int(rng.integers(6, 20))
         mask = np.arange(length) >= 3
-        advantage = np.where(mask, rng.normal(), 0).astype(np.float32)
+        advantages.append(np.where(mask, rng.normal(), 0).astype(np.float32))
         logp = np.where(mask, -4.0, 0.0).astype(np.float32)
-        samples.append(Sample(ids=rng.integers(4, 90, size=length), loss_mask=mask, logp=logp, advantage=advantage))
-    return pack(samples)
+        samples.append(Sample(ids=rng.integers(4, 90, size=length), loss_mask=mask, logp=logp, turn=np.where(mask, 0, -1)))
+    return pack(samples).replace(advantage=torch.from_numpy(np.concatenate(advantages)))
+
+
+def logprobs(worker: TrainWorker, packed: Batch) -> torch.Tensor:
+    return known(worker.predict(PredictJob(packed, Needs())).logp)
 
 
 class Calls:
@@ -69,7 +74,7 @@ class Calls:
 
 def test_logprobs_come_back_in_the_batchs_order_whatever_the_micro_batches(folder: Path) -> None:
     packed = batch()
-    cut, whole = (worker(folder, micro_batch_tokens=tokens).logprobs(packed) for tokens in (1, 10_000))
+    cut, whole = (logprobs(worker(folder, micro_batch_tokens=tokens), packed) for tokens in (1, 10_000))
     torch.testing.assert_close(cut, whole, atol=1e-6, rtol=1e-5)
     assert whole[packed.loss_mask].abs().min() > 0
 
@@ -96,7 +101,7 @@ def test_several_steps_measure_the_ratio_against_the_policy_before_the_first(fol
 def test_old_logprobs_that_the_batch_brings_are_used(folder: Path) -> None:
     policy, packed = worker(folder), batch()
     calls = Calls(policy)
-    brought = packed.replace(old_logp=policy.logprobs(packed) - 0.1 * packed.loss_mask)
+    brought = packed.replace(old_logp=logprobs(policy, packed) - 0.1 * packed.loss_mask)
     calls.counts["forward"] = 0
     stats = policy.train(TrainJob(batch=brought, loss=PPO, epochs=2))
     assert calls.counts["forward"] == 0
@@ -159,7 +164,7 @@ async def test_the_cluster_shares_out_logprobs_and_trains_like_its_worker(folder
         pair = TrainCluster(
             await runtime.spawn(TrainWorker, Placement(role="reference", devices=("cpu", "cpu")), config(folder), **options)
         )
-        torch.testing.assert_close(await pair.logprobs(packed), alone.logprobs(packed), atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(await pair.logprobs(packed), logprobs(alone, packed), atol=1e-6, rtol=1e-5)
 
         policy = TrainCluster(
             await runtime.spawn(TrainWorker, Placement(role="policy", devices=("cpu",)), config(folder), **options)
@@ -170,8 +175,8 @@ async def test_the_cluster_shares_out_logprobs_and_trains_like_its_worker(folder
 
         await policy.save(tmp_path / "checkpoint")
         await pair.load(tmp_path / "checkpoint")
-        assert torch.equal(await policy.logprobs(packed), alone.logprobs(packed))
-        torch.testing.assert_close(await pair.logprobs(packed), alone.logprobs(packed), atol=1e-6, rtol=1e-5)
+        assert torch.equal(await policy.logprobs(packed), logprobs(alone, packed))
+        torch.testing.assert_close(await pair.logprobs(packed), logprobs(alone, packed), atol=1e-6, rtol=1e-5)
         assert (await policy.weights()).keys() == alone.weights().keys()
         await policy.close()
 
@@ -180,3 +185,12 @@ def without_time(stats: Stats) -> dict[str, float]:
     """By the last part of the name: the cluster says where its metrics come from, the worker does not."""
     plain = {name.rpartition("/")[2]: value for name, value in stats.values_by_name().items()}
     return {name: value for name, value in plain.items() if name not in ("tokens_per_s", "train_s")}
+
+
+def test_a_model_for_zero_steps_answers_and_holds_nothing_but_its_weights(folder: Path) -> None:
+    config = PolicyConfig(model=str(folder), devices="cpu", strategy=TorchConfig(precision="bf16"))
+    info = WorkerInfo(role="policy", rank=0, world_size=1, device="cpu")
+    fixed, trained = (TrainWorker(info, config, total_steps=steps) for steps in (0, 1))
+    assert torch.equal(logprobs(fixed, batch()), logprobs(trained, batch()))
+    assert not fixed._strategy._masters
+    assert trained._strategy._masters

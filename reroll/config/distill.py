@@ -1,0 +1,92 @@
+"""Learning another model's distribution on a fixed table of rows."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from reroll.config.base import Node
+from reroll.config.offline import OfflineConfig
+from reroll.config.parts import Devices, StrategyConfig, TorchStrategy
+
+
+class _Divergence(Node):
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the function of this kind in `reroll.algo.divergence` takes."""
+        return {name: value for name, value in self if name != "kind"}
+
+
+class ForwardKl(_Divergence):
+    """KL(teacher || student): the student covers all that the teacher finds likely."""
+
+    kind: Literal["forward_kl"] = "forward_kl"
+
+
+class ReverseKl(_Divergence):
+    """KL(student || teacher): the student keeps to what the teacher finds likely (MiniLLM)."""
+
+    kind: Literal["reverse_kl"]
+
+
+class SkewedForwardKl(_Divergence):
+    """Forward KL from a mixture of both, which bounds it (DistiLLM)."""
+
+    kind: Literal["skewed_forward_kl"]
+    skew: float = Field(default=0.1, gt=0, lt=1)
+    """Share of the teacher in the student's place."""
+
+
+class SkewedReverseKl(_Divergence):
+    """Reverse KL from a mixture of both, which bounds it (DistiLLM)."""
+
+    kind: Literal["skewed_reverse_kl"]
+    skew: float = Field(default=0.1, gt=0, lt=1)
+    """Share of the student in the teacher's place."""
+
+
+class HeadAndTailKl(_Divergence):
+    """Forward KL where the two differ on the teacher's likeliest tokens, reverse KL where they differ on the others (AKL)."""
+
+    kind: Literal["adaptive_kl"]
+    head: float = Field(default=0.5, gt=0, lt=1)
+    """Probability that the teacher's likeliest tokens reach together."""
+
+
+class JensenShannon(_Divergence):
+    """The generalised Jensen-Shannon divergence (GKD): like the forward KL for a small beta, the reverse for a large one."""
+
+    kind: Literal["js"]
+    beta: float = Field(default=0.5, gt=0, lt=1)
+    """Share of the teacher in the mixture that both are compared with."""
+
+
+DivergenceConfig = Annotated[
+    ForwardKl | ReverseKl | SkewedForwardKl | SkewedReverseKl | HeadAndTailKl | JensenShannon, Field(discriminator="kind")
+]
+
+
+class DistillTeacher(Node):
+    """The model to learn from. Its tokenizer must know every token of the policy's under the same id."""
+
+    model: str
+    top_k: int = Field(default=64, ge=0)
+    """Look at its likeliest tokens and one bucket for the rest; 0 looks at the whole vocabulary (and sends all of it)."""
+    strategy: StrategyConfig = Field(default_factory=TorchStrategy)
+    devices: Devices = "auto"
+
+
+class DistillConfig(OfflineConfig):
+    """Distillation from a teacher's token distributions.
+
+    The loss is (1 - sft_weight) * temperature² * divergence + sft_weight * cross-entropy.
+    """
+
+    pipeline: Literal["distill"]
+    teacher: DistillTeacher
+    divergence: DivergenceConfig = Field(default_factory=ForwardKl)
+    temperature: float = Field(default=1.0, gt=0)
+    """Softens both distributions before they are compared; its square keeps the gradient's size. Imitation is at 1."""
+    sft_weight: float = Field(default=0.0, ge=0, lt=1)
+    """Share of imitation: the cross-entropy of the rows' own tokens."""

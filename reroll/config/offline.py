@@ -1,0 +1,38 @@
+"""What pipelines have in common: all of them, and those that learn from a fixed table of rows."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from reroll.config.base import Node
+from reroll.config.data import DataConfig
+from reroll.config.parts import CheckpointConfig, LocalRuntime, PolicyConfig, RunConfig, RuntimeConfig
+
+
+class PipelineConfig(Node):
+    """What every pipeline has."""
+
+    pipeline: str
+    run: RunConfig = Field(default_factory=RunConfig)
+    runtime: RuntimeConfig = Field(default_factory=LocalRuntime)
+    policy: PolicyConfig
+    data: DataConfig
+    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
+
+
+class OfflineConfig(PipelineConfig):
+    """Rows in, optimizer steps out."""
+
+    rows_per_step: int = Field(default=32, ge=1)
+    max_tokens: int = Field(default=1024, ge=2)
+    """Longer rows are an error, not cut."""
+    eval_every: int = Field(default=0, ge=0)
+    """Steps between evaluations on held-out rows; 0: only before the first and after the last step."""
+
+
+class SftConfig(OfflineConfig):
+    """Supervised fine-tuning: loss on the answers."""
+
+    pipeline: Literal["sft"]

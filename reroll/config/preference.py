@@ -1,0 +1,94 @@
+"""Learning from preferences: the DPO family and KTO, and reward models.
+
+The fields of a loss are the options of the function of that name in `reroll.algo.preference`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from reroll.config.base import Node
+from reroll.config.offline import OfflineConfig
+
+
+class _Loss(Node):
+    uses_reference: ClassVar[bool] = True
+    """Whether the starting policy must be kept beside the one that learns."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the loss of this kind takes."""
+        return {name: value for name, value in self if name not in ("kind", "length_normalised")}
+
+
+class SigmoidLoss(_Loss):
+    """DPO: the log-sigmoid of the margin between chosen and rejected."""
+
+    kind: Literal["sigmoid"] = "sigmoid"
+    beta: float = Field(default=0.1, gt=0)
+    """The larger, the closer the policy stays to the reference."""
+    label_smoothing: float = Field(default=0.0, ge=0, lt=0.5)
+    """Share of pairs that are taken to be labelled the wrong way round."""
+    length_normalised: bool = False
+    """Divide the log-prob of an answer by its number of tokens, as Tülu 3 does."""
+
+
+class IpoLoss(_Loss):
+    """IPO: the squared distance of the margin from 1 / (2 beta), so that certain preferences do not push for ever."""
+
+    kind: Literal["ipo"]
+    beta: float = Field(default=0.1, gt=0)
+    """The larger, the closer the policy stays to the reference. The paper's tau."""
+    length_normalised: bool = True
+    """The paper sums over the answer; its authors advise the mean, or beta would mean another thing for every length."""
+
+
+class HingeLoss(_Loss):
+    """SLiC: no push once beta times the margin has reached 1."""
+
+    kind: Literal["hinge"]
+    beta: float = Field(default=0.1, gt=0)
+    """The larger, the smaller the margin that is enough."""
+    length_normalised: bool = False
+    """Divide the log-prob of an answer by its number of tokens."""
+
+
+class SimpoLoss(_Loss):
+    """SimPO: mean log-probs, a target margin, and no reference model."""
+
+    uses_reference: ClassVar[bool] = False
+    length_normalised: ClassVar[bool] = True
+
+    kind: Literal["simpo"]
+    beta: float = Field(default=2.0, gt=0)
+    gamma: float = Field(default=1.0, ge=0)
+    """By how much beta times the margin should exceed 0; the paper finds about half of beta good."""
+
+
+class KtoLoss(_Loss):
+    """KTO: answers judged one by one, good or bad; rows need no partner."""
+
+    kind: Literal["kto"]
+    beta: float = Field(default=0.1, gt=0)
+    desirable_weight: float = Field(default=1.0, gt=0)
+    undesirable_weight: float = Field(default=1.0, gt=0)
+    """Set the two such that weight times number of rows is about the same for good and bad ones."""
+
+
+PairLossConfig = SigmoidLoss | IpoLoss | HingeLoss | SimpoLoss
+PreferenceLossConfig = Annotated[PairLossConfig | KtoLoss, Field(discriminator="kind")]
+
+
+class DpoConfig(OfflineConfig):
+    """Direct preference optimization: the policy learns from chosen and rejected answers without a reward model."""
+
+    pipeline: Literal["dpo"]
+    loss: PreferenceLossConfig = Field(default_factory=SigmoidLoss)
+
+
+class RewardModelConfig(OfflineConfig):
+    """A scalar head that learns to rank chosen above rejected (Bradley-Terry)."""
+
+    pipeline: Literal["reward_model"]

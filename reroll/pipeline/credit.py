@@ -1,0 +1,102 @@
+"""From what a step's samples earned to the advantage of every token, and the loss that uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from reroll.algo.advantages import ADVANTAGES, gae_returns
+from reroll.algo.episodes import Episodes
+from reroll.algo.shaping import shape_advantages
+from reroll.config.advantages import GaeAdvantage, ImportAdvantage
+from reroll.config.algorithm import MaskConfig, SharedCritic, ValueLossConfig
+from reroll.config.imports import import_object
+from reroll.config.losses import ImportLoss
+from reroll.config.tree import RlvrConfig
+from reroll.observe.metrics import Last, Stats
+from reroll.tokens.batch import Batch
+from reroll.train.loss import PolicyLoss, ValueLoss
+from reroll.types import Group, Status
+
+
+def assign_advantages(
+    batch: Batch, episodes: Episodes, groups: Sequence[Group], config: RlvrConfig, *, taught: Tensor
+) -> Batch:
+    """The batch with an advantage on every token, less the tokens that the masks leave out of the loss.
+
+    `taught` [T] is added to what the rewards say, or stands alone where the config says so.
+    """
+    advantage = taught if config.distill_only else estimate(episodes, config) + taught
+    batch = batch.replace(advantage=torch.where(batch.loss_mask, advantage, 0.0))
+    return batch.replace(loss_mask=batch.loss_mask & _kept(batch, episodes, groups, config.masks))
+
+
+def estimate(episodes: Episodes, config: RlvrConfig) -> Tensor:
+    """[T]: what the estimator makes of the rewards, shaped."""
+    function, options = _estimator(config)
+    return shape_advantages(function(episodes, **options), episodes, **config.shaping.advantages.model_dump())
+
+
+def critic_targets(episodes: Episodes, config: GaeAdvantage, value_loss: ValueLossConfig) -> Tensor:
+    """[T] what the critic should have said."""
+    trace = config.trace if value_loss.trace is None else value_loss.trace
+    return gae_returns(episodes, discount=config.discount, trace=trace)
+
+
+def _estimator(config: RlvrConfig) -> tuple[Any, dict[str, Any]]:
+    node = config.advantage
+    if isinstance(node, ImportAdvantage):
+        return import_object(node.path), dict(node.options)
+    return ADVANTAGES[node.kind], node.model_dump(exclude={"kind"})
+
+
+def _kept(batch: Batch, episodes: Episodes, groups: Sequence[Group], masks: MaskConfig) -> Tensor:
+    """bool [T]: tokens that stay in the loss."""
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    per_episode = torch.ones(episodes.num_episodes, dtype=torch.bool)
+    if masks.overlong:
+        per_episode &= torch.tensor([trajectory.status is not Status.TRUNCATED for trajectory in trajectories])
+    if masks.solved_outside is not None:
+        low, high = masks.solved_outside
+        means = torch.tensor([sum(group.rewards) / max(len(group.rewards), 1) for group in groups])
+        per_episode &= ((means >= low) & (means <= high))[episodes.group]
+    per_turn = per_episode[episodes.turn_episode]
+    if masks.last_turn:
+        per_turn = per_turn & episodes.is_last_turn
+    kept = episodes.spread_turns(per_turn.float()) > 0
+    return kept & (batch.advantage != 0) if masks.zero_advantage else kept
+
+
+def policy_loss_of(config: RlvrConfig, *, kl_coef: float) -> PolicyLoss:
+    """The loss that the config describes, with the KL coefficient of the moment."""
+    node, shared = config.loss, config.critic if isinstance(config.critic, SharedCritic) else None
+    return PolicyLoss(
+        kind=node.path if isinstance(node, ImportLoss) else node.kind,
+        options=node.options,
+        selection={} if isinstance(node, ImportLoss) else node.selection,
+        aggregation=config.aggregation,
+        length=config.rollout.max_tokens,
+        kl_coef=kl_coef if config.kl.place == "loss" else 0.0,
+        kl_estimator=config.kl.estimator,
+        entropy_coef=config.entropy_coef,
+        corrections=tuple(correction.model_dump() for correction in config.corrections),
+        value=ValueLoss(clip=config.value_loss.clip) if shared else None,
+        value_coef=shared.coef if shared else 0.0,
+    )
+
+
+def advantage_stats(batch: Batch) -> Stats:
+    """What the advantages of a step look like."""
+    values = batch.advantage[batch.loss_mask]
+    if not len(values):
+        return Stats()
+    return Stats(
+        {
+            "advantage/mean": Last(float(values.mean())),
+            "advantage/std": Last(float(values.std(correction=0))),
+            "advantage/max": Last(float(values.abs().max())),
+        }
+    )

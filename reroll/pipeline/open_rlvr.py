@@ -1,0 +1,95 @@
+"""Puts an RL run together: which models it needs, where they live, who shares what."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from reroll.config.advantages import RemaxAdvantage
+from reroll.config.algorithm import OwnCritic, SharedCritic
+from reroll.config.parts import PolicyConfig
+from reroll.config.tree import RlvrConfig
+from reroll.data.sources import load_eval, load_train
+from reroll.models.load import Head
+from reroll.models.vocabulary import shared_vocabulary
+from reroll.observe.ledger import Ledger
+from reroll.pipeline.base import RunContext
+from reroll.pipeline.player import open_player
+from reroll.pipeline.rlvr import Parts, RlvrPipeline
+from reroll.pipeline.spawn import spawn_fixed, spawn_model
+from reroll.rollout.scheduler import RolloutScheduler
+from reroll.runtime import make_runtime
+from reroll.runtime.base import Runtime
+from reroll.runtime.devices import DeviceMap
+from reroll.train.cluster import TrainCluster
+from reroll.weights.sync import WeightSync
+
+
+@asynccontextmanager
+async def open_rlvr(config: RlvrConfig, context: RunContext, code_folder: Path) -> AsyncIterator[RlvrPipeline]:
+    """Read what can be read first, so that bad input ends the run before a model is loaded."""
+    prompts, held_out = load_train(config.data, seed=config.run.seed), load_eval(config.data)
+    for teacher in config.teachers.values():
+        shared_vocabulary(config.policy.model, teacher.model)
+    async with make_runtime(config.runtime) as runtime, open_player(config, runtime, code_folder) as player:
+        head: Head = "language+score" if isinstance(config.critic, SharedCritic) else "language"
+        policy = await spawn_model(runtime, config.policy, role="policy", total_steps=_num_updates(config), head=head)
+        # With a staleness budget the engine writes while the policy is updated: it needs weights of its own.
+        snapshot = runtime.shares_memory and config.rollout.max_staleness > 0
+        weights = WeightSync(policy, player.engine, share_memory=runtime.shares_memory, snapshot=snapshot)
+        devices = DeviceMap(
+            {"policy": runtime.devices(config.policy.devices)[:1], "engine": runtime.devices(config.engine.devices)}
+        )
+        devices.set_hooks("engine", on_enter=player.engine.resume, on_leave=player.engine.pause)
+        greedy = player.greedy_episode if isinstance(config.advantage, RemaxAdvantage) else None
+        with Ledger(context.folder.ledger_path) as ledger:
+            rollouts = RolloutScheduler(
+                config.rollout,
+                prompts,
+                episode=player.episode,
+                score=player.score,
+                ledger=ledger,
+                seed=config.run.seed,
+                greedy=greedy,
+            )
+            parts = Parts(
+                policy=policy,
+                reference=await _reference(config, runtime, policy),
+                critic=await _critic(config, runtime, policy),
+                teachers={name: await _teacher(config, runtime, name) for name in config.teachers},
+                player=player,
+                rollouts=rollouts,
+                weights=weights,
+                devices=devices,
+                held_out=held_out,
+            )
+            try:
+                yield RlvrPipeline(config, context, parts)
+            finally:
+                await rollouts.close()
+
+
+def _num_updates(config: RlvrConfig) -> int:
+    return config.run.steps * config.train.epochs * config.train.mini_batches
+
+
+async def _reference(config: RlvrConfig, runtime: Runtime, policy: TrainCluster) -> TrainCluster | None:
+    if not config.kl.coef:
+        return None
+    if config.policy.lora:
+        return policy
+    return await spawn_fixed(runtime, config.policy, role="reference")
+
+
+async def _critic(config: RlvrConfig, runtime: Runtime, policy: TrainCluster) -> TrainCluster | None:
+    if not isinstance(config.critic, OwnCritic):
+        return policy if config.critic else None
+    critic = config.critic.model_copy(update={"model": config.critic.model or config.policy.model})
+    return await spawn_model(runtime, critic, role="critic", total_steps=_num_updates(config), head="score")
+
+
+async def _teacher(config: RlvrConfig, runtime: Runtime, name: str) -> TrainCluster:
+    teacher = config.teachers[name]
+    model = PolicyConfig(model=teacher.model, strategy=teacher.strategy, devices=teacher.devices)
+    return await spawn_fixed(runtime, model, role=f"teacher {name}")

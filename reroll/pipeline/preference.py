@@ -1,0 +1,232 @@
+"""Learning from preferences: policies by the DPO family or KTO, and reward models by ranking."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import numpy as np
+import torch
+
+from reroll.algo.preference import kto_reference_point
+from reroll.config.data import SourceConfig
+from reroll.config.offline import OfflineConfig
+from reroll.config.preference import DpoConfig, PairLossConfig, RewardModelConfig
+from reroll.config.preference import KtoLoss as KtoConfig
+from reroll.data.pairs import load_judged, load_pairs
+from reroll.data.sampler import Sampler
+from reroll.errors import DataError
+from reroll.models.load import load_tokenizer
+from reroll.observe.metrics import Stats
+from reroll.pipeline.base import RunContext
+from reroll.pipeline.offline import OfflinePipeline
+from reroll.pipeline.sft import check_length
+from reroll.pipeline.spawn import spawn_fixed, spawn_model
+from reroll.runtime import make_runtime
+from reroll.runtime.base import Runtime
+from reroll.tokens.batch import Batch, pack
+from reroll.tokens.renderer import Renderer
+from reroll.tokens.samples import sft_sample
+from reroll.train.base import Loss, known
+from reroll.train.cluster import TrainCluster
+from reroll.train.preference import KtoLoss, PreferenceLoss, RankingLoss, sequence_sums
+from reroll.types import Message, Sample
+
+OC = TypeVar("OC", bound=OfflineConfig)
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairRow:
+    """A pair in tokens, with the loss on the answers."""
+
+    chosen: Sample
+    rejected: Sample
+    margin: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedRow:
+    """A judged answer in tokens, with the loss on the answer."""
+
+    sample: Sample
+    is_good: bool
+
+
+class PreferencePipeline(OfflinePipeline[OC, R], Generic[OC, R]):
+    """What the loss says about held-out rows is what they are measured by."""
+
+    def __init__(
+        self,
+        config: OC,
+        context: RunContext,
+        policy: TrainCluster,
+        rows: Sampler[R],
+        held_out: list[R],
+        *,
+        loss: Loss,
+        reference: TrainCluster | None = None,
+    ) -> None:
+        super().__init__(config, context, policy, rows, held_out)
+        self.loss = loss
+        self.reference = reference
+        """The policy as it started: a model of its own, or the policy itself where it trains an adapter."""
+
+    async def measure(self, batch: Batch) -> Stats:
+        loss = await self.loss_on(batch)
+        return loss(batch, await self.policy.predict(batch, loss.needs)).stats
+
+    async def with_reference(self, batch: Batch) -> Batch:
+        """The batch with the reference's log-probs, if there is one."""
+        if self.reference is None:
+            return batch
+        return batch.replace(ref_logp=await self.reference.logprobs(batch, adapter=False))
+
+
+class DpoPipeline(PreferencePipeline[DpoConfig, PairRow]):
+    """Make chosen answers likelier than rejected ones."""
+
+    async def batch_of(self, rows: Sequence[PairRow]) -> Batch:
+        return await self.with_reference(pack_pairs(rows))
+
+
+class KtoPipeline(PreferencePipeline[DpoConfig, JudgedRow]):
+    """Make good answers likelier and bad ones less likely."""
+
+    loss: KtoLoss
+
+    async def batch_of(self, rows: Sequence[JudgedRow]) -> Batch:
+        batch = pack([row.sample for row in rows])
+        return await self.with_reference(batch.replace(label=torch.tensor([1.0 if row.is_good else -1.0 for row in rows])))
+
+    async def loss_on(self, batch: Batch) -> Loss:
+        others = await self.with_reference(mismatched(batch))
+        log_ratio = await self.policy.logprobs(others) - known(others.ref_logp)
+        return replace(self.loss, reference_point=kto_reference_point(sequence_sums(log_ratio, others)))
+
+
+class RewardModelPipeline(PreferencePipeline[RewardModelConfig, PairRow]):
+    """Score chosen answers higher than rejected ones."""
+
+    async def batch_of(self, rows: Sequence[PairRow]) -> Batch:
+        return pack_pairs(rows)
+
+
+@asynccontextmanager
+async def open_dpo(config: DpoConfig, context: RunContext, code_folder: Path) -> AsyncIterator[DpoPipeline | KtoPipeline]:
+    """Tokenise every row before a model is loaded: a bad one ends the run at once."""
+    if isinstance(config.loss, KtoConfig):
+        judged, held_out_judged = _load(config, judged_rows)
+        if len(held_out_judged) == 1:
+            raise DataError("data.eval: one row is not enough for kto, which also looks at answers to other prompts (add rows)")
+        async with make_runtime(config.runtime) as runtime:
+            policy, reference = await _policy_and_reference(config, runtime)
+            loss = KtoLoss(**config.loss.options)
+            yield KtoPipeline(config, context, policy, judged, held_out_judged, loss=loss, reference=reference)
+    else:
+        pairs, held_out = _load(config, pair_rows)
+        async with make_runtime(config.runtime) as runtime:
+            policy, reference = await _policy_and_reference(config, runtime)
+            yield DpoPipeline(config, context, policy, pairs, held_out, loss=pair_loss(config.loss), reference=reference)
+
+
+@asynccontextmanager
+async def open_reward_model(
+    config: RewardModelConfig, context: RunContext, code_folder: Path
+) -> AsyncIterator[RewardModelPipeline]:
+    """Tokenise every row before the model is loaded: a bad one ends the run at once."""
+    rows, held_out = _load(config, partial(pair_rows, with_margin=True))
+    async with make_runtime(config.runtime) as runtime:
+        policy = await spawn_model(runtime, config.policy, role="policy", total_steps=config.run.steps, head="score")
+        yield RewardModelPipeline(config, context, policy, rows, held_out, loss=RankingLoss())
+
+
+async def _policy_and_reference(config: DpoConfig, runtime: Runtime) -> tuple[TrainCluster, TrainCluster | None]:
+    policy = await spawn_model(runtime, config.policy, role="policy", total_steps=config.run.steps)
+    if not config.loss.uses_reference:
+        return policy, None
+    if config.policy.lora:
+        return policy, policy
+    return policy, await spawn_fixed(runtime, config.policy, role="reference")
+
+
+def pair_loss(config: PairLossConfig) -> PreferenceLoss:
+    """The loss that a config node names."""
+    return PreferenceLoss(
+        kind=config.kind,
+        options=config.options,
+        uses_reference=config.uses_reference,
+        length_normalised=config.length_normalised,
+    )
+
+
+def pack_pairs(rows: Sequence[PairRow]) -> Batch:
+    """Chosen and rejected in turn, never parted; the label of both is the pair's margin."""
+    batch = pack([sample for row in rows for sample in (row.chosen, row.rejected)])
+    margins = torch.tensor([row.margin for row in rows], dtype=torch.float32)
+    return batch.replace(unit_size=2, label=margins.repeat_interleave(2))
+
+
+def mismatched(batch: Batch) -> Batch:
+    """Every prompt with the answer of the next row; the last one with that of the first."""
+    rows = [slice(start, end) for start, end in pairwise(batch.cu_seqlens.tolist())]
+    ids, masks = ([values[row].numpy() for row in rows] for values in (batch.ids, batch.loss_mask))
+    answers_at = [int(mask.argmax()) for mask in masks]
+    samples = []
+    for row, start in enumerate(answers_at):
+        other = (row + 1) % len(rows)
+        answer = slice(answers_at[other], None)
+        mask = np.concatenate([np.zeros(start, dtype=np.bool_), masks[other][answer]])
+        samples.append(sft_sample(np.concatenate([ids[row][:start], ids[other][answer]]).tolist(), mask.tolist()))
+    return pack(samples)
+
+
+@dataclass(frozen=True, slots=True)
+class Tokeniser:
+    """Prompts and answers to rows with the loss on the answer; too long ones are an error that says `where`."""
+
+    renderer: Renderer
+    max_tokens: int
+    where: str
+
+    def row(self, number: int, prompt: tuple[Message, ...], answer: tuple[Message, ...]) -> Sample:
+        ids, mask = self.renderer.training_row([*prompt, *answer], start=len(prompt))
+        check_length(ids, self.max_tokens, where=f"{self.where}: row {number}")
+        return sft_sample(ids, mask)
+
+
+def _load(config: OfflineConfig, rows_of: Callable[[SourceConfig, Tokeniser], list[R]]) -> tuple[Sampler[R], list[R]]:
+    """The rows of `config.data`: to train on, and held out."""
+    renderer = Renderer(load_tokenizer(config.policy.model))
+
+    def rows(part: str, index: int, source: SourceConfig) -> list[R]:
+        return rows_of(source, Tokeniser(renderer, config.max_tokens, f"data.{part}.{index}"))
+
+    sources = [(rows("train", index, source), source.weight) for index, source in enumerate(config.data.train)]
+    held_out = [row for index, source in enumerate(config.data.eval) for row in rows("eval", index, source)]
+    return Sampler(sources, seed=config.run.seed, shuffle=config.data.shuffle), held_out
+
+
+def pair_rows(source: SourceConfig, tokeniser: Tokeniser, *, with_margin: bool = False) -> list[PairRow]:
+    """The pairs of a source in tokens."""
+    return [
+        PairRow(
+            chosen=tokeniser.row(number, pair.prompt, pair.chosen),
+            rejected=tokeniser.row(number, pair.prompt, pair.rejected),
+            margin=pair.margin,
+        )
+        for number, pair in enumerate(load_pairs(source, with_margin=with_margin), start=1)
+    ]
+
+
+def judged_rows(source: SourceConfig, tokeniser: Tokeniser) -> list[JudgedRow]:
+    """The judged answers of a source in tokens."""
+    return [
+        JudgedRow(sample=tokeniser.row(number, row.prompt, row.answer), is_good=row.is_good)
+        for number, row in enumerate(load_judged(source), start=1)
+    ]

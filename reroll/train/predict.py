@@ -1,0 +1,62 @@
+"""From a batch to what the model says about it: one pass through the decoder, then the heads that were asked."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from reroll.algo.divergence import DIVERGENCES, coarse
+from reroll.models.heads import entropy, map_logprobs, score_norm, sequence_scores, token_values
+from reroll.models.logprobs import token_logprobs
+from reroll.tokens.batch import Batch
+from reroll.train.base import Divergence, Needs, Predictions, known
+from reroll.train.shared_prefix import batch_hidden_states
+
+
+def predict(model: PreTrainedModel, batch: Batch, needs: Needs, *, chunk: int) -> Predictions:
+    """Answers about a batch on the model's device; with gradient unless torch has it switched off."""
+    hidden = batch_hidden_states(model, batch)
+    positions = batch.loss_mask.nonzero().squeeze(1)
+    answers = _look_at_whole(model, hidden, positions, batch, needs, chunk=chunk)
+    if needs.logp:
+        answers["logp"] = token_logprobs(model, hidden, batch.ids, positions, temperature=batch.temperature, chunk=chunk)
+    if needs.value:
+        answers["value"] = token_values(model, hidden, positions)
+    if needs.score:
+        answers["score"] = sequence_scores(model, hidden, batch.cu_seqlens[1:] - 1)
+    return Predictions(**answers)
+
+
+def _look_at_whole(
+    model: PreTrainedModel, hidden: Tensor, positions: Tensor, batch: Batch, needs: Needs, *, chunk: int
+) -> dict[str, Tensor]:
+    """The answers for which the distribution at each position is looked at whole: one product with the head for all."""
+    if not (needs.entropy or needs.score_norm or needs.top_k or needs.divergence):
+        return {}
+
+    def look(logp: Tensor, rows: Tensor) -> dict[str, Tensor]:
+        tokens, answers = positions[rows], {}
+        if needs.entropy:
+            answers["entropy"] = entropy(logp)
+        if needs.score_norm:
+            answers["score_norm"] = score_norm(logp, batch.ids[tokens])
+        if needs.top_k:
+            answers |= _top(logp, needs.top_k)
+        if needs.divergence:
+            answers["divergence"] = _from_teacher(logp, batch, tokens, needs.divergence)
+        return answers
+
+    temperature = batch.temperature if needs.temperature is None else needs.temperature
+    return map_logprobs(model, hidden, positions, look, temperature=temperature, chunk=chunk, vocabulary=needs.vocabulary)
+
+
+def _top(logp: Tensor, k: int) -> dict[str, Tensor]:
+    if k >= logp.shape[1]:
+        return {"top_logp": logp}
+    ids = logp.topk(k).indices
+    return {"top_ids": ids, "top_logp": coarse(logp, ids)}
+
+
+def _from_teacher(logp: Tensor, batch: Batch, tokens: Tensor, divergence: Divergence) -> Tensor:
+    ids = None if batch.teacher_ids is None else batch.teacher_ids[tokens]
+    return DIVERGENCES[divergence.kind](coarse(logp, ids), known(batch.teacher_logp)[tokens], **divergence.options)
