@@ -12,11 +12,7 @@ import importlib
 import inspect
 import math
 import numbers
-import os
 import sys
-import threading
-import time
-import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from functools import reduce
 from multiprocessing.connection import Connection
@@ -27,6 +23,7 @@ import numpy as np
 from reroll.config.rewards import ImportReward, ReasoningGymReward
 from reroll.errors import RewardError
 from reroll.rewards.match import extract
+from reroll.runtime.children import follow_parent, last_lines
 from reroll.types import Prompt, Score, Trajectory
 
 Judge = Callable[[Prompt, Trajectory], Any]
@@ -34,7 +31,7 @@ Judge = Callable[[Prompt, Trajectory], Any]
 
 def main() -> None:
     """Serve until the pool closes its end of the socket."""
-    threading.Thread(target=_follow_parent, args=(os.getppid(),), daemon=True).start()
+    follow_parent()
     connection = Connection(int(sys.argv[1]))
     with connection, asyncio.Runner() as runner:
         search_path, configs = connection.recv()
@@ -57,7 +54,7 @@ def _load(configs: Mapping[str, ImportReward | ReasoningGymReward]) -> tuple[dic
         try:
             judges[domain] = _imported(config) if isinstance(config, ImportReward) else _reasoning_gym(config)
         except (Exception, SystemExit) as error:
-            problems[domain] = _last_lines(error)
+            problems[domain] = last_lines(error)
     return judges, problems
 
 
@@ -97,7 +94,7 @@ def _judge(runner: asyncio.Runner, judge: Judge, prompt: Prompt, trajectory: Tra
     except RewardError as error:
         return str(error)
     except (Exception, SystemExit) as error:
-        return _last_lines(error)
+        return last_lines(error)
 
 
 async def _wait_for(awaitable: Awaitable[Any]) -> Any:
@@ -119,20 +116,6 @@ def _finite(number: object, what: str) -> float:
     if not math.isfinite(value):
         raise RewardError(f"the reward's {what} is {value}: return a finite number")
     return value
-
-
-def _last_lines(error: BaseException) -> str:
-    """Type, message and place of an exception in user code, short enough for a status."""
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    return "".join(traceback.format_exception_only(error)).strip() + place
-
-
-def _follow_parent(parent_pid: int) -> None:
-    """Die with the pool even when user code hangs."""
-    while os.getppid() == parent_pid:
-        time.sleep(1.0)
-    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import queue
-import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from multiprocessing import Pipe
 from typing import Any
 
 from reroll.config.rewards import ImportReward, ReasoningGymReward
 from reroll.errors import RewardError
+from reroll.runtime.children import epitaph, kill_group
 from reroll.types import Prompt, Score, Trajectory
 
 IMPORT_TIMEOUT_S = 120.0
@@ -156,8 +154,7 @@ class _Process:
 
     def kill(self) -> None:
         """End the child and everything it started, now. Safe to call twice."""
-        with suppress(ProcessLookupError):  # It may have left by itself.
-            os.killpg(self._child.pid, signal.SIGKILL)
+        kill_group(self._child.pid)
         self._child.wait()
         self._connection.close()
 
@@ -174,4 +171,4 @@ class _Process:
             code = self._child.wait(EXIT_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             return ""
-        return f" ({signal.Signals(-code).name})" if code < 0 else f" (exit code {code})"
+        return epitaph(code)

@@ -1,0 +1,147 @@
+"""How the policy's words become an action, and the environments in which it calls tools."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
+
+from reroll.config.base import Node
+from reroll.config.data import RowSource
+
+
+class ActionForm(Node):
+    """What all forms of an action share."""
+
+    thinking: Literal["strip", "keep"] = "strip"
+    """`strip` looks only at what follows `</think>`; a turn that opens `<think>` and does not close it has no action."""
+
+
+class TagAction(ActionForm):
+    """The action stands in a tag, `<answer>…</answer>`; the last one counts."""
+
+    kind: Literal["tag"]
+    tag: str = Field(default="answer", pattern=r"^[A-Za-z][\w-]*$")
+
+
+class LastLineAction(ActionForm):
+    """The action is the last line that is not blank."""
+
+    kind: Literal["last_line"]
+
+
+def _compiles(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"not a regular expression: {error}") from error
+    return pattern
+
+
+class RegexAction(ActionForm):
+    """The action is the first group of a regular expression, or all of its match if it has none; the last match counts."""
+
+    kind: Literal["regex"]
+    pattern: Annotated[str, AfterValidator(_compiles)]
+    rule: str = Field(min_length=1)
+    """How the policy is told to write an action, e.g. `Write your action as ACTION: move.`"""
+
+
+class TextAction(ActionForm):
+    """All that the policy writes is the action. Environments with tools need this form."""
+
+    kind: Literal["text"]
+
+
+ActionConfig = Annotated[TagAction | LastLineAction | RegexAction | TextAction, Field(discriminator="kind")]
+
+
+class PythonToolConfig(Node):
+    """The tool `python`: runs code in a process of its own and gives back what it prints."""
+
+    kind: Literal["python"]
+    memory_mb: int = Field(default=512, ge=64)
+    """Address space of the process. Libraries such as NumPy take some 100 of it."""
+
+
+class FunctionToolConfig(Node):
+    """A function of yours: its signature says what it takes, its docstring what it does and, under `Args:`, what each is."""
+
+    kind: Literal["import"]
+    path: str = Field(pattern=r"^[\w.]+:[\w.]+$")
+    """`module:name`; the folder of the YAML and the working directory are importable."""
+
+
+class McpStdioConfig(Node):
+    """The tools of an MCP server, started as a program for each episode."""
+
+    kind: Literal["mcp_stdio"]
+    command: str
+    args: list[str] = Field(default_factory=list)
+    env: dict[str, str] = Field(default_factory=dict)
+    """Added to the few variables that a server inherits (HOME, PATH, …)."""
+
+
+class McpHttpConfig(Node):
+    """The tools of an MCP server that runs elsewhere (streamable HTTP), with a session for each episode."""
+
+    kind: Literal["mcp_http"]
+    url: str = Field(pattern=r"^https?://")
+    headers: dict[str, str] = Field(default_factory=dict)
+    """E.g. `{Authorization: Bearer …}`."""
+
+
+ToolConfig = Annotated[
+    PythonToolConfig | FunctionToolConfig | McpStdioConfig | McpHttpConfig,
+    Field(discriminator="kind"),
+]
+
+
+class ToolLimits(Node):
+    """What all environments with tools share."""
+
+    max_calls: int = Field(default=8, ge=1)
+    """Tool calls in an episode. A turn that still calls when none is left truncates it."""
+    call_timeout_s: float = Field(default=10.0, gt=0)
+    """A call that takes longer is answered with an error."""
+    max_result_chars: int = Field(default=2000, ge=100)
+    """Longer results are cut in the middle."""
+
+
+class ToolEnv(ToolLimits):
+    """Tasks of a prompt source, solved with tools. The seed names a row, counted round. A right answer pays 1.
+
+    Answers are compared as numbers where both are numbers, else as words, without case, articles and punctuation.
+    """
+
+    kind: Literal["tools"]
+    tasks: RowSource
+    """Prompts with answers."""
+    tools: list[ToolConfig] = Field(min_length=1)
+
+
+class PythonMathEnv(ToolLimits):
+    """Questions about whole numbers that are too long for the head and one line of Python. A right answer pays 1."""
+
+    kind: Literal["python_math"]
+    max_calls: int = Field(default=4, ge=1)
+    """Tool calls in an episode. A turn that still calls when none is left truncates it."""
+    memory_mb: int = Field(default=512, ge=64)
+    """Address space of the process that runs the code."""
+
+
+class RetrievalQaEnv(ToolLimits):
+    """Questions about invented people and towns, answered with a search in a corpus made for them. A right answer pays 1."""
+
+    kind: Literal["retrieval_qa"]
+    num_people: int = Field(default=1000, ge=10)
+    """Size of the corpus, which has a town for every five people. It is held in memory, about 1 kB for each of them."""
+    corpus_seed: int = Field(default=0, ge=0)
+    """Different seeds give different people and towns."""
+    two_hop_share: float = Field(default=0.5, ge=0, le=1)
+    """How many of the questions need two searches."""
+    num_results: int = Field(default=3, ge=1)
+    """Passages that a search returns."""
+    first_held_out_seed: int = Field(default=1_000_000, ge=0)
+    """Seeds from here on ask about the fifth of the people that no lower seed asks about: take held-out tasks from them."""

@@ -1,0 +1,90 @@
+"""The environments that a policy acts in, and where they run."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from reroll.config.base import Node
+from reroll.config.env_adapters import AdapterConfig
+from reroll.config.env_grid import FrozenLakeEnv, SokobanEnv
+from reroll.config.env_tools import ActionConfig, PythonMathEnv, RetrievalQaEnv, TagAction, ToolEnv
+from reroll.config.env_webshop import WebShopEnv
+
+
+class ImportEnv(Node):
+    """Your own class with `reset`, `step` and `close`, plain or async (see `reroll.envs.base.Env`)."""
+
+    kind: Literal["import"]
+    path: str = Field(pattern=r"^[\w.]+:[\w.]+$")
+    """`module:Class`; the folder of the YAML and the working directory are importable."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Its keyword arguments."""
+
+
+EnvConfig = Annotated[
+    FrozenLakeEnv | SokobanEnv | WebShopEnv | PythonMathEnv | RetrievalQaEnv | ToolEnv | AdapterConfig | ImportEnv,
+    Field(discriminator="kind"),
+]
+
+
+class EnvDomain(Node):
+    """The environment of a domain, and how the policy plays it."""
+
+    env: EnvConfig
+    actions: ActionConfig = Field(default_factory=lambda: TagAction(kind="tag"))
+    """How the policy writes an action. Environments with tools take `{kind: text}`."""
+    format_penalty: float = Field(default=0.0, ge=0)
+    """Taken off the reward of a turn without a valid action."""
+    max_turns: int = Field(default=32, ge=1)
+    """An episode that is not over by then is truncated."""
+    history: int | None = Field(default=None, ge=1)
+    """Exchanges that a turn is shown beside the opening; null: all. With fewer, an episode gives several training rows."""
+
+
+class EnvLimits(Node):
+    """What holds for environments wherever they run."""
+
+    max_live: int = Field(default=256, ge=1)
+    """Environments that exist at once. An episode beyond them waits for its turn, in order of asking."""
+    max_message_chars: int = Field(default=20_000, ge=1)
+    """A longer message of an environment is cut, with a note."""
+
+
+class TimedEnvs(EnvLimits):
+    """Environments whose calls can be given up."""
+
+    timeout_s: float = Field(default=60.0, gt=0)
+    """A reset, step or close that takes longer fails its episode."""
+
+
+class InlineEnvs(EnvLimits):
+    """In the run's own event loop: for environments that answer in microseconds. A hang or crash there is the run's own."""
+
+    kind: Literal["inline"]
+
+
+class ThreadEnvs(TimedEnvs):
+    """Each on a thread of the run's process: for those that wait for a network or a disk. A hung one cannot be ended."""
+
+    kind: Literal["threads"]
+
+
+class ProcessEnvs(TimedEnvs):
+    """In child processes that host several each. One that hangs or crashes is replaced."""
+
+    kind: Literal["processes"] = "processes"
+    num_workers: int | None = Field(default=None, ge=1)
+    """Processes; default: one per core."""
+
+
+class RayEnvs(TimedEnvs):
+    """In Ray actors that host several each, on any node of the cluster. Needs `runtime.kind: ray`."""
+
+    kind: Literal["ray"]
+    num_workers: int = Field(default=1, ge=1)
+    """Actors."""
+
+
+EnvWorkersConfig = Annotated[InlineEnvs | ThreadEnvs | ProcessEnvs | RayEnvs, Field(discriminator="kind")]

@@ -1,0 +1,144 @@
+"""From the policy's words to an environment's action, and what becomes of words that are none."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections import deque
+from dataclasses import replace
+from typing import Any, cast
+
+from reroll.config.env_tools import ActionConfig, LastLineAction, RegexAction, TagAction
+from reroll.envs.base import Env, InvalidAction, Outcome
+from reroll.types import Message
+
+
+def parsed(env: Env, config: ActionConfig, *, format_penalty: float = 0.0) -> Env:
+    """`env` for a policy that writes its actions in the form that `config` describes. Async if `env` is."""
+    kind = AsyncParsed if inspect.iscoroutinefunction(env.step) else Parsed
+    return cast(Env, kind(env, config, format_penalty=format_penalty))
+
+
+class Parsed:
+    """A plain environment that takes the policy's whole turn.
+
+    The first message says how to write an action. A turn without one, or with one that the environment refuses, costs
+    `format_penalty`; the policy is told what was wrong and the episode goes on as it was. `info` says whether a turn was
+    `valid`.
+    """
+
+    def __init__(self, env: Any, config: ActionConfig, *, format_penalty: float = 0.0) -> None:
+        if format_penalty < 0:
+            raise ValueError(f"format_penalty is what a malformed turn costs, got {format_penalty}: give 0 or more")
+        self.env = env
+        self._config = config
+        self._format_penalty = format_penalty
+        self._state: str | None = None
+
+    def reset(self, seed: int) -> tuple[Message, ...]:
+        return self._begin(self.env.reset(seed))
+
+    def step(self, action: str) -> Outcome:
+        try:
+            return self._accept(self.env.step(parse_action(action, self._config)))
+        except InvalidAction as error:
+            return self._refuse(error)
+
+    def close(self) -> None:
+        self.env.close()
+
+    def _begin(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+        self._state = None
+        rule = action_rule(self._config)
+        if not rule:
+            return messages
+        first, *others = messages
+        return {**first, "content": f"{first['content']} {rule}"}, *others
+
+    def _accept(self, outcome: Outcome) -> Outcome:
+        self._state = outcome.state
+        return replace(outcome, info={**outcome.info, "valid": 1.0})
+
+    def _refuse(self, error: InvalidAction) -> Outcome:
+        told = f"{str(error) or 'That is no action here.'} {action_rule(self._config)}".rstrip()
+        return Outcome(
+            messages=({"role": "user", "content": told},),
+            reward=-self._format_penalty,
+            info={"effective": 0.0, "valid": 0.0},
+            state=self._state,
+        )
+
+
+class AsyncParsed(Parsed):
+    """The same for an async environment."""
+
+    async def reset(self, seed: int) -> tuple[Message, ...]:  # type: ignore[override]
+        return self._begin(await self.env.reset(seed))
+
+    async def step(self, action: str) -> Outcome:  # type: ignore[override]
+        try:
+            return self._accept(await self.env.step(parse_action(action, self._config)))
+        except InvalidAction as error:
+            return self._refuse(error)
+
+    async def close(self) -> None:  # type: ignore[override]
+        await self.env.close()
+
+
+def parse_action(text: str, config: ActionConfig) -> str:
+    """The action in the policy's words, without spaces around it. Raises InvalidAction if there is none."""
+    if config.thinking == "strip":
+        text = _after_thinking(text)
+    action: str | None
+    match config:
+        case TagAction():
+            action = last_tagged(text, config.tag)
+        case RegexAction():
+            action = _last_match(config.pattern, text)
+        case LastLineAction():
+            action = last_line(text)
+        case _:
+            action = text.strip()
+    if not action:
+        raise InvalidAction("Your answer holds no action." if text.strip() else "Your answer is empty.")
+    return action
+
+
+def action_rule(config: ActionConfig) -> str:
+    """What the policy is told about writing an action; empty if it may write as it likes."""
+    match config:
+        case TagAction():
+            return f"Write your action as <{config.tag}>...</{config.tag}>."
+        case LastLineAction():
+            return "Write your action alone on the last line."
+        case RegexAction():
+            return config.rule
+        case _:
+            return ""
+
+
+def last_tagged(text: str, tag: str) -> str | None:
+    """What stands in the last `<tag>…</tag>`, without spaces around it; None if there is none."""
+    before, close, _ = text.rpartition(f"</{tag}>")
+    _, opening, inside = before.rpartition(f"<{tag}>")
+    return inside.strip() if close and opening else None
+
+
+def last_line(text: str) -> str:
+    """The last line that is not blank, without spaces around it; empty if all are."""
+    return text.strip().rpartition("\n")[2].strip()
+
+
+def _after_thinking(text: str) -> str:
+    rest = text.rpartition("</think>")[2]
+    if "<think>" in rest:
+        raise InvalidAction("Your thinking did not end: close it with </think>, then act.")
+    return rest
+
+
+def _last_match(pattern: str, text: str) -> str | None:
+    kept = deque(re.finditer(pattern, text), maxlen=1)
+    if not kept:
+        return None
+    found = kept[0][1] if kept[0].re.groups else kept[0][0]
+    return None if found is None else found.strip()

@@ -1,0 +1,71 @@
+"""The tool `search`: full-text search over passages, with SQLite's FTS5 in memory."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from reroll.envs.tools.tool import Tool
+
+_WORD = re.compile(r"[^\W_]+")
+_MAX_WORDS = 32
+_COMMON = frozenset(
+    ("a", "an", "and", "by", "for", "from", "in", "is", "of", "on", "or", "the", "to", "was", "what", "which", "who")
+)
+_STATEMENT = "SELECT title, text FROM passages WHERE passages MATCH ? ORDER BY bm25(passages, 8.0, 1.0), rowid LIMIT ?"
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A piece of text and what it is about."""
+
+    title: str
+    text: str
+
+
+class PassageIndex:
+    """An index to search. Any number of threads may share it."""
+
+    def __init__(self, passages: Iterable[Passage]) -> None:
+        # One connection for all threads, behind a lock: a database in memory belongs to its connection.
+        self._connection = sqlite3.connect(":memory:", check_same_thread=False)
+        self._lock = threading.Lock()
+        self._connection.execute("CREATE VIRTUAL TABLE passages USING fts5(title, text, tokenize='porter unicode61')")
+        rows = ((passage.title, passage.text) for passage in passages)
+        self._connection.executemany("INSERT INTO passages VALUES (?, ?)", rows)
+
+    def search(self, query: str, *, num_results: int) -> list[Passage]:
+        """The best passages: first those with all words of the query, then those with any. Titles count most."""
+        words = [word for word in dict.fromkeys(_WORD.findall(query.lower())) if word not in _COMMON][:_MAX_WORDS]
+        found: dict[Passage, None] = {}
+        for operator in (" AND ", " OR "):
+            if words and len(found) < num_results:
+                expression = operator.join(f'"{word}"' for word in words)
+                with self._lock:
+                    rows = self._connection.execute(_STATEMENT, (expression, num_results)).fetchall()
+                found |= dict.fromkeys(Passage(*row) for row in rows)
+        return list(found)[:num_results]
+
+
+def search_tool(index: PassageIndex, *, num_results: int) -> Tool:
+    """The tool as a policy sees it: one passage a line, the best first."""
+
+    def run(arguments: dict[str, Any], timeout_s: float) -> str:
+        found = index.search(arguments["query"], num_results=num_results)
+        return "\n".join(f"{passage.title}: {passage.text}" for passage in found) or "Nothing was found: try other words."
+
+    return Tool(
+        name="search",
+        description="Search the library for passages with these words.",
+        parameters={
+            "type": "object",
+            "properties": {"query": {"type": "string"}},
+            "required": ["query"],
+            "additionalProperties": False,
+        },
+        run=run,
+    )
