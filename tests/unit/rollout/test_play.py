@@ -123,13 +123,18 @@ async def test_a_prompt_that_is_too_long_fails_and_names_the_setting():
     assert engine.requests == []
 
 
-async def test_a_completion_cut_by_its_limit_is_truncated_and_not_acted_on():
-    env = Chat()
-    result = await run(env, Engine(finish_reason=FinishReason.LENGTH))
+async def test_a_single_answer_cut_by_its_limit_is_truncated():
+    result = await run(SingleTurn(PROMPT), Engine(finish_reason=FinishReason.LENGTH))
     assert (result.status, result.text) == (Status.TRUNCATED, "ok")
     assert "rollout.max_tokens" in result.reason
-    assert env.actions == []
     assert result.is_usable
+
+
+async def test_a_turn_cut_by_its_limit_is_played_as_it_is_and_the_game_goes_on():
+    env = Chat(reply("what?", reward=-0.5), END)
+    result = await run(env, Engine(finish_reason=FinishReason.LENGTH))
+    assert env.actions == ["ok", "ok"]
+    assert (result.status, result.reward) == (Status.TRUNCATED, 0.5)
 
 
 async def test_a_request_that_the_engine_aborted_is_not_usable():

@@ -1,0 +1,236 @@
+"""One episode's talk with an agent, kept token for token.
+
+An agent knows words only and sends its whole history with each request. Where that history continues an exchange on
+record, the prompt is that exchange's own tokens, then the new messages. Anything else (a new conversation, an edited
+history) is rendered afresh, and so becomes a training row of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from reroll.envs.tools.calls import Call, find_calls, write_call
+from reroll.errors import ModelError
+from reroll.rollout.play import Generate
+from reroll.rollout.seeds import stable_seed
+from reroll.types import FinishReason, Message, Request, SamplingParams, Score, ToolSchema, Turn
+
+if TYPE_CHECKING:  # It loads transformers, which a simulated run does not need.
+    from reroll.tokens.renderer import Renderer
+
+_CALL_OPENS = "<tool_call>"
+
+_MAX_AT_ONCE = 16
+"""Requests that one agent may have under way: more is a runaway loop rather than a fan-out."""
+
+
+class Refused(Exception):
+    """A request that gets no completion: the HTTP status, a code for programs, and words for people."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """What an agent asks for."""
+
+    messages: tuple[Message, ...]
+    max_tokens: int | None = None
+    """None leaves it to the run, whose limit holds in any case."""
+    stop: tuple[str, ...] = ()
+    """Beside the run's own. The answer's words end before the first of these."""
+    tools: tuple[ToolSchema, ...] = ()
+    may_call: bool = True
+    """Whether calls of tools are read from the answer, or left in its words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What an agent is told that the policy said."""
+
+    content: str
+    calls: tuple[Call, ...] = ()
+
+    @property
+    def message(self) -> Message:
+        """The same in plain text, calls written out: how histories are compared, and rendered where they must be."""
+        calls = [write_call(call.name, call.arguments) for call in self.calls]
+        return {"role": "assistant", "content": "\n".join([*([self.content] if self.content else []), *calls])}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """An ask that was let in, as the engine will see it."""
+
+    ask: Ask
+    number: int
+    """The order of asking within the episode."""
+    request: Request
+    parent: Exchange | None
+    """The exchange that it continues."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Exchange:
+    """An ask and its answer, in words and in tokens."""
+
+    ask: Ask
+    number: int
+    said: Said
+    turn: Turn
+
+    @property
+    def history(self) -> tuple[Message, ...]:
+        """How a request that continues this exchange begins."""
+        return (*self.ask.messages, self.said.message)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether a limit of the run, not the agent's own, ended the completion."""
+        completion, asked = self.turn.completion, self.ask.max_tokens
+        return completion.finish_reason is FinishReason.LENGTH and (asked is None or len(completion.token_ids) < asked)
+
+
+class Conversation:
+    """All that one agent says to the policy in one episode, however many threads of talk that is.
+
+    `sampling.seed` is the sample's seed, from which every request gets its own. `max_total_tokens` bounds prompt and
+    completion together.
+    """
+
+    def __init__(
+        self,
+        generate: Generate,
+        renderer: Renderer,
+        sampling: SamplingParams,
+        *,
+        id: str,
+        max_turns: int,
+        max_total_tokens: int | None = None,
+    ) -> None:
+        stop_token_ids = tuple(dict.fromkeys((*sampling.stop_token_ids, *renderer.stop_token_ids)))
+        self._generate = generate
+        self._renderer = renderer
+        self._sampling = replace(sampling, stop_token_ids=stop_token_ids)
+        self._max_turns = max_turns
+        self._max_total_tokens = max_total_tokens
+        self._num_asked = 0
+        self._num_open = 0
+        self.id = id
+        self.exchanges: list[Exchange] = []
+        """On record: the agent was given the whole answer."""
+        self.limit = ""
+        """The limit that refused the latest request; empty if it was let in."""
+        self.is_aborted = False
+        self.score: Score | None = None
+        """The agent's own verdict, if it gave one."""
+        self.broken: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
+        """Holds what stops the run, should it happen: a dead engine, or a bug."""
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        """In the order of asking."""
+        return tuple(exchange.turn for exchange in sorted(self.exchanges, key=lambda exchange: exchange.number))
+
+    @contextmanager
+    def admit(self, ask: Ask) -> Iterator[Draft]:
+        """Holds one of the episode's turns for `ask` until it is answered and recorded, or not. Raises Refused."""
+        if self._num_open >= _MAX_AT_ONCE:
+            raise Refused(429, "too_many_requests", f"at most {_MAX_AT_ONCE} requests of an episode may be under way at once")
+        if len(self.exchanges) + self._num_open >= self._max_turns:
+            self.limit = f"the agent was not done after {self._max_turns} turns"
+            raise Refused(409, "turn_limit_reached", f"{self.limit}: this episode gets no further completion")
+        draft = self._draft(ask)
+        self.limit = ""
+        self._num_asked += 1
+        self._num_open += 1
+        try:
+            yield draft
+        finally:
+            self._num_open -= 1
+
+    async def answer(self, draft: Draft) -> Exchange:
+        """Have the policy write. Raises Refused, or what stopped the engine. Cancelling the call aborts the request."""
+        try:
+            completion = await self._generate(draft.request)
+        except ValueError as error:  # The engine's word for a request that can never run.
+            self.limit = str(error)
+            raise Refused(400, "context_length_exceeded", self.limit) from error
+        if completion.finish_reason is FinishReason.ABORT:
+            self.is_aborted = True
+            raise Refused(503, "aborted", "the engine aborted the request")
+        text = self._renderer.decode(completion.token_ids)
+        shown = draft.ask.messages[len(draft.parent.history) if draft.parent else 0 :]
+        turn = Turn(prompt_ids=draft.request.prompt_ids, completion=completion, text=text, shown=shown)
+        return Exchange(ask=draft.ask, number=draft.number, said=_said(text, draft.ask), turn=turn)
+
+    def record(self, draft: Draft, exchange: Exchange) -> None:
+        """The agent has the answer: the turn counts, and later requests may continue it."""
+        self.exchanges.append(exchange)
+        parent = draft.parent
+        if parent and not parent.turn.reply:
+            parent.turn = replace(parent.turn, reply=draft.ask.messages[len(parent.history) :])
+
+    def spell(self, token_ids: Sequence[int]) -> list[str]:
+        """Each token as text; special tokens are empty."""
+        return [self._renderer.decode((token,)) for token in token_ids]
+
+    def _draft(self, ask: Ask) -> Draft:
+        parent = self._parent(ask)
+        try:
+            prompt_ids = self._prompt_ids(ask, parent)
+        except ModelError as error:
+            raise Refused(400, "invalid_messages", str(error)) from error
+        sampling = self._sampling
+        max_tokens = min(sampling.max_tokens, ask.max_tokens or sampling.max_tokens)
+        if self._max_total_tokens is not None:
+            max_tokens = min(max_tokens, self._max_total_tokens - len(prompt_ids))
+        if max_tokens < 1:
+            self.limit = f"the messages leave no room within {self._max_total_tokens} tokens of context"
+            raise Refused(400, "context_length_exceeded", f"{self.limit}: they are {len(prompt_ids)} tokens. Send fewer")
+        sampling = replace(
+            sampling,
+            max_tokens=max_tokens,
+            stop=tuple(dict.fromkeys((*sampling.stop, *ask.stop))),
+            seed=stable_seed(sampling.seed, self._num_asked),
+        )
+        request = Request(id=f"{self.id}.{self._num_asked}", prompt_ids=prompt_ids, sampling=sampling)
+        return Draft(ask=ask, number=self._num_asked, request=request, parent=parent)
+
+    def _parent(self, ask: Ask) -> Exchange | None:
+        """The exchange that an ask continues the furthest; of equals the latest, whose row is still being written."""
+        continued = [exchange for exchange in self.exchanges if _continues(ask, exchange)]
+        return max(continued, key=lambda exchange: (len(exchange.history), exchange.number), default=None)
+
+    def _prompt_ids(self, ask: Ask, parent: Exchange | None) -> tuple[int, ...]:
+        if parent is None:
+            return self._renderer.start(ask.messages, tools=ask.tools)
+        written = parent.turn.completion.token_ids
+        return self._renderer.extend(parent.turn.prompt_ids, written, ask.messages[len(parent.history) :])
+
+
+def _continues(ask: Ask, exchange: Exchange) -> bool:
+    history = exchange.history
+    # Tools are shown at the start of a conversation: with others, it is another one.
+    return ask.tools == exchange.ask.tools and ask.messages[: len(history)] == history
+
+
+def _said(text: str, ask: Ask) -> Said:
+    """A completion's text as the agent is told it. As OpenAI does, without the stop string that the agent asked for.
+
+    Text with a malformed call stays text: the agent sees what was tried.
+    """
+    ends = [place for word in ask.stop if (place := text.find(word)) >= 0]
+    text = text[: min(ends, default=len(text))]
+    found = find_calls(text) if ask.tools and ask.may_call else []
+    calls = tuple(call for call in found if isinstance(call, Call))
+    if not calls or len(calls) < len(found):
+        return Said(text)
+    return Said(text.partition(_CALL_OPENS)[0].strip(), calls)

@@ -1,0 +1,199 @@
+"""The policy behind `POST /v1/chat/completions`: agents that only know OpenAI's protocol are trained as they are.
+
+The server lives in the controller's event loop, and one API key is one episode. How completions are drawn is the run's
+business, for the policy gradient needs it: `temperature`, `top_p`, `seed` and fields unknown here are ignored, as is the
+model's name. With `stream` the answer comes in one piece when it is whole, in the stream's form. Tools are shown as the
+renderer shows them, and calls that the policy writes become `tool_calls`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+try:
+    from aiohttp import web
+except ImportError as error:
+    raise ImportError("agents need aiohttp: pip install 'reroll[agents]'") from error
+
+from reroll.config.agents import EndpointConfig
+from reroll.errors import RerollError, RewardError
+from reroll.rollout.conversation import Conversation, Draft, Exchange, Refused
+from reroll.rollout.wire import DONE, Json, Reply, Wishes, ask_of, error_body, event, reported_score
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+_SHUTDOWN_S = 1.0
+"""How long handlers get to notice that the server closes; nothing they do then is of use."""
+_BACKLOG = 1024
+"""Connections that may wait to be accepted: a step's agents all start at once."""
+
+
+@dataclass(slots=True, eq=False)
+class _Seat:
+    """An open episode and the completions it waits for."""
+
+    conversation: Conversation
+    tasks: set[asyncio.Task[Exchange]] = field(default_factory=set)
+    is_open: bool = True
+
+
+class Endpoint:
+    """Answers every holder of a key. `async with Endpoint(…) as endpoint`: leaving closes the server and all episodes."""
+
+    def __init__(self, config: EndpointConfig, *, model_name: str = "policy") -> None:
+        self._config = config
+        self._model_name = model_name
+        self._seats: dict[str, _Seat] = {}
+        self.base_url = ""
+        """What an OpenAI client takes; known once the server runs."""
+
+    async def __aenter__(self) -> Endpoint:
+        app = web.Application(middlewares=[self._answer_errors], client_max_size=self._config.max_body_bytes)
+        app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_post("/v1/reward", self._reward)
+        app.router.add_get("/v1/models", self._models)
+        # A client that hangs up cancels its handler, and with it the generation.
+        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=_SHUTDOWN_S)
+        await self._runner.setup()
+        host, port = self._config.host, self._config.port
+        try:
+            await web.TCPSite(self._runner, host, port, backlog=_BACKLOG).start()
+        except OSError as error:
+            await self._runner.cleanup()
+            raise RerollError(
+                f"the endpoint for agents cannot listen on {host}:{port} ({error}): choose another port, or 0 for a free one"
+            ) from error
+        reachable = "127.0.0.1" if host == "0.0.0.0" else host
+        self.base_url = f"http://{reachable}:{self._runner.addresses[0][1]}/v1"
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        for key in list(self._seats):
+            await self.revoke(key)
+        await self._runner.cleanup()
+
+    def open(self, conversation: Conversation) -> str:
+        """The API key of a new episode."""
+        key = f"sk-{secrets.token_urlsafe(24)}"
+        self._seats[key] = _Seat(conversation)
+        return key
+
+    async def revoke(self, key: str) -> None:
+        """End an episode: its key is void and what it waits for is cancelled. Safe to call twice."""
+        seat = self._seats.pop(key, None)
+        if seat is None:
+            return
+        seat.is_open = False
+        for task in seat.tasks:
+            task.cancel()
+        await asyncio.gather(*seat.tasks, return_exceptions=True)
+
+    def _seat(self, request: web.Request) -> _Seat:
+        scheme, _, key = request.headers.get("Authorization", "").partition(" ")
+        seat = self._seats.get(key.strip()) if scheme.lower() == "bearer" else None
+        if seat is None:
+            raise Refused(401, "invalid_api_key", "the API key is missing, unknown, or its episode is over")
+        return seat
+
+    async def _read(self, request: web.Request) -> tuple[_Seat, Json]:
+        self._seat(request)  # Strangers are turned away before their body is read.
+        try:
+            body = json.loads(await request.read())
+        except (ValueError, RecursionError) as error:
+            raise Refused(400, "invalid_json", f"the body is not JSON: {error}") from error
+        if not isinstance(body, dict):
+            raise Refused(400, "invalid_json", "the body must be a JSON object")
+        return self._seat(request), body
+
+    async def _models(self, request: web.Request) -> web.StreamResponse:
+        self._seat(request)
+        model = {"id": self._model_name, "object": "model", "created": 0, "owned_by": "reroll"}
+        return web.json_response({"object": "list", "data": [model]})
+
+    async def _reward(self, request: web.Request) -> web.StreamResponse:
+        """The agent's verdict on its own episode; the last one counts."""
+        seat, body = await self._read(request)
+        try:
+            seat.conversation.score = reported_score(body)
+        except RewardError as error:
+            raise Refused(400, "invalid_reward", str(error)) from error
+        return web.json_response({"reward": seat.conversation.score.value})
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        seat, body = await self._read(request)
+        wishes = Wishes.of(body)
+        ask = ask_of(body)
+        with seat.conversation.admit(ask) as draft:
+            reply = Reply(f"chatcmpl-{draft.request.id}", self._model_name, wishes, seat.conversation)
+            if wishes.stream:
+                return await self._stream(request, seat, draft, reply)
+            exchange = await self._completion(seat, draft)
+            seat.conversation.record(draft, exchange)
+            return web.json_response(reply.whole(exchange))
+
+    async def _stream(self, request: web.Request, seat: _Seat, draft: Draft, reply: Reply) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        await response.prepare(request)
+        await response.write(event(reply.opening()))
+        try:
+            exchange = await self._completion(seat, draft)
+        except Refused as refused:  # The status line is out: what went wrong is told in the stream.
+            await response.write(event(error_body(refused.status, refused.code, str(refused))) + DONE)
+            return response
+        await response.write(event(reply.words(exchange)))
+        # On record before the agent can see the end, or its next request would find nothing to continue.
+        seat.conversation.record(draft, exchange)
+        await response.write(b"".join(map(event, reply.closing(exchange))) + DONE)
+        return response
+
+    async def _completion(self, seat: _Seat, draft: Draft) -> Exchange:
+        task = asyncio.create_task(seat.conversation.answer(draft))
+        seat.tasks.add(task)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            handler = asyncio.current_task()
+            if seat.is_open or (handler and handler.cancelling()):
+                raise
+            raise Refused(401, "episode_over", "the episode ended while this request was under way") from None
+        except Refused:
+            raise
+        except Exception as error:
+            raise _break(seat, error) from error
+        finally:
+            seat.tasks.discard(task)
+
+    @web.middleware
+    async def _answer_errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Every error in OpenAI's form."""
+        try:
+            return await handler(request)
+        except Refused as refused:
+            return _error(refused.status, refused.code, str(refused))
+        except web.HTTPRequestEntityTooLarge:
+            limit = self._config.max_body_bytes
+            return _error(413, "request_too_large", f"the body is larger than {limit} bytes: send less history")
+        except web.HTTPException as error:  # No such path, or not this method.
+            return _error(error.status, "unknown_url", f"{request.method} {request.path}: {error.reason}")
+        except ConnectionError:  # The client is gone.
+            raise
+        except Exception as error:  # A bug in what serves it.
+            told = _break(self._seat(request), error)
+            return _error(told.status, told.code, str(told))
+
+
+def _break(seat: _Seat, error: Exception) -> Refused:
+    """Stop the run for an error that is no request's fault; returns what its client is told."""
+    if not seat.conversation.broken.done():
+        seat.conversation.broken.set_result(error)
+    return Refused(500, "run_failed", "the run that serves this model has failed")
+
+
+def _error(status: int, code: str, message: str) -> web.Response:
+    # OpenAI's clients try again on 409 and 500 unless told that it is useless.
+    headers = {"x-should-retry": "true" if status == 429 else "false"}
+    return web.json_response(error_body(status, code, message), status=status, headers=headers)
