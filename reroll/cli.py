@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -12,9 +12,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from reroll import __version__
+from reroll.config.imports import search_in
 from reroll.config.load import dump_config, load_config
+from reroll.config.load_env import load_env
 from reroll.config.tree import AnyConfig, RlvrConfig
 from reroll.errors import ConfigError, RerollError
+
+if TYPE_CHECKING:
+    from reroll.envs.check import Report
 
 app = typer.Typer(
     help="RL post-training of language models, from one laptop CPU to a Ray cluster.",
@@ -24,6 +29,8 @@ app = typer.Typer(
 )
 models = typer.Typer(help="Models on this machine.", no_args_is_help=True)
 app.add_typer(models, name="models")
+envs = typer.Typer(help="Environments that a policy acts in.", no_args_is_help=True)
+app.add_typer(envs, name="envs")
 
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
@@ -104,6 +111,37 @@ def evaluate(
         out.write_text(json.dumps(result.as_dict(), indent=2, ensure_ascii=False) + "\n")
 
 
+@app.command()
+def show(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its name under runs/.", show_default=False)],
+    sample: Annotated[str | None, typer.Argument(metavar="SAMPLE", help="Its id; without one, all are listed.")] = None,
+    page: Annotated[
+        bool, typer.Option("--page", help="Write the sample as a page for a browser, into the run's folder.")
+    ] = False,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="The same, into a file of your choice.")] = None,
+) -> None:
+    """See what the policy was shown, wrote and earned: the logged samples of RUN, or one of them turn by turn."""
+    from reroll.observe.episode import find_episode, find_run, logged_episodes
+    from reroll.observe.page import write_page
+    from reroll.observe.show import print_episode, print_samples
+
+    folder = find_run(run)
+    episodes, notes = logged_episodes(folder)
+    for note in notes:
+        Console(stderr=True).print(note, style="yellow", markup=False, highlight=False, soft_wrap=True)
+    console = Console(highlight=False)
+    if sample is None and (page or html):
+        raise typer.BadParameter("a page shows one sample: give its id after RUN, e.g. " + episodes[-1].id)
+    if sample is None:
+        print_samples(console, episodes, folder=folder)
+        return
+    episode = find_episode(episodes, sample)
+    if page or html:
+        console.print(f"[green]wrote[/] {write_page(episode, folder, file=html)}", soft_wrap=True)
+    else:
+        print_episode(console, episode)
+
+
 @models.command("fetch")
 def fetch(
     name: Annotated[str, typer.Argument(help="e.g. smollm2-135m-instruct")],
@@ -114,6 +152,25 @@ def fetch(
 
     path = fetch_model(name, folder)
     Console().print(f"[green]stored[/] {path}: use it as policy.model={path}", highlight=False)
+
+
+@envs.command("check")
+def check_environment(
+    name: Annotated[str, typer.Argument(help="A bundled kind, e.g. sokoban, or your own module:Class.", show_default=False)],
+    options: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Its options, e.g. size=5")] = None,
+    action: Annotated[list[str] | None, typer.Option(help="An action it takes; may be given several times.")] = None,
+    num_seeds: Annotated[int, typer.Option("--seeds", min=2, help="How many instances to play.")] = 10,
+) -> None:
+    """Play an environment and check what training relies on: determinism, rewards, ends, errors (exit code 1 on failure)."""
+    search_in([Path()])
+    node = load_env(name, options or ())
+    from reroll.envs.check import check_env, listed
+    from reroll.envs.make import make_env
+
+    report = check_env(lambda: make_env(node), seeds=range(num_seeds), policy=listed(action) if action else None)
+    _print_report(report, name)
+    if not report.is_ok:
+        raise typer.Exit(EXIT_FAILED)
 
 
 @app.callback(invoke_without_command=True)
@@ -138,6 +195,17 @@ def _print_evaluation(values: dict[str, float], model: str) -> None:
     table.add_column("value", justify="right")
     for name, value in values.items():
         table.add_row(name.removeprefix("eval/"), f"{value:.3f}")
+    Console().print(table)
+
+
+def _print_report(report: Report, name: str) -> None:
+    colours = {"passed": "green", "warning": "yellow", "failed": "bold red", "skipped": "dim"}
+    table = Table(title=name, title_justify="left")
+    for column in ("", "check", "result"):
+        table.add_column(column, overflow="fold")
+    for check in report.checks:
+        result = escape(check.detail) + (f"\n[green]→[/] {escape(check.fix)}" if check.fix else "")
+        table.add_row(f"[{colours[check.verdict]}]{check.verdict}[/]", check.name, result)
     Console().print(table)
 
 

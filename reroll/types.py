@@ -13,9 +13,8 @@ from typing import Any, NotRequired, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-
 ToolSchema = dict[str, Any]
-"""A tool as chat templates and OpenAI's API describe it: `{"type": "function", "function": {name, description, parameters}}`."""
+"""A tool as OpenAI describes it: `{"type": "function", "function": {"name": …, "description": …, "parameters": …}}`."""
 
 
 class Message(TypedDict):
@@ -108,6 +107,8 @@ class Turn:
     completion: Completion
     text: str
     """The completion as text, special tokens dropped: what rewards and environments read."""
+    shown: tuple[Message, ...] = ()
+    """What the policy was told since it last spoke: the opening, then what it is answered."""
     reply: tuple[Message, ...] = ()
     """The environment's answer; empty when the episode ended here."""
     reward: float = 0.0

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from reroll.config.algorithm import OwnCritic
 from reroll.config.check_algorithm import algorithm_violations
+from reroll.config.check_envs import env_violations
 from reroll.config.data import DatasetsSource, JsonlSource, ParquetSource, ReasoningGymSource, SourceConfig
 from reroll.config.distill import DistillConfig
 from reroll.config.host import adapter_base, models_dir, num_visible_gpus, parse_devices
@@ -28,6 +29,7 @@ def violations_of(config: AnyConfig, *, folder: Path) -> list[Violation]:
     found = [*_models(config), *_sources(config), *_packages(config)]
     if isinstance(config, RlvrConfig):
         found += [*_batch_arithmetic(config), *_token_limits(config), *_rewards(config, folder), *_evaluation(config)]
+        found += env_violations(config, module_exists=lambda module: _module_exists(module, folder))
         found += algorithm_violations(config, module_exists=lambda module: _module_exists(module, folder))
         found += [*_devices(config, "engine.devices", config.engine.devices, at_most=config.engine.num_workers)]
     if isinstance(config, DpoConfig | RewardModelConfig):
@@ -160,6 +162,8 @@ def _packages(config: AnyConfig) -> Iterator[Violation]:
 def _rewards(config: RlvrConfig, folder: Path) -> Iterator[Violation]:
     for where, source in _named_sources(config):
         reward = config.rewards.get(source.domain, config.rewards.get("default"))
+        if reward is None and (source.domain in config.envs or source.domain in config.agents):
+            continue  # It earns by itself.
         if reward is None:
             yield Violation(
                 f"{where}.domain", f"{source.domain!r} has no reward", f"add rewards.{source.domain}, or rewards.default"

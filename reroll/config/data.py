@@ -74,7 +74,29 @@ class ReasoningGymSource(Source):
     """Passed to the generator, e.g. `{max_digits: 2}`."""
 
 
-SourceConfig = Annotated[JsonlSource | ParquetSource | DatasetsSource | ReasoningGymSource, Field(discriminator="kind")]
+class EnvSource(Source):
+    """Instances of the environment of its domain (`envs.<domain>`), by seed."""
+
+    kind: Literal["env"]
+    num: int = Field(default=10_000, ge=1)
+    """How many instances."""
+    first_seed: int = Field(default=0, ge=0)
+    """Instances are numbered from here; take held-out ones from 1,000,000 on, where no training source reaches."""
+
+
+AnyRows = JsonlSource | ParquetSource | DatasetsSource | ReasoningGymSource
+RowSource = Annotated[AnyRows, Field(discriminator="kind")]
+"""Sources of rows."""
+SourceConfig = Annotated[AnyRows | EnvSource, Field(discriminator="kind")]
+
+
+class RowData(Node):
+    """Rows to train on and rows held out."""
+
+    train: list[RowSource] = Field(min_length=1)
+    eval: list[RowSource] = Field(default_factory=list)
+    """Held-out rows; measured before the first step, on schedule and at the end."""
+    shuffle: bool = True
 
 
 class DataConfig(Node):

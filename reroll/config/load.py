@@ -24,6 +24,7 @@ from reroll.errors import ConfigError, Violation
 
 PIPELINES: dict[str, type[AnyConfig]] = {
     "rlvr": RlvrConfig,
+    "agentic": RlvrConfig,
     "sft": SftConfig,
     "dpo": DpoConfig,
     "reward_model": RewardModelConfig,
@@ -47,7 +48,7 @@ _STAND_INS: dict[str, Any] = {
 def load_config(path: Path, overrides: Sequence[str] = ()) -> AnyConfig:
     """The config in this file with `key=value` overrides applied. Raises ConfigError with every violation."""
     tree = _read_yaml(path)
-    problems = _apply_overrides(tree, overrides)
+    problems = apply_overrides(tree, overrides)
     return parse_config(tree, problems=problems, folder=path.parent)
 
 
@@ -59,7 +60,7 @@ def parse_config(tree: dict[str, Any], *, problems: Sequence[Violation] = (), fo
             Violation("pipeline", f"is {tree.get('pipeline')!r}", f"set pipeline to one of: {', '.join(PIPELINES)}")
         )
         raise ConfigError(problems)
-    if tree["pipeline"] == "rlvr":
+    if PIPELINES[tree["pipeline"]] is RlvrConfig:
         problems += _expand_preset(tree)
     config, field_problems, unchecked = _validate(tree)
     problems += field_problems
@@ -90,7 +91,8 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     return tree
 
 
-def _apply_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> list[Violation]:
+def apply_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> list[Violation]:
+    """Write `key=value` pairs into a tree. Those that cannot be, and why."""
     problems = []
     for override in overrides:
         key, equals, text = override.partition("=")

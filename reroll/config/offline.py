@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from reroll.config.base import Node
-from reroll.config.data import DataConfig
+from reroll.config.data import RowData
 from reroll.config.parts import CheckpointConfig, LocalRuntime, PolicyConfig, RunConfig, RuntimeConfig
 
 
@@ -18,13 +18,13 @@ class PipelineConfig(Node):
     run: RunConfig = Field(default_factory=RunConfig)
     runtime: RuntimeConfig = Field(default_factory=LocalRuntime)
     policy: PolicyConfig
-    data: DataConfig
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
 
 
 class OfflineConfig(PipelineConfig):
     """Rows in, optimizer steps out."""
 
+    data: RowData
     rows_per_step: int = Field(default=32, ge=1)
     max_tokens: int = Field(default=1024, ge=2)
     """Longer rows are an error, not cut."""

@@ -128,6 +128,8 @@ class RolloutConfig(Node):
     max_prompt_tokens: int = Field(default=1024, ge=1)
     max_tokens: int = Field(default=256, ge=1)
     """Tokens of a completion."""
+    max_total_tokens: int | None = Field(default=None, ge=2)
+    """All that an episode of several turns may hold; null: as much as a micro-batch."""
     min_tokens: int = Field(default=0, ge=0)
     temperature: float = Field(default=1.0, gt=0)
     top_p: float = Field(default=1.0, gt=0, le=1)

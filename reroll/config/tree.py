@@ -7,9 +7,12 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from reroll.config.advantages import AdvantageConfig, NormalisedAdvantage, ShapingConfig
+from reroll.config.agents import AgentConfig, EndpointConfig
 from reroll.config.algorithm import CriticConfig, KlConfig, MaskConfig, TeacherConfig, ValueLossConfig
 from reroll.config.base import Node
+from reroll.config.data import DataConfig
 from reroll.config.distill import DistillConfig
+from reroll.config.envs import EnvDomain, EnvWorkersConfig, ProcessEnvs
 from reroll.config.losses import Aggregation, CorrectionConfig, LossConfig, PpoLoss
 from reroll.config.offline import PipelineConfig, SftConfig
 from reroll.config.parts import EmbeddedEngine, EngineConfig, EvalConfig, RolloutConfig
@@ -26,14 +29,23 @@ class TrainConfig(Node):
 
 
 class RlvrConfig(PipelineConfig):
-    """RL with verifiable rewards."""
+    """RL: single-turn tasks with verifiable rewards, environments of many turns, agents; `agentic` is another name for it."""
 
-    pipeline: Literal["rlvr"]
+    pipeline: Literal["rlvr", "agentic"]
     algorithm: str = "grpo"
     """The preset that fills the fields below where the file leaves them out."""
+    data: DataConfig
     engine: EngineConfig = Field(default_factory=EmbeddedEngine)
-    rewards: dict[str, RewardConfig]
-    """One per domain; `default` judges the domains that have none of their own."""
+    rewards: dict[str, RewardConfig] = Field(default_factory=dict)
+    """One per domain; `default` judges the domains that have none of their own and do not earn by themselves, as
+    environments do and agents may."""
+    envs: dict[str, EnvDomain] = Field(default_factory=dict)
+    """Domains that are played in an environment."""
+    env_workers: EnvWorkersConfig = Field(default_factory=ProcessEnvs)
+    """Where environments run."""
+    agents: dict[str, AgentConfig] = Field(default_factory=dict)
+    """Domains whose prompts go to a program of yours, which reaches the policy through an OpenAI-compatible endpoint."""
+    endpoint: EndpointConfig = Field(default_factory=EndpointConfig)
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     advantage: AdvantageConfig = Field(default_factory=NormalisedAdvantage)
     shaping: ShapingConfig = Field(default_factory=ShapingConfig)
@@ -56,6 +68,11 @@ class RlvrConfig(PipelineConfig):
     """Learn from the teachers alone: rewards are measured, not trained on."""
     train: TrainConfig = Field(default_factory=TrainConfig)
     eval: EvalConfig = Field(default_factory=EvalConfig)
+
+    @property
+    def max_total_tokens(self) -> int:
+        """What an episode of several turns may hold."""
+        return self.rollout.max_total_tokens or self.policy.strategy.micro_batch_tokens
 
 
 AnyConfig = RlvrConfig | SftConfig | DpoConfig | RewardModelConfig | DistillConfig

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from reroll.config.data import SourceConfig, Table
+from reroll.config.data import RowSource, Table
 from reroll.data.rows import BadRow, source_name
 from reroll.data.sources import Columns, check_messages, check_text, convert_rows, keys_of, read_messages, type_of
 from reroll.errors import DataError
@@ -35,7 +35,7 @@ class Judged:
     is_good: bool
 
 
-def load_pairs(config: SourceConfig, *, with_margin: bool = False) -> list[Pair]:
+def load_pairs(config: RowSource, *, with_margin: bool = False) -> list[Pair]:
     """The pairs of one source, in file order; margins are read where asked for, and 0 where a row has none.
 
     Raises DataError if the source cannot be read, is empty or has bad rows; it names the first few of them at once.
@@ -54,7 +54,7 @@ def load_pairs(config: SourceConfig, *, with_margin: bool = False) -> list[Pair]
     return convert_rows(config, to_pair)
 
 
-def load_judged(config: SourceConfig) -> list[Judged]:
+def load_judged(config: RowSource) -> list[Judged]:
     """The judged answers of one source, in file order. Errors are those of `load_pairs`."""
     table = _table(config, columns="answers and labels")
 
@@ -68,7 +68,7 @@ def load_judged(config: SourceConfig) -> list[Judged]:
     return convert_rows(config, to_judged)
 
 
-def _table(config: SourceConfig, *, columns: str) -> Table:
+def _table(config: RowSource, *, columns: str) -> Table:
     if not isinstance(config, Table):
         raise DataError(f"{source_name(config)}: has no {columns} (use a jsonl, parquet or datasets source)")
     return config

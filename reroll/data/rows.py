@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from reroll.config.data import DatasetsSource, JsonlSource, ParquetSource, ReasoningGymSource, SourceConfig
+from reroll.config.data import DatasetsSource, JsonlSource, ParquetSource, ReasoningGymSource, RowSource
 from reroll.errors import DataError
 
 INSTALL_FIX = "pip install 'reroll[data]'"
@@ -22,7 +22,7 @@ Row = Mapping[str, Any] | BadRow
 """A row by column name, or why it could not be read: one broken line must not hide the next."""
 
 
-def read_rows(config: SourceConfig) -> Iterator[tuple[str, Row]]:
+def read_rows(config: RowSource) -> Iterator[tuple[str, Row]]:
     """(place, row) pairs in file order, read as they are asked for. Raises DataError if the source as a whole is unusable."""
     match config:
         case JsonlSource():
@@ -35,7 +35,7 @@ def read_rows(config: SourceConfig) -> Iterator[tuple[str, Row]]:
             return _read_reasoning_gym(config)
 
 
-def source_name(config: SourceConfig) -> str:
+def source_name(config: RowSource) -> str:
     """What to call the source in a message."""
     return f"reasoning-gym {config.name}" if isinstance(config, ReasoningGymSource) else str(config.path)
 

@@ -9,7 +9,7 @@ from decimal import Decimal
 from itertools import islice
 from typing import Any, TypeVar
 
-from reroll.config.data import DataConfig, ReasoningGymSource, SourceConfig
+from reroll.config.data import DataConfig, EnvSource, ReasoningGymSource, RowSource, SourceConfig
 from reroll.data.rows import BadRow, read_rows, source_name
 from reroll.data.sampler import PromptSampler
 from reroll.errors import DataError
@@ -40,6 +40,8 @@ def load_source(config: SourceConfig, *, id_prefix: str = "", first_index: int =
     A row's own system message (column `system`, or the first of its messages) stands in place of the source's. Raises
     DataError if the source cannot be read, is empty or has bad rows; the message names the first few bad rows at once.
     """
+    if isinstance(config, EnvSource):
+        return _instances(config, id_prefix=id_prefix, first_index=first_index)
     columns = Columns.of(config)
 
     def to_prompt(index: int, row: Mapping[str, Any]) -> Prompt:
@@ -57,7 +59,16 @@ def load_source(config: SourceConfig, *, id_prefix: str = "", first_index: int =
     return convert_rows(config, to_prompt)
 
 
-def load_conversations(config: SourceConfig) -> list[tuple[Message, ...]]:
+def _instances(config: EnvSource, *, id_prefix: str, first_index: int) -> list[Prompt]:
+    """The environment says what the policy is shown: a prompt carries only the seed."""
+    seeds = range(config.first_seed, config.first_seed + min(config.num, config.limit or config.num))
+    return [
+        Prompt(id=f"{id_prefix}{config.domain}/{first_index + index}", messages=(), domain=config.domain, extra={"seed": seed})
+        for index, seed in enumerate(seeds)
+    ]
+
+
+def load_conversations(config: RowSource) -> list[tuple[Message, ...]]:
     """Conversations to learn from, each ending with the assistant's words.
 
     A row whose messages end otherwise is completed by its answer column. Errors are those of `load_source`.
@@ -87,7 +98,7 @@ def _load_all(configs: Sequence[SourceConfig], *, prefix: str) -> list[list[Prom
     return sources
 
 
-def convert_rows(config: SourceConfig, convert: Callable[[int, Mapping[str, Any]], T]) -> list[T]:
+def convert_rows(config: RowSource, convert: Callable[[int, Mapping[str, Any]], T]) -> list[T]:
     """`convert(index, row)` of every row. Raises DataError that names the first few rows for which it raises BadRow."""
     items: list[T] = []
     problems: list[str] = []
@@ -118,7 +129,7 @@ class Columns:
     system: str = "system"
 
     @classmethod
-    def of(cls, config: SourceConfig) -> Columns:
+    def of(cls, config: RowSource) -> Columns:
         """The source's own names; generated rows have the default ones."""
         if isinstance(config, ReasoningGymSource):
             return cls()

@@ -19,7 +19,8 @@ import yaml
 
 from reroll.config.parts import RunConfig
 from reroll.errors import RunFolderError
-from reroll.types import Message, Prompt, Trajectory
+from reroll.observe.episode import Decode, episode_of
+from reroll.types import Prompt, Trajectory
 
 STEP_PREFIX = "step-"
 UNFINISHED_PREFIX = ".unfinished-"
@@ -83,23 +84,10 @@ class RunFolder:
         """What the run came to. Its presence says that the run finished."""
         write_json(self.result_path, result)
 
-    def log_sample(self, step: int, prompt: Prompt, trajectory: Trajectory) -> None:
-        """Add one completion to samples.jsonl, as a person would read it."""
-        row = {
-            "step": step,
-            "id": trajectory.id,
-            "prompt_id": prompt.id,
-            "domain": prompt.domain,
-            "prompt": render_messages(prompt.messages),
-            "completion": render_completion(trajectory),
-            "answer": prompt.answer,
-            "reward": trajectory.reward,
-            "parts": dict(trajectory.reward_parts),
-            "status": str(trajectory.status),
-            "reason": trajectory.reason,
-            "num_tokens": trajectory.num_completion_tokens,
-        }
-        append_jsonl(self.samples_path, row)
+    def log_sample(self, step: int, prompt: Prompt, trajectory: Trajectory, *, decode: Decode) -> None:
+        """Add one sample to samples.jsonl: its words as a person would read them, and its turns token by token."""
+        episode = episode_of(step, prompt, trajectory, decode=decode)
+        append_jsonl(self.samples_path, episode.model_dump())
 
     @contextmanager
     def checkpoint(self, step: int, *, keep: int) -> Iterator[Path]:
@@ -167,23 +155,6 @@ class RunFolder:
             latest = self.latest_checkpoint()
             self.config_path.rename(self.path / f"config.until-step-{latest.step if latest else 0:06d}.yaml")
         write_atomically(self.config_path, text)
-
-
-def render_messages(messages: tuple[Message, ...]) -> str:
-    """A lone user message as it is; a dialogue with its roles."""
-    if len(messages) == 1 and messages[0]["role"] == "user":
-        return messages[0]["content"]
-    return "\n\n".join(f"[{message['role']}] {message['content']}" for message in messages)
-
-
-def render_completion(trajectory: Trajectory) -> str:
-    """The policy's words; over several turns, with the environment's replies between them."""
-    if len(trajectory.turns) <= 1:
-        return trajectory.text
-    messages: list[Message] = []
-    for turn in trajectory.turns:
-        messages += [Message(role="assistant", content=turn.text), *turn.reply]
-    return render_messages(tuple(messages))
 
 
 def append_jsonl(path: Path, row: Mapping[str, Any]) -> None:

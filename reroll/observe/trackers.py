@@ -91,6 +91,8 @@ class WandbTracker:
             import wandb
         except ImportError as error:
             raise _missing_package("wandb") from error
+        settings = wandb.Settings(silent=True, console="off")
+        wandb.setup(settings)  # Else its hints about other packages are printed in spite of the settings of the run.
         self._run = wandb.init(
             project="reroll",
             name=folder.name,
@@ -98,7 +100,7 @@ class WandbTracker:
             config=dict(config),
             mode=None if "WANDB_MODE" in os.environ else "offline",
             # Its own output and its capture of the terminal would break the live view.
-            settings=wandb.Settings(silent=True, console="off"),
+            settings=settings,
         )
 
     def log(self, step: int, values: Mapping[str, float]) -> None:

@@ -45,6 +45,7 @@ class EvalResult:
             values |= {f"eval/{domain}/pass@1": self.pass_at(1, domain=domain) for domain in domains}
         values["eval/reward"] = sum(sample.reward for sample in everything) / len(everything)
         values["eval/completion_tokens"] = sum(sample.num_completion_tokens for sample in everything) / len(everything)
+        values["eval/turns"] = sum(len(sample.turns) for sample in everything) / len(everything)
         values["eval/failed"] = sum(sample.status is Status.FAILED for sample in everything) / len(everything)
         return Stats({name: Last(value) for name, value in values.items()})
 
@@ -54,7 +55,7 @@ class EvalResult:
             {
                 "prompt": prompt.id,
                 "domain": prompt.domain,
-                "question": prompt.messages[-1]["content"],
+                "question": prompt.messages[-1]["content"] if prompt.messages else dict(prompt.extra),
                 "answer": prompt.answer,
                 "samples": [
                     {"text": sample.text, "reward": sample.reward, "status": str(sample.status), "reason": sample.reason}
@@ -66,7 +67,9 @@ class EvalResult:
         return {"metrics": self.stats().values_by_name(), "prompts": rows}
 
     def _passes(self, sample: Trajectory) -> bool:
-        return sample.is_usable and sample.reward >= self.threshold
+        """An environment that tells success has the say; elsewhere the reward has."""
+        success = sample.reward_parts.get("success")
+        return sample.is_usable and (sample.reward >= self.threshold if success is None else success >= 1)
 
 
 async def evaluate(

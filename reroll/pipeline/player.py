@@ -1,15 +1,19 @@
-"""The policy as prompts meet it: an engine, the chat format, and the judges. All that evaluation needs."""
+"""The policy as prompts meet it: an engine, the chat format, environments, agents and judges. All that evaluation needs."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from reroll.config.parts import EngineConfig, EvalConfig, PolicyConfig, RolloutConfig
+from reroll.config.envs import EnvDomain, InlineEnvs
+from reroll.config.parts import EngineConfig, EvalConfig, PolicyConfig
 from reroll.config.tree import RlvrConfig
-from reroll.envs.base import SingleTurn
+from reroll.envs.actions import AsyncParsed
+from reroll.envs.base import LiveEnv, SingleTurn
+from reroll.envs.cluster import EnvCluster
 from reroll.infer.cluster import CONCURRENCY, InferCluster
 from reroll.infer.worker import InferWorker
 from reroll.models.load import load_tokenizer
@@ -18,21 +22,29 @@ from reroll.rewards.worker import RewardCluster
 from reroll.rollout.play import play
 from reroll.runtime.base import Placement, Runtime
 from reroll.tokens.renderer import Renderer
-from reroll.types import Prompt, SamplingParams, Score, Trajectory
+from reroll.types import Message, Prompt, SamplingParams, Score, Trajectory
+
+if TYPE_CHECKING:  # They load aiohttp, which only runs with agents need.
+    from reroll.rollout.agent import Agent
+    from reroll.rollout.endpoint import Endpoint
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Player:
-    """Plays prompts and has the outcome judged."""
+    """Plays prompts, each as its domain is played, and has the outcome judged."""
 
+    config: RlvrConfig
     engine: InferCluster
     rewards: RewardCluster
     renderer: Renderer
-    rollout: RolloutConfig
+    envs: EnvCluster
+    agents: Mapping[str, Agent]
+    endpoint: Endpoint | None
+    """Where agents reach the policy, if there are agents."""
 
     async def episode(self, prompt: Prompt, id: str, seed: int, *, temperature: float | None = None) -> Trajectory:
         """One sample's exchange with the policy, drawn as the config says (or at another temperature)."""
-        rollout = self.rollout
+        rollout = self.config.rollout
         sampling = SamplingParams(
             max_tokens=rollout.max_tokens,
             min_tokens=rollout.min_tokens,
@@ -42,17 +54,53 @@ class Player:
             stop=tuple(rollout.stop),
             seed=seed,
         )
-        limit = rollout.max_prompt_tokens
-        env = SingleTurn(prompt)
-        return await play(env, self.engine.generate, self.renderer, sampling, id=id, max_prompt_tokens=limit, max_turns=1)
+        if prompt.domain in self.agents:
+            return await self._agent_episode(prompt, id, sampling)
+        entry = self.config.envs.get(prompt.domain)
+        return await play(
+            LiveParsed(self.envs.live(prompt.domain, prompt.extra["seed"]), entry) if entry else SingleTurn(prompt),
+            self.engine.generate,
+            self.renderer,
+            sampling,
+            id=id,
+            max_prompt_tokens=rollout.max_prompt_tokens,
+            max_turns=entry.max_turns if entry else 1,
+            max_total_tokens=self.config.max_total_tokens,
+            history=entry.history if entry else None,
+        )
 
     async def greedy_episode(self, prompt: Prompt, id: str, seed: int) -> Trajectory:
         """As `episode`, always taking the likeliest token."""
         return await self.episode(prompt, id, seed, temperature=0.0)
 
     async def score(self, prompt: Prompt, trajectory: Trajectory) -> Score:
-        """The verdict of the domain's reward."""
+        """The verdict of the domain's reward; what an environment or an agent earned by itself where it has none."""
+        if prompt.domain not in self.config.rewards:
+            if prompt.domain in self.config.envs:
+                last = trajectory.turns[-1].info
+                parts = {"success": last["success"]} if "success" in last else {}
+                return Score(value=trajectory.reward, parts=parts)
+            if prompt.domain in self.agents and trajectory.reward_parts:
+                return Score(value=trajectory.reward, parts=trajectory.reward_parts)
         return await self.rewards.score(prompt, trajectory)
+
+    async def _agent_episode(self, prompt: Prompt, id: str, sampling: SamplingParams) -> Trajectory:
+        from reroll.rollout.agent import play_agent
+
+        agent = self.config.agents[prompt.domain]
+        assert self.endpoint is not None  # There are agents.
+        return await play_agent(
+            self.agents[prompt.domain],
+            prompt,
+            self.endpoint,
+            self.engine.generate,
+            self.renderer,
+            sampling,
+            id=id,
+            timeout_s=agent.timeout_s,
+            max_turns=agent.max_turns,
+            max_total_tokens=self.config.max_total_tokens,
+        )
 
     async def evaluate(
         self, prompts: Sequence[Prompt], settings: EvalConfig, *, seed: int, on_done: Callable[[], None] = lambda: None
@@ -67,16 +115,41 @@ class Player:
         )
 
 
+class LiveParsed(AsyncParsed):
+    """A live environment for a policy that writes its actions as its domain's config says."""
+
+    def __init__(self, env: LiveEnv, config: EnvDomain) -> None:
+        super().__init__(env, config.actions, format_penalty=config.format_penalty)
+
+    async def reset(self) -> tuple[Message, ...]:  # type: ignore[override]
+        return self._begin(await self.env.reset())
+
+
 @asynccontextmanager
 async def open_player(config: RlvrConfig, runtime: Runtime, code_folder: Path) -> AsyncIterator[Player]:
-    """Bring up tokenizer and rewards, whose faults show at once, then the engine."""
-    renderer = Renderer(load_tokenizer(config.policy.model))
-    rewards = await RewardCluster.start(runtime, config.rewards, config_folder=code_folder)
-    engine = await spawn_engine(runtime, config.engine, config.policy)
-    try:
-        yield Player(engine, rewards, renderer, config.rollout)
-    finally:
-        await engine.close()
+    """Bring up tokenizer, rewards, environments and agents, whose faults show at once, then the engine."""
+    async with AsyncExitStack() as stack:
+        renderer = Renderer(load_tokenizer(config.policy.model))
+        agents, endpoint = await _open_agents(config, stack)
+        rewards = await RewardCluster.start(runtime, config.rewards, config_folder=code_folder)
+        nodes = {domain: entry.env for domain, entry in config.envs.items()}
+        envs = await EnvCluster.start(runtime, config.env_workers if nodes else InlineEnvs(kind="inline"), nodes)
+        stack.push_async_callback(envs.close)
+        engine = await spawn_engine(runtime, config.engine, config.policy)
+        stack.push_async_callback(engine.close)
+        yield Player(
+            config=config, engine=engine, rewards=rewards, renderer=renderer, envs=envs, agents=agents, endpoint=endpoint
+        )
+
+
+async def _open_agents(config: RlvrConfig, stack: AsyncExitStack) -> tuple[dict[str, Agent], Endpoint | None]:
+    if not config.agents:
+        return {}, None
+    from reroll.rollout.agent import make_agent
+    from reroll.rollout.endpoint import Endpoint
+
+    agents = {domain: make_agent(agent) for domain, agent in config.agents.items()}
+    return agents, await stack.enter_async_context(Endpoint(config.endpoint))
 
 
 async def spawn_engine(runtime: Runtime, engine: EngineConfig, policy: PolicyConfig) -> InferCluster:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from reroll.algo.preference import kto_reference_point
-from reroll.config.data import SourceConfig
+from reroll.config.data import RowSource
 from reroll.config.offline import OfflineConfig
 from reroll.config.preference import DpoConfig, PairLossConfig, RewardModelConfig
 from reroll.config.preference import KtoLoss as KtoConfig
@@ -200,11 +200,11 @@ class Tokeniser:
         return sft_sample(ids, mask)
 
 
-def _load(config: OfflineConfig, rows_of: Callable[[SourceConfig, Tokeniser], list[R]]) -> tuple[Sampler[R], list[R]]:
+def _load(config: OfflineConfig, rows_of: Callable[[RowSource, Tokeniser], list[R]]) -> tuple[Sampler[R], list[R]]:
     """The rows of `config.data`: to train on, and held out."""
     renderer = Renderer(load_tokenizer(config.policy.model))
 
-    def rows(part: str, index: int, source: SourceConfig) -> list[R]:
+    def rows(part: str, index: int, source: RowSource) -> list[R]:
         return rows_of(source, Tokeniser(renderer, config.max_tokens, f"data.{part}.{index}"))
 
     sources = [(rows("train", index, source), source.weight) for index, source in enumerate(config.data.train)]
@@ -212,7 +212,7 @@ def _load(config: OfflineConfig, rows_of: Callable[[SourceConfig, Tokeniser], li
     return Sampler(sources, seed=config.run.seed, shuffle=config.data.shuffle), held_out
 
 
-def pair_rows(source: SourceConfig, tokeniser: Tokeniser, *, with_margin: bool = False) -> list[PairRow]:
+def pair_rows(source: RowSource, tokeniser: Tokeniser, *, with_margin: bool = False) -> list[PairRow]:
     """The pairs of a source in tokens."""
     return [
         PairRow(
@@ -224,7 +224,7 @@ def pair_rows(source: SourceConfig, tokeniser: Tokeniser, *, with_margin: bool =
     ]
 
 
-def judged_rows(source: SourceConfig, tokeniser: Tokeniser) -> list[JudgedRow]:
+def judged_rows(source: RowSource, tokeniser: Tokeniser) -> list[JudgedRow]:
     """The judged answers of a source in tokens."""
     return [
         JudgedRow(sample=tokeniser.row(number, row.prompt, row.answer), is_good=row.is_good)

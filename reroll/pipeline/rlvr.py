@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -83,7 +84,7 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
             pushed = await self.parts.weights.push(version=step + 1)
         self.rollouts.release(groups, version=step + 1)  # slots free only now: nothing is born stale
         self._log_samples(groups, step + 1)
-        return waited + trained + pushed + rollout_stats(groups) + self.rollouts.stats() + self.parts.player.engine.stats()
+        return waited + trained + pushed + rollout_stats(groups) + self._plane_stats()
 
     async def look_up(self, batch: Batch, episodes: Episodes) -> tuple[Batch, Episodes]:
         """What reference, critic and policy say about the samples, where the algorithm asks; rewards penalised and shaped."""
@@ -133,6 +134,11 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
         loss = policy_loss_of(config, kl_coef=self.kl_coef)
         return stats + await self.policy.train(batch, loss, epochs=train.epochs, mini_batches=train.mini_batches, seed=step)
 
+    def _plane_stats(self) -> Stats:
+        """What the scheduler, the engines and the environments did since the last step."""
+        player = self.parts.player
+        return self.rollouts.stats() + player.engine.stats() + (player.envs.stats() if self.config.envs else Stats())
+
     def watch_kl(self, batch: Batch) -> Stats:
         """How far the policy is from where it started; an adaptive coefficient follows it."""
         if batch.ref_logp is None:
@@ -174,8 +180,9 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
 
     def _log_samples(self, groups: Sequence[Group], num_steps: int) -> None:
         pairs = [(group.prompt, trajectory) for group in groups for trajectory in group.trajectories]
+        decode = partial(self.parts.player.renderer.decode, with_special=True)
         for prompt, trajectory in pairs[: self.config.run.log_samples]:
-            self.context.folder.log_sample(num_steps, prompt, trajectory)
+            self.context.folder.log_sample(num_steps, prompt, trajectory, decode=decode)
 
 
 def rollout_stats(groups: Sequence[Group]) -> Stats:
@@ -194,8 +201,27 @@ def rollout_stats(groups: Sequence[Group]) -> Stats:
             "tokens": Sum(tokens),
         }
     )
-    if len({group.prompt.domain for group in groups}) > 1:
-        for group in groups:
-            total = Mean(sum(group.rewards), float(len(group.rewards)))
+    for group in groups:
+        total = Mean(sum(group.rewards), float(len(group.rewards)))
+        if len({group.prompt.domain for group in groups}) > 1:
             stats += Stats({f"reward/{group.prompt.domain}": total})
+        if any(turn.info for trajectory in group.trajectories for turn in trajectory.turns):
+            stats += env_stats(group)
+    return stats
+
+
+def env_stats(group: Group) -> Stats:
+    """What its environment measured: `success` at the end of each episode, actions and turns of each, the rest by turn."""
+    prefix, stats = f"env/{group.prompt.domain}/", Stats()
+    for trajectory in group.trajectories:
+        last = trajectory.turns[-1].info
+        told: dict[str, Mean] = {
+            "success": Mean(last.get("success", 0.0)),
+            "num_actions": Mean(sum(turn.info.get("num_actions", 1.0) for turn in trajectory.turns)),
+            "turns": Mean(float(len(trajectory.turns))),
+        }
+        stats += Stats({prefix + name: metric for name, metric in told.items()})
+        for turn in trajectory.turns:
+            by_turn = {name: value for name, value in turn.info.items() if name not in told}
+            stats += Stats({prefix + name: Mean(value) for name, value in by_turn.items()})
     return stats

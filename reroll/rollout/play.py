@@ -37,9 +37,9 @@ async def play(
 
     What goes wrong with this sample (EnvError, a prompt that is too long) becomes its status; anything else is a bug and
     is raised. `sampling.seed` is the sample's seed, from which every turn gets its own. `max_total_tokens` bounds prompt
-    and completion together: a later turn is cut to what is left. With `history` (at least 1), a turn is shown the opening and so many
-    exchanges before it: its prompt no longer extends the last one, and the trajectory gives several training rows. The
-    reward is the sum of the environment's.
+    and completion together: a later turn is cut to what is left. With `history` (at least 1), a turn is shown the opening
+    and so many exchanges before it: its prompt no longer extends the last one, and the trajectory gives several training
+    rows. The reward is the sum of the environment's.
     """
     sampling = replace(sampling, stop_token_ids=tuple(dict.fromkeys((*sampling.stop_token_ids, *renderer.stop_token_ids))))
     episode = _Episode(env, generate, renderer, sampling, id, max_total_tokens or _NO_LIMIT)
@@ -82,15 +82,16 @@ class _Episode:
             if len(prompt_ids) >= self._max_total_tokens:
                 status = Status.TRUNCATED if self.turns else Status.FAILED
                 return status, f"the prompt leaves no room within {self._max_total_tokens} tokens of context"
-            turn = await self._turn(prompt_ids, turn_index, state)
-            match turn.completion.finish_reason:
-                case FinishReason.ABORT:
-                    return Status.ABORTED, "the engine aborted the request"
-                case FinishReason.LENGTH:
-                    return Status.TRUNCATED, "the completion reached its token limit (rollout.max_tokens)"
+            shown = self.turns[-1].reply if self.turns else opening
+            turn = await self._turn(prompt_ids, turn_index, state, shown)
+            if turn.completion.finish_reason is FinishReason.ABORT:
+                return Status.ABORTED, "the engine aborted the request"
+            # A completion that was cut is judged by what is there: ending here would be a way out of a losing game.
             outcome = await self._env.step(turn.text)
             self.turns[-1] = replace(turn, reply=outcome.messages, reward=outcome.reward, info=outcome.info)
             state = outcome.state
+            if outcome.terminated and turn.completion.finish_reason is FinishReason.LENGTH:
+                return Status.TRUNCATED, "the completion reached its token limit (rollout.max_tokens)"
             if outcome.terminated:
                 return Status.COMPLETED, ""
             if outcome.truncated:
@@ -107,7 +108,7 @@ class _Episode:
             yield Message(role="assistant", content=turn.text)
             yield from turn.reply
 
-    async def _turn(self, prompt_ids: tuple[int, ...], turn_index: int, state: str | None) -> Turn:
+    async def _turn(self, prompt_ids: tuple[int, ...], turn_index: int, state: str | None, shown: tuple[Message, ...]) -> Turn:
         sampling = replace(
             self._sampling,
             seed=stable_seed(self._sampling.seed, turn_index),
@@ -115,7 +116,7 @@ class _Episode:
         )
         completion = await self._generate(Request(id=f"{self._id}.{turn_index}", prompt_ids=prompt_ids, sampling=sampling))
         text = self._renderer.decode(completion.token_ids)
-        turn = Turn(prompt_ids=prompt_ids, completion=completion, text=text, state=state)
+        turn = Turn(prompt_ids=prompt_ids, completion=completion, text=text, shown=shown, state=state)
         self.turns.append(turn)
         return turn
 

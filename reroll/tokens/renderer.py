@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 import jinja2
 from transformers import PreTrainedTokenizerBase
 
 from reroll.errors import DataError, ModelError
-from reroll.types import Message
+from reroll.types import Message, ToolSchema
 
 _USER: Message = {"role": "user", "content": "question"}
 _MARK = "@@assistant-wrote-this@@"
 _ASSISTANT: Message = {"role": "assistant", "content": _MARK}
+_RESULT = "@@tool-answered-this@@"
+_TOOL: ToolSchema = {"type": "function", "function": {"name": "@@tool@@", "description": "-", "parameters": {"type": "object"}}}
+_HOW_TO_CALL = """You can call tools. Their JSON schemas, one a line:
+{schemas}
+Call a tool by writing <tool_call>{{"name": tool name, "arguments": JSON object}}</tool_call>, one for each call. \
+You then get each result in <tool_response></tool_response>."""
 
 
 class Renderer:
@@ -21,6 +28,9 @@ class Renderer:
     What a template puts after an assistant's words is found by rendering a conversation with a mark in their place and
     reading on from the mark. The real words are never rendered again, so a template that edits history (Qwen3 drops
     the thinking of earlier turns) cannot change tokens that were sampled or trained on.
+
+    Tools are called in one format, `<tool_call>{"name": …, "arguments": {…}}</tool_call>` (Hermes, Qwen). Where the template
+    teaches another or none, the system message describes the tools, and their results are shown as the user's words.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -30,6 +40,7 @@ class Renderer:
                 "or put a chat_template.jinja into its folder"
             )
         self._tokenizer = tokenizer
+        self._knows_tools = self._is_fluent_in_tools()
         closing = self._encode(self._after_mark([_USER, _ASSISTANT], generation_prompt=False))
         marked = {token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
         specials = [place for place, token in enumerate(closing) if token in marked]
@@ -40,9 +51,15 @@ class Renderer:
         self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys((eos, self._closing_ids[-1])))
         """Tokens that end a completion: end of sequence and the template's end of turn."""
 
-    def start(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """The prompt of a first turn: the conversation and the cue for the assistant to speak."""
-        return self._encode(self._render(messages, generation_prompt=True))
+    def start(self, messages: Sequence[Message], *, tools: Sequence[ToolSchema] = ()) -> tuple[int, ...]:
+        """The prompt of a first turn: the conversation and the cue for the assistant to speak.
+
+        What it may call are `tools` and those that the messages bring along.
+        """
+        tools = [*tools, *(tool for message in messages for tool in message.get("tools", ()))]
+        if tools and not self._knows_tools:
+            messages, tools = _describe(tools, messages), []
+        return self._encode(self._render(messages, generation_prompt=True, tools=tools))
 
     def extend(self, prompt_ids: Sequence[int], completion_ids: Sequence[int], messages: Sequence[Message]) -> tuple[int, ...]:
         """The prompt of a next turn: what was shown, what was sampled, then `messages` and the cue to speak again.
@@ -54,9 +71,9 @@ class Renderer:
             tail = tail[self._num_closing_ids :]
         return (*prompt_ids, *completion_ids, *tail)
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text, without special tokens."""
-        text = self._tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    def decode(self, ids: Sequence[int], *, with_special: bool = False) -> str:
+        """Text, without special tokens unless they are asked for."""
+        text = self._tokenizer.decode(list(ids), skip_special_tokens=not with_special, clean_up_tokenization_spaces=False)
         assert isinstance(text, str)
         return text
 
@@ -90,17 +107,58 @@ class Renderer:
             )
         return rest
 
-    def _render(self, messages: Sequence[Message], *, generation_prompt: bool) -> str:
-        plain = [{"role": message["role"], "content": message["content"]} for message in messages]
+    def _render(self, messages: Sequence[Message], *, generation_prompt: bool, tools: Sequence[ToolSchema] = ()) -> str:
+        if not self._knows_tools:
+            messages = _results_as_user(messages)
         try:
-            text = self._tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=generation_prompt)
+            return self._apply_template(messages, generation_prompt=generation_prompt, tools=tools)
         except jinja2.TemplateError as error:
             roles = ", ".join(message["role"] for message in messages)
             raise ModelError(
                 f"the chat template of {self._tokenizer.name_or_path!r} cannot show messages of roles {roles}: {error}"
             ) from error
+
+    def _apply_template(self, messages: Sequence[Message], *, generation_prompt: bool, tools: Sequence[ToolSchema]) -> str:
+        text = self._tokenizer.apply_chat_template(
+            [{"role": message["role"], "content": message["content"]} for message in messages],
+            tools=list(tools) or None,
+            tokenize=False,
+            add_generation_prompt=generation_prompt,
+        )
         assert isinstance(text, str)
         return text
 
+    def _is_fluent_in_tools(self) -> bool:
+        """Whether the template teaches our format of calls, and shows results that follow a call written as plain text."""
+        conversation: list[Message] = [_USER, _ASSISTANT, {"role": "tool", "content": _RESULT}]
+        try:
+            text = self._apply_template(conversation, generation_prompt=True, tools=[_TOOL])
+        except (jinja2.TemplateError, TypeError):  # It refuses the role, or expects calls in fields of their own.
+            return False
+        return all(part in text for part in (_TOOL["function"]["name"], "<tool_call>", '"arguments"', _RESULT))
+
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+
+
+def _describe(tools: Sequence[ToolSchema], messages: Sequence[Message]) -> list[Message]:
+    """The conversation with the tools, and how to call them, in its system message."""
+    schemas = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+    text = _HOW_TO_CALL.format(schemas=schemas)
+    if messages and messages[0]["role"] == "system":
+        return [{"role": "system", "content": f"{messages[0]['content']}\n\n{text}"}, *messages[1:]]
+    return [{"role": "system", "content": text}, *messages]
+
+
+def _results_as_user(messages: Sequence[Message]) -> list[Message]:
+    """Tool results as the user's words; those that follow each other in one message, since many templates want turns."""
+    shown: list[Message] = []
+    for message, before in zip(messages, [None, *messages], strict=False):
+        if message["role"] != "tool":
+            shown.append(message)
+            continue
+        text = f"<tool_response>\n{message['content']}\n</tool_response>"
+        if before is not None and before["role"] == "tool":
+            text = f"{shown.pop()['content']}\n{text}"
+        shown.append({"role": "user", "content": text})
+    return shown

@@ -51,7 +51,7 @@ def test_check_accepts_a_sound_config_and_expands_it(config_file: Path) -> None:
     expanded = reroll("check", "--expand", str(config_file), "rollout.group_size=8")
     tree = yaml.safe_load(expanded.stdout)
     assert tree["rollout"]["group_size"] == 8
-    assert tree["loss"] == {"kind": "ppo", "clip_low": 0.2, "clip_high": 0.2}
+    assert tree["loss"] == {"kind": "ppo", "clip_low": 0.2, "clip_high": 0.2, "dual_clip": None}
 
 
 def test_check_lists_every_violation_and_exits_with_2(config_file: Path) -> None:

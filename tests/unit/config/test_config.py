@@ -80,7 +80,7 @@ def test_a_sound_config_passes(tree: dict[str, Any]) -> None:
         ("eval.samples", 4, "eval.samples", "greedy"),
         ("rollout.window", 2, "rollout.window", "at most 1"),
         ("algorithm", "grpoo", "algorithm", "did you mean grpo?"),
-        ("pipeline", "rlhf", "pipeline", "rlvr, sft"),
+        ("pipeline", "rlhf", "pipeline", "rlvr, agentic, sft"),
     ],
 )
 def test_each_violation_is_caught_with_its_fix(

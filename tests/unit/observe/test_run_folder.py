@@ -266,8 +266,8 @@ def test_samples_read_as_a_person_would(tmp_path):
         reward=float("nan"),
     )
     folder = make(tmp_path)
-    folder.log_sample(4, prompt, one)
-    folder.log_sample(4, prompt, two)
+    folder.log_sample(4, prompt, one, decode=str)
+    folder.log_sample(4, prompt, two, decode=str)
     first, second = read_jsonl(folder.samples_path)
     assert (first["step"], first["prompt"], first["completion"], first["reward"]) == (4, "1+1?", "2", 1.0)
     assert (first["parts"], first["status"], first["answer"]) == ({"right": 1.0}, "completed", "2")

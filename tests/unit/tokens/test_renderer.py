@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -33,19 +35,44 @@ PLAIN = (
     "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
 )
+QWEN_TOOLS = (
+    "{% set first = messages[0]['content'] if messages[0]['role'] == 'system' else 'Be kind.' %}"
+    "{% if tools %}{{ '<|im_start|>system\n' + first + '\n\nTools:' }}"
+    "{% for tool in tools %}{{ '\n' + tool | tojson }}{% endfor %}"
+    """{{ '\nCall as <tool_call>{"name": ..., "arguments": ...}</tool_call><|im_end|>\n' }}"""
+    "{% else %}{{ '<|im_start|>system\n' + first + '<|im_end|>\n' }}{% endif %}"
+    "{% for message in messages %}{% if message['role'] == 'tool' %}"
+    "{% if messages[loop.index0 - 1]['role'] != 'tool' %}{{ '<|im_start|>user' }}{% endif %}"
+    "{{ '\n<tool_response>\n' + message['content'] + '\n</tool_response>' }}"
+    "{% if loop.last or messages[loop.index0 + 1]['role'] != 'tool' %}{{ '<|im_end|>\n' }}{% endif %}"
+    "{% elif message['role'] != 'system' %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+OTHER_TOOLS = (
+    "{% if tools %}{{ '<|header|>system<|/header|>Answer with JSON only.' }}"
+    "{% for tool in tools %}{{ tool | tojson }}{% endfor %}{% endif %}"
+) + LLAMA3
+STRICT_TURNS = (
+    "{% for message in messages if message['role'] != 'system' %}{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}{% endfor %}"
+) + CHATML
 TEMPLATES = {
     "chatml": CHATML,
     "chatml_default_system": CHATML_WITH_DEFAULT_SYSTEM,
     "llama3": LLAMA3,
     "qwen3": QWEN3,
     "plain": PLAIN,
+    "qwen_tools": QWEN_TOOLS,
+    "other_tools": OTHER_TOOLS,
+    "strict_turns": STRICT_TURNS,
 }
 
 TEXT = st.text(alphabet=CHARACTERS, min_size=1, max_size=12).filter(lambda text: text.strip() == text)
 
 
 def make_tokenizer(template: str) -> PreTrainedTokenizerFast:
-    tokenizer = tiny_tokenizer()
+    tokenizer = tiny_tokenizer(words=("<tool_call>", "</tool_call>"))
     marks = ["<|begin|>", "<|header|>", "<|/header|>", "<|eot|>"]
     tokenizer.add_tokens([AddedToken(mark, special=True) for mark in marks], special_tokens=True)
     tokenizer.chat_template = TEMPLATES[template]
@@ -205,3 +232,104 @@ def test_a_template_that_refuses_the_roles_says_which() -> None:
     renderer = Renderer(tokenizer)
     with pytest.raises(ModelError, match="roles system, user: no system"):
         renderer.start([{"role": "system", "content": "x"}, user("y")])
+
+
+# Tools.
+
+ADD: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Adds.",
+        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
+    },
+}
+CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+
+
+def tool(text: str) -> Message:
+    return {"role": "tool", "content": text}
+
+
+def test_a_template_that_knows_tools_describes_them() -> None:
+    renderer = RENDERERS["qwen_tools"]
+    messages: list[Message] = [{"role": "system", "content": "Count."}, user("1+1?")]
+    expected = renderer._tokenizer.apply_chat_template(messages, tools=[ADD], tokenize=False, add_generation_prompt=True)
+    assert raw(renderer, renderer.start(messages, tools=[ADD])) == expected
+    assert '"name": "add"' in expected
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_tools_that_a_message_brings_are_tools_of_the_conversation(name: str) -> None:
+    renderer = RENDERERS[name]
+    bringing: Message = {"role": "system", "content": "Count.", "tools": [ADD]}
+    bare: Message = {"role": "system", "content": "Count."}
+    assert renderer.start([bringing, user("1+1?")]) == renderer.start([bare, user("1+1?")], tools=[ADD])
+    assert renderer.start([bringing, user("1+1?")]) != renderer.start([bare, user("1+1?")])
+
+
+@pytest.mark.parametrize("name", ["chatml", "llama3", "qwen3", "plain", "other_tools", "strict_turns"])
+@pytest.mark.parametrize("system", ["Count.", None])
+def test_where_the_template_teaches_no_tools_or_other_calls_the_system_message_describes_them(
+    name: str, system: str | None
+) -> None:
+    renderer = RENDERERS[name]
+    messages: list[Message] = [user("1+1?")] if system is None else [{"role": "system", "content": system}, user("1+1?")]
+    text = raw(renderer, renderer.start(messages, tools=[ADD]))
+    assert text.count('"name": "add"') == 1
+    assert '<tool_call>{"name": tool name, "arguments": JSON object}</tool_call>' in text
+    assert "Answer with JSON only." not in text
+    assert text.count("system") == 1
+    assert text.index(system or "You can call") <= text.index("You can call") < text.index("1+1?")
+
+
+def test_a_conversation_without_tools_is_as_it_was() -> None:
+    for renderer in RENDERERS.values():
+        text = raw(renderer, renderer.start([user("1+1?")]))
+        assert "tool" not in text.lower()
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.sampled_from(sorted(TEMPLATES)), TEXT, st.lists(TEXT, min_size=1, max_size=3), st.booleans())
+def test_results_follow_a_call_without_a_sampled_token_changing(
+    name: str, thought: str, results: list[str], is_truncated: bool
+) -> None:
+    renderer = RENDERERS[name]
+    prompt = renderer.start([user("1+1?")], tools=[ADD])
+    # Spelled out, though the tokenizer has single tokens for the tags: no text gives these ids.
+    spelled = tuple(token for letter in thought + CALL for token in encode(renderer, letter))
+    assert spelled != encode(renderer, thought + CALL)
+    written = spelled + (() if is_truncated else renderer.stop_token_ids[-1:])
+    messages = [tool(result) for result in results]
+    ids = renderer.extend(prompt, written, messages)
+    assert ids[: len(prompt) + len(written)] == prompt + written
+    shown = raw(renderer, ids[len(prompt) + len(written) :])
+    blocks = [f"<tool_response>\n{result}\n</tool_response>" for result in results]
+    assert "\n".join(blocks) in shown
+    again = renderer.extend(ids, written, messages)
+    assert again[: len(ids) + len(written)] == ids + written
+    if name == "qwen_tools":
+        whole = [user("1+1?"), assistant(thought + CALL), *messages]
+        expected = renderer._tokenizer.apply_chat_template(whole, tools=[ADD], tokenize=False, add_generation_prompt=True)
+        assert raw(renderer, ids) == expected
+
+
+def test_results_are_the_users_words_where_the_template_does_not_know_them() -> None:
+    renderer = RENDERERS["strict_turns"]
+    prompt = renderer.start([user("1+1?")], tools=[ADD])
+    written = (*encode(renderer, CALL), renderer.stop_token_ids[-1])
+    shown = raw(renderer, renderer.extend(prompt, written, [tool("2"), tool("3")])[len(prompt) + len(written) :])
+    blocks = "<tool_response>\n2\n</tool_response>\n<tool_response>\n3\n</tool_response>"
+    assert shown == f"\n<|im_start|>user\n{blocks}<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_training_row_with_tools_is_what_a_rollout_of_the_same_words_would_be(name: str) -> None:
+    renderer = RENDERERS[name]
+    opening: list[Message] = [{"role": "system", "content": "Count.", "tools": [ADD]}, user("1+1?")]
+    ids, mask = renderer.training_row([*opening, assistant(CALL), tool("2"), assistant("it is 2")])
+    end = renderer.stop_token_ids[-1]
+    rollout = renderer.extend(renderer.start(opening), (*encode(renderer, CALL), end), [tool("2")])
+    assert ids == (*rollout, *encode(renderer, "it is 2"), end)
+    said = raw(renderer, tuple(token for token, in_loss in zip(ids, mask, strict=True) if in_loss))
+    assert said == f"{CALL}{raw(renderer, (end,))}it is 2{raw(renderer, (end,))}"

@@ -1,0 +1,84 @@
+"""A language model learns to play: FrozenLake, Sokoban or shopping, turn by turn.
+
+A solver plays some games, and the model imitates it just long enough to play at all. Then it plays by itself: an episode
+is a game, and what it earns there is all that it is told.
+
+    python examples/games.py frozen_lake                     # a tiny transformer on a CPU, in minutes
+    python examples/games.py sokoban --seed 1
+    python examples/games.py webshop --setup smollm2         # SmolLM2-135M: wants a GPU
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from reroll.config.envs import EnvDomain
+from reroll.config.load import load_config
+from reroll.config.tree import RlvrConfig
+from reroll.envs.make import make_env
+from reroll.models.tiny import make_tiny
+from reroll.pipeline.run import train
+
+HERE = Path(__file__).parent / "games"
+FIRST_DEMONSTRATION = 500_000
+"""Seeds of demonstrations: neither those that RL plays (from 0) nor the held-out ones (from 1,000,000)."""
+
+
+def write_demonstrations(entry: EnvDomain, num: int, file: Path) -> None:
+    """Games that the environment's solver plays, as conversations to imitate."""
+    answer = "{action}" if entry.actions.kind == "text" else "<answer>{action}</answer>"
+    rule = "" if entry.actions.kind == "text" else " Write your action as <answer>...</answer>."
+    env = make_env(entry.env)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("w") as out:
+        for seed in range(FIRST_DEMONSTRATION, FIRST_DEMONSTRATION + num):
+            first, *others = env.demonstration(seed, answer=answer)
+            messages = [{**first, "content": first["content"] + rule}, *others]
+            out.write(json.dumps({"messages": messages}) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("game", choices=("frozen_lake", "sokoban", "webshop"))
+    parser.add_argument("--setup", choices=("tiny", "smollm2"), default="tiny")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, help="RL steps, if not those of the YAML")
+    parser.add_argument("--imitate", type=int, help="steps of imitation, if not those of the YAML")
+    parser.add_argument("overrides", nargs="*", help="key=value, for RL")
+    args = parser.parse_intermixed_args()
+    console, started, work = Console(), time.perf_counter(), Path("runs") / f"{args.game}-{args.setup}-data"
+    rl_file, sft_file = HERE / args.setup / f"{args.game}.yaml", HERE / args.setup / f"{args.game}_sft.yaml"
+    seed = f"run.seed={args.seed}"
+
+    console.rule(f"1. imitate a solver of {args.game}")
+    config = load_config(rl_file, ["policy.model=any/model"])
+    assert isinstance(config, RlvrConfig)
+    demonstrations = work / "demonstrations.jsonl"
+    write_demonstrations(config.envs[args.game], 3000, demonstrations)
+    if args.setup == "tiny":
+        make_tiny(work / "tiny", hidden=96, layers=4, heads=4, kv_heads=4, seed=args.seed)
+    start = [f"policy.model={work / 'tiny'}"] if args.setup == "tiny" else []
+    length = [f"run.steps={args.imitate}"] if args.imitate else []
+    warm = train(load_config(sft_file, [seed, *start, *length, f"data.train.0.path={demonstrations}"]), overwrite=True)
+
+    console.rule("2. play")
+    length = [f"run.steps={args.steps}"] if args.steps else []
+    config = load_config(rl_file, [seed, *length, f"policy.model={warm.checkpoint}", *args.overrides])
+    outcome = train(config, overwrite=True)
+    first, last = outcome.evals[min(outcome.evals)], outcome.evals[max(outcome.evals)]
+    seconds = time.perf_counter() - started
+    result = {"game": args.game, "setup": args.setup, "seed": args.seed, "before": first, "after": last, "seconds": seconds}
+    (outcome.folder / "result.json").write_text(json.dumps(result, indent=2) + "\n")
+    rates = f"[red]{first['eval/pass@1']:.3f}[/] → [green]{last['eval/pass@1']:.3f}[/]"
+    console.print(f"held-out games won: {rates} in {seconds:.0f} s", highlight=False)
+    console.print(f"  {outcome.folder / 'curve.png'}", highlight=False)
+    console.print(f"  {outcome.checkpoint}: the trained model, an ordinary Hugging Face folder", highlight=False)
+
+
+if __name__ == "__main__":
+    main()

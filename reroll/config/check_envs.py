@@ -1,0 +1,73 @@
+"""What must hold between domains, their environments and agents, and the data."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+
+from reroll.config.agents import FunctionAgent
+from reroll.config.data import EnvSource
+from reroll.config.envs import ImportEnv, RayEnvs
+from reroll.config.parts import RayRuntime
+from reroll.config.tree import RlvrConfig
+from reroll.errors import Violation
+
+
+def env_violations(config: RlvrConfig, *, module_exists: Callable[[str], bool]) -> list[Violation]:
+    """Domains that nobody plays or that two would play, held-out instances that are trained on, places that are not there."""
+    return [*_domains(config), *_held_out(config), *_limits(config), *_code(config, module_exists)]
+
+
+def _domains(config: RlvrConfig) -> Iterator[Violation]:
+    for part, sources in (("train", config.data.train), ("eval", config.data.eval)):
+        for index, source in enumerate(sources):
+            where, is_env = f"data.{part}.{index}", isinstance(source, EnvSource)
+            if is_env and source.domain not in config.envs:
+                known = f", or use domain {', '.join(config.envs)}" if config.envs else ""
+                yield Violation(
+                    f"{where}.domain", f"{source.domain!r} has no environment", f"add envs.{source.domain}: {{env: …}}{known}"
+                )
+            if not is_env and source.domain in config.envs:
+                yield Violation(
+                    f"{where}.kind", f"is {source.kind}, but envs.{source.domain} makes its own tasks", "set it to env"
+                )
+    for domain in sorted(config.envs.keys() & config.agents.keys()):
+        yield Violation(f"agents.{domain}", "is also in envs: one of them must play it", "remove it from one")
+
+
+def _held_out(config: RlvrConfig) -> Iterator[Violation]:
+    for index, held_out in enumerate(config.data.eval):
+        for source in config.data.train:
+            if not (isinstance(held_out, EnvSource) and isinstance(source, EnvSource)) or held_out.domain != source.domain:
+                continue
+            if source.first_seed < held_out.first_seed + held_out.num and held_out.first_seed < source.first_seed + source.num:
+                yield Violation(
+                    f"data.eval.{index}.first_seed",
+                    f"{held_out.first_seed} to {held_out.first_seed + held_out.num - 1} overlap the seeds trained on",
+                    "take held-out instances from 1000000 on",
+                )
+
+
+def _limits(config: RlvrConfig) -> Iterator[Violation]:
+    room = config.policy.strategy.micro_batch_tokens
+    if config.max_total_tokens > room:
+        yield Violation(
+            "rollout.max_total_tokens",
+            f"{config.max_total_tokens} is more than a micro-batch holds ({room})",
+            "lower it, or raise policy.strategy.micro_batch_tokens",
+        )
+    if isinstance(config.env_workers, RayEnvs) and not isinstance(config.runtime, RayRuntime):
+        yield Violation("env_workers.kind", "is ray, but the runtime is not", "set runtime.kind to ray, or use processes")
+
+
+def _code(config: RlvrConfig, module_exists: Callable[[str], bool]) -> Iterator[Violation]:
+    named = [(f"envs.{domain}.env.path", entry.env) for domain, entry in config.envs.items()]
+    for where, node in [*named, *((f"agents.{domain}.path", agent) for domain, agent in config.agents.items())]:
+        if isinstance(node, ImportEnv | FunctionAgent) and not module_exists(node.path.partition(":")[0]):
+            yield Violation(
+                where,
+                f"no module {node.path.partition(':')[0]!r} beside the YAML, in the working directory or installed",
+                "give it as module:name",
+            )
+    if config.agents and importlib.util.find_spec("aiohttp") is None:
+        yield Violation("agents", "needs the package aiohttp", "pip install 'reroll[agents]'")
