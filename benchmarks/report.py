@@ -31,18 +31,22 @@ def report(
     Console().print(table)
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
-    machine = {"python": platform.python_version(), "system": platform.platform(), "processor": _processor()}
     when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     content = {
         "title": title,
         "note": note,
         "when": when,
-        "machine": machine,
+        "machine": machine(),
         **(facts or {}),
         "rows": [dict(row) for row in rows],
     }
     path.write_text(json.dumps(content, indent=2) + "\n")
     return path
+
+
+def machine() -> dict[str, str]:
+    """What the numbers were measured on."""
+    return {"python": platform.python_version(), "system": platform.platform(), "processor": _processor()}
 
 
 def _show(value: Any) -> str:

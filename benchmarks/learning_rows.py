@@ -1,0 +1,70 @@
+"""The rows of the learning matrix: every preset, with what it needs beside the settings that all rows share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from reroll.config.presets import PRESETS
+
+WARM, TEACHER = Path("warm"), Path("teacher")
+"""Checkpoints in the working directory of a seed: where every row starts, and what on-policy distillation learns from."""
+WARM_PASS_RATE, TEACHER_PASS_RATE = 0.35, 0.9
+
+NUM_STEPS = 100
+SHARED_SETTINGS = ("eval.every=0", f"policy.model={WARM}")
+"""On top of examples/quickstart/grpo.yaml, in every row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A preset as it is trained. Settings are overrides as on the command line."""
+
+    preset: str
+    settings: tuple[str, ...] = ()
+    reason: str = ""
+    """Why the settings, where the number of mini-batches is not all there is to them."""
+
+
+def _mini_batches(preset: str) -> tuple[str, ...]:
+    """With one optimizer step a batch every ratio is 1 and such a loss is REINFORCE: with four it does its work."""
+    return () if PRESETS[preset]["loss"]["kind"] == "reinforce" else ("train.mini_batches=4",)
+
+
+def _row(preset: str, *settings: str, reason: str = "") -> Row:
+    return Row(preset, (*_mini_batches(preset), *settings), reason)
+
+
+_CRITIC = ("critic.devices=cpu", "critic.optim={lr: 1.0e-3, warmup_steps: 20}", "critic.warmup_steps=5")
+_STALE = "samples one version old, so that there is something to correct"
+
+_SPECIAL: dict[str, Row] = {
+    "ppo": _row("ppo", *_CRITIC, reason="the critic has an optimizer of its own, and a few steps' start"),
+    "gdpo": _row(
+        "gdpo",
+        "rewards.default={kind: import, path: sorting_reward:digits_and_exactness}",
+        reason="a reward of two parts: the share of digits in place, and exactness",
+    ),
+    "opd": _row(
+        "opd",
+        f"teachers.sft={{model: {TEACHER}, devices: cpu}}",
+        reason=f"the teacher is the same model after more SFT, right on {TEACHER_PASS_RATE:.0%} and more",
+    ),
+    "decoupled_ppo": _row("decoupled_ppo", "rollout.max_staleness=1", reason=_STALE),
+    "tis": _row("tis", "rollout.max_staleness=1", reason=_STALE),
+    "icepop": _row("icepop", "rollout.max_staleness=1", reason=_STALE),
+}
+"""Presets that cannot run, or cannot show their point, without more."""
+
+_VARIANTS: dict[str, Row] = {
+    "ppo (shared trunk)": _row("ppo", "critic={kind: shared}", reason="the critic is a second head on the policy"),
+    "grpo (LoRA)": _row(
+        "grpo",
+        "policy.lora={rank: 16, alpha: 32}",
+        "policy.optim.lr=4.0e-3",
+        reason="adapters start from zero and want about ten times the learning rate",
+    ),
+}
+
+ROWS: dict[str, Row] = {preset: _SPECIAL.get(preset, _row(preset)) for preset in PRESETS} | _VARIANTS
+"""By the name in the table."""
