@@ -46,7 +46,7 @@ def compete(contestants: list[Contestant], *, rounds: int) -> dict[str, dict[str
     tokens: dict[str, int] = {}
     for number in range(rounds):
         for contestant in contestants:
-            result = _run(contestant)
+            result = run_once(contestant)
             seconds[contestant.name].append(result["seconds"])
             tokens[contestant.name] = int(result["tokens"])
             print(f"round {number + 1}: {contestant.name} {result['seconds']:.2f} s", flush=True)
@@ -61,7 +61,8 @@ def compete(contestants: list[Contestant], *, rounds: int) -> dict[str, dict[str
     }
 
 
-def _run(contestant: Contestant) -> dict[str, float]:
+def run_once(contestant: Contestant) -> dict[str, float]:
+    """What the contestant printed after RESULT."""
     time.sleep(SETTLE_S)
     done = subprocess.run([str(contestant.python), *contestant.command], capture_output=True, text=True)
     for line in done.stdout.splitlines():

