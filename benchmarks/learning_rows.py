@@ -11,7 +11,7 @@ WARM, TEACHER = Path("warm"), Path("teacher")
 """Checkpoints in the working directory of a seed: where every row starts, and what on-policy distillation learns from."""
 WARM_PASS_RATE, TEACHER_PASS_RATE = 0.35, 0.9
 
-NUM_STEPS = 100
+NUM_STEPS = 50
 SHARED_SETTINGS = ("eval.every=0", f"policy.model={WARM}")
 """On top of examples/quickstart/grpo.yaml, in every row."""
 
