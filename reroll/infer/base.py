@@ -28,11 +28,12 @@ class EngineCounts:
     """Tokens written."""
     num_prefill_tokens: int = 0
     """Context tokens read; a prompt that siblings share counts once."""
+    num_reused_tokens: int = 0
+    """Context tokens not read, because another request had read them."""
 
-    def add_step(self, *, num_running: int, num_prefill_tokens: int) -> None:
+    def add_step(self, *, num_running: int) -> None:
         self.num_steps += 1
         self.num_tokens += num_running
-        self.num_prefill_tokens += num_prefill_tokens
 
 
 class Engine(ABC):
@@ -63,11 +64,14 @@ class Engine(ABC):
 
     @abstractmethod
     def load_weights(self, weights: Mapping[str, Tensor], *, version: int) -> None:
-        """Use these weights (Hugging Face names) from the next step on; requests in flight go on under them."""
+        """Use these weights (Hugging Face names) from the next step on; requests in flight go on under them.
+
+        What older weights have read is never reused for another request.
+        """
 
     @abstractmethod
     def sleep(self) -> None:
-        """Free the cache memory. Requests in flight are kept and re-prefilled on `wake`."""
+        """Free the cache memory, kept contexts included. Requests in flight are kept and re-prefilled on `wake`."""
 
     @abstractmethod
     def wake(self) -> None: ...

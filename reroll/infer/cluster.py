@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
 from reroll.errors import RerollError, WorkerError
 from reroll.infer.base import Finished
+from reroll.infer.prefixes import PrefixIndex
 from reroll.infer.worker import Abort, Command, EngineStatus, InferWorker, Report, Submit
 from reroll.observe.metrics import Last, Mean, Stats, Sum
 from reroll.runtime.base import Workers
@@ -22,7 +23,11 @@ _POLL_S = 1.0
 """How long a worker holds an exchange that has nothing to report."""
 
 _MAX_IMBALANCE = 64
-"""Siblings stay on one worker, sharing their prefill, until it has this many requests more than the least loaded."""
+"""Siblings and turns stay on one worker, which has read them, until it has this many requests more than the least loaded."""
+
+_MAX_REMEMBERED = 8192
+_MAX_REMEMBERED_TOKENS = 1 << 23
+"""Bounds on what the router knows of past requests."""
 
 
 @dataclass(slots=True)
@@ -42,6 +47,15 @@ class _Lane:
         self.has_mail.set()
 
 
+@dataclass(frozen=True, slots=True)
+class _Home:
+    """Where a conversation takes place."""
+
+    lane: _Lane
+    num_opening: int
+    """Tokens of the prompt that it began with: a request that begins with the same is part of it, or a sibling's."""
+
+
 @dataclass(slots=True)
 class _Ticket:
     """One awaited completion."""
@@ -51,7 +65,8 @@ class _Ticket:
 
 
 class InferCluster:
-    """Routes requests to `workers` (spawned with `concurrency=CONCURRENCY`) by load, siblings together.
+    """Routes requests to `workers` (spawned with `concurrency=CONCURRENCY`) by load; siblings together, and a
+    conversation where its last turn was.
 
     Each worker has one sender, which carries all commands queued since its last call, and one receiver, which waits
     for events: the number of calls follows time, not requests. A worker that fails fails the cluster.
@@ -61,7 +76,7 @@ class InferCluster:
         self._workers = workers
         self._lanes = [_Lane(rank) for rank in range(workers.size)]
         self._tickets: dict[str, _Ticket] = {}
-        self._homes: dict[tuple[int, ...], tuple[_Lane, int]] = {}
+        self._homes: PrefixIndex[_Home] = PrefixIndex(max_entries=_MAX_REMEMBERED, max_tokens=_MAX_REMEMBERED_TOKENS)
         self._tasks: list[asyncio.Task[None]] = []
         self._failure: RerollError | None = None
         self._reported: dict[int, EngineStatus] = {}
@@ -90,10 +105,10 @@ class InferCluster:
         finally:
             del self._tickets[request.id]
             lane.load -= 1
-            self._leave(request.prompt_ids)
 
     async def load_weights(self, weights: Mapping[str, Tensor], *, version: int) -> None:
         """On return, every token is written under these weights and tagged with `version`. Requests in flight go on."""
+        self._homes.clear()  # What the old weights read is of no use to the new.
         await self._workers.all(InferWorker.load_weights, weights, version=version)
 
     async def pause(self) -> None:
@@ -105,6 +120,7 @@ class InferCluster:
 
     async def sleep(self) -> None:
         """Pause, and free the caches."""
+        self._homes.clear()
         await self._workers.all(InferWorker.sleep)
 
     async def wake(self) -> None:
@@ -129,18 +145,18 @@ class InferCluster:
         await self._workers.stop()
 
     def _settle(self, prompt_ids: tuple[int, ...]) -> _Lane:
-        """The worker for a request: its siblings' if that is not overloaded, else the least loaded."""
-        idlest = min(self._lanes, key=lambda lane: lane.load)
-        home, num_siblings = self._homes.get(prompt_ids, (idlest, 0))
-        if home.load - idlest.load > _MAX_IMBALANCE:
-            home = idlest
-        self._homes[prompt_ids] = (home, num_siblings + 1)
-        return home
+        """The worker for a request: its siblings' or its last turn's if that is not overloaded, else the least loaded.
 
-    def _leave(self, prompt_ids: tuple[int, ...]) -> None:
-        home, num_siblings = self._homes.pop(prompt_ids)
-        if num_siblings > 1:
-            self._homes[prompt_ids] = (home, num_siblings - 1)
+        A beginning shared with others, such as a system prompt, binds nobody: it would draw all to one worker.
+        """
+        idlest = min(self._lanes, key=lambda lane: lane.load)
+        num_common, home = self._homes.find(prompt_ids) or (0, None)
+        if home is None or num_common < home.num_opening:
+            home = _Home(idlest, len(prompt_ids))
+        if home.lane.load - idlest.load > _MAX_IMBALANCE:
+            home = replace(home, lane=idlest)
+        self._homes.keep(prompt_ids, home)
+        return home.lane
 
     def _start_tasks(self) -> None:
         if not self._tasks:
@@ -192,14 +208,16 @@ class InferCluster:
 
 
 def _difference(before: EngineStatus | None, now: EngineStatus) -> Stats:
-    tokens, prefill, steps, busy_s = now.num_tokens, now.num_prefill_tokens, now.num_steps, now.busy_s
+    tokens, prefill, reused = now.num_tokens, now.num_prefill_tokens, now.num_reused_tokens
+    steps, busy_s = now.num_steps, now.busy_s
     if before is not None:
         tokens, prefill = tokens - before.num_tokens, prefill - before.num_prefill_tokens
-        steps, busy_s = steps - before.num_steps, busy_s - before.busy_s
+        reused, steps, busy_s = reused - before.num_reused_tokens, steps - before.num_steps, busy_s - before.busy_s
     return Stats(
         {
             "engine/tokens": Sum(tokens),
             "engine/prefill_tokens": Sum(prefill),
+            "engine/reused_tokens": Sum(reused),
             "engine/busy_s": Sum(busy_s),
             "engine/tokens_per_s": Sum(tokens / busy_s if busy_s else 0.0),
             "engine/occupancy": Mean(tokens / now.max_running, steps),

@@ -55,6 +55,7 @@ class EngineStatus:
 
     num_tokens: int
     num_prefill_tokens: int
+    num_reused_tokens: int
     num_steps: int
     busy_s: float
     """Time spent in steps."""
@@ -156,6 +157,7 @@ class InferWorker:
         return EngineStatus(
             num_tokens=counts.num_tokens,
             num_prefill_tokens=counts.num_prefill_tokens,
+            num_reused_tokens=counts.num_reused_tokens,
             num_steps=counts.num_steps,
             busy_s=self._busy_s,
             num_unfinished=self._engine.num_unfinished,

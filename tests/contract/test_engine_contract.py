@@ -4,22 +4,27 @@ import itertools
 
 import pytest
 import torch
+from engine_probe import (
+    ENGINES,
+    FAMILIES,
+    ask,
+    assert_logprobs_are_the_trainers,
+    finish,
+    load,
+    perturbed,
+    tiny_folder,
+)
 
 from reroll.config.parts import LoraConfig
-from reroll.infer.embedded.engine import EmbeddedEngine
 from reroll.models.attention import PackedAttention, hidden_states, logits
-from reroll.models.load import load_model, load_tokenizer
-from reroll.models.tiny import make_tiny
-from reroll.types import FinishReason, Request, SamplingParams
-
-ENGINES = {"embedded": EmbeddedEngine}
-FAMILIES = ["llama", "qwen2", "qwen3", "smollm3", "mistral", "gemma2"]
+from reroll.models.load import load_tokenizer
+from reroll.types import FinishReason
 
 
 @pytest.fixture(scope="module", params=[*itertools.product(ENGINES, FAMILIES)], ids=lambda param: "-".join(param))
 def setup(request, tmp_path_factory):
     kind, family = request.param
-    folder = str(make_tiny(tmp_path_factory.mktemp(family), family=family, max_positions=128, initializer_range=0.2))
+    folder = tiny_folder(tmp_path_factory.mktemp(family), family)
     return ENGINES[kind], folder, load_tokenizer(folder)
 
 
@@ -32,47 +37,6 @@ def oracle(setup):
 def make(setup):
     kind, folder, tokenizer = setup
     return lambda max_running=8: kind(load(folder), tokenizer, max_running=max_running)
-
-
-def load(folder, lora=None):
-    return load_model(folder, dtype=torch.float32, device="cpu", lora=lora)
-
-
-def ask(name, prompt, *, max_tokens=12, min_tokens=0, **sampling):
-    return Request(
-        id=name, prompt_ids=tuple(prompt), sampling=SamplingParams(max_tokens=max_tokens, min_tokens=min_tokens, **sampling)
-    )
-
-
-def finish(engine, requests=(), *, max_steps=500):
-    for request in requests:
-        engine.submit(request)
-    done = {}
-    for _ in range(max_steps):
-        for finished in engine.step():
-            assert finished.request_id not in done
-            done[finished.request_id] = finished.completion
-        if not engine.num_unfinished:
-            return done
-    raise AssertionError("the engine did not finish")
-
-
-def trainer_logprobs(model, request, completion):
-    """The log-probs that training computes for the same tokens."""
-    ids = torch.tensor([*request.prompt_ids, *completion.token_ids])
-    with torch.no_grad():
-        hidden = hidden_states(model, ids, torch.arange(len(ids)), PackedAttention(torch.tensor([0, len(ids)])))
-        scores = logits(model, hidden).float() / (request.sampling.temperature or 1.0)
-    logp = torch.log_softmax(scores[:-1], -1).gather(1, ids[1:, None])[:, 0]
-    return logp[len(request.prompt_ids) - 1 :]
-
-
-def assert_logprobs_are_the_trainers(model, requests, done):
-    for request in requests:
-        completion = done[request.id]
-        assert len(completion.logprobs) == len(completion.token_ids) > 0
-        want = trainer_logprobs(model, request, completion)
-        torch.testing.assert_close(torch.tensor(completion.logprobs), want, atol=1e-5, rtol=0)
 
 
 def mixed_requests(num_prompts=5, num_siblings=3, **sampling):
@@ -274,14 +238,6 @@ def long_completion(make):
     requests = [ask(str(seed), [5, 9], seed=seed) for seed in range(8)]
     done = finish(make(), requests)
     return next((seed, done[str(seed)]) for seed in range(8) if done[str(seed)].finish_reason is FinishReason.LENGTH)
-
-
-def perturbed(model, scale=1.2):
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.mul_(scale)
-    return model
 
 
 def perturbed_adapter(model):

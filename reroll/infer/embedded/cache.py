@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
-from reroll.models.attention import PackedAttention, attend_visible
-
-_LENGTH_BLOCK = 64
+LENGTH_BLOCK = 64
 """Lengths grow in multiples of this."""
 
 
@@ -34,6 +30,11 @@ class SlotCache:
     def num_bytes(self) -> int:
         return self._data.numel() * self._data.element_size()
 
+    @property
+    def bytes_per_token(self) -> int:
+        num_layers, _, _, num_heads, _, head_dim = self._data.shape
+        return num_layers * 2 * num_heads * head_dim * self._data.element_size()
+
     def reserve(self, *, num_slots: int, length: int) -> None:
         """Make room for this many slots of this length; grows by half at least, so that growing stays rare."""
         old = self._data
@@ -43,7 +44,7 @@ class SlotCache:
             num_slots = max(num_slots, old.shape[2] * 3 // 2)
         if length > old.shape[4]:
             length = max(length, old.shape[4] * 3 // 2)
-        num_slots, length = max(num_slots, old.shape[2]), max(-(-length // _LENGTH_BLOCK) * _LENGTH_BLOCK, old.shape[4])
+        num_slots, length = max(num_slots, old.shape[2]), max(-(-length // LENGTH_BLOCK) * LENGTH_BLOCK, old.shape[4])
         # Zeros, not empty memory: masked places still enter the products, where a stray NaN would survive.
         self._data = old.new_zeros((*old.shape[:2], num_slots, old.shape[3], length, old.shape[5]))
         self._data[:, :, : old.shape[2], :, : old.shape[4]] = old
@@ -51,6 +52,14 @@ class SlotCache:
     def copy(self, source: int, target: int, *, length: int) -> None:
         """Slot `target` gets the first `length` places of slot `source`."""
         self._data[:, :, target, :, :length] = self._data[:, :, source, :, :length]
+
+    def take_out(self, slot: int, *, length: int) -> Tensor:
+        """A copy of the first `length` places of a slot, as `put_in` takes it."""
+        return self._data[:, :, slot, :, :length].clone()
+
+    def put_in(self, slot: int, kept: Tensor, *, length: int) -> None:
+        """The slot gets the first `length` places of what `take_out` gave."""
+        self._data[:, :, slot, :, :length] = kept[:, :, :, :length]
 
     def keys(self, layer: int) -> Tensor:
         """[slots, heads, length, dim], a view."""
@@ -75,82 +84,3 @@ class SlotCache:
         """Give the memory back; every slot is lost."""
         shape = self._data.shape
         self._data = self._data.new_zeros((*shape[:2], 0, shape[3], 0, shape[5]))
-
-
-class StepAttention:
-    """Attention of one engine step. Packed tokens: one for each of the first slots (decode), then whole contexts (prefill).
-
-    `lengths[i]` counts what slot i holds before this step: its new token goes to that place. Context j of
-    `prefill_lengths` goes to slot `prefill_slots[j]`. The cache must have room.
-    """
-
-    def __init__(
-        self,
-        cache: SlotCache,
-        *,
-        lengths: Sequence[int],
-        prefill_slots: Sequence[int] = (),
-        prefill_lengths: Sequence[int] = (),
-    ) -> None:
-        device = cache.keys(0).device
-        self._cache = cache
-        self._num_decode = len(lengths)
-        self._places = torch.tensor(lengths, device=device, dtype=torch.int64)
-        self._prefill = None
-        slots, places = torch.arange(len(lengths), device=device), self._places
-        if lengths:
-            width = -(-(max(lengths) + 1) // _LENGTH_BLOCK) * _LENGTH_BLOCK
-            self._offsets = torch.arange(min(width, cache.max_length), device=device)
-            self._visible = self._offsets <= self._places[:, None]
-        if prefill_lengths:
-            bounds = torch.tensor([0, *prefill_lengths], device=device).cumsum(0)
-            self._prefill = PackedAttention(bounds)
-            spans = torch.tensor(prefill_lengths, device=device)
-            prefill_places = torch.arange(sum(prefill_lengths), device=device) - bounds[:-1].repeat_interleave(spans)
-            slots = torch.cat([slots, torch.tensor(prefill_slots, device=device).repeat_interleave(spans)])
-            places = torch.cat([places, prefill_places])
-        self._rows = cache.rows(slots, places)
-
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        scaling: float,
-        sliding_window: int | None = None,
-        softcap: float | None = None,
-    ) -> Tensor:
-        self._cache.store(layer, self._rows, key, value)
-        n, outputs = self._num_decode, []
-        if n:
-            outputs.append(self._decode(layer, query[:n], scaling=scaling, sliding_window=sliding_window, softcap=softcap))
-        if self._prefill is not None:
-            fresh = query[n:], key[n:], value[n:]
-            output = self._prefill.attend(layer, *fresh, scaling=scaling, sliding_window=sliding_window, softcap=softcap)
-            outputs.append(output)
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-
-    def _decode(
-        self, layer: int, query: Tensor, *, scaling: float, sliding_window: int | None, softcap: float | None
-    ) -> Tensor:
-        n, width = self._num_decode, len(self._offsets)
-        keys, values = self._cache.keys(layer)[:n, :, :width], self._cache.values(layer)[:n, :, :width]
-        # Heads that share a key are rows of one query.
-        grouped = query.reshape(n, keys.shape[1], -1, query.shape[-1]).to(keys.dtype)
-        visible = self._visible
-        if sliding_window is not None and sliding_window < width:
-            visible = visible & (self._offsets > self._places[:, None] - sliding_window)
-        if softcap is None and keys.dtype == torch.bfloat16 and keys.device.type == "cpu":
-            output = _attend_by_products(grouped, keys, values, visible[:, None, None], scaling=scaling)
-        else:
-            output = attend_visible(grouped, keys, values, visible[:, None, None], scaling=scaling, softcap=softcap)
-        return output.reshape(query.shape).to(query.dtype)
-
-
-def _attend_by_products(query: Tensor, keys: Tensor, values: Tensor, visible: Tensor, *, scaling: float) -> Tensor:
-    """Attention as two plain products: for a few bf16 queries on a CPU, twice as fast as PyTorch's attention kernel."""
-    scores = torch.matmul(query, keys.transpose(-1, -2)).float().mul_(scaling)
-    weights = scores.masked_fill_(~visible, float("-inf")).softmax(-1)
-    return torch.matmul(weights.to(values.dtype), values)

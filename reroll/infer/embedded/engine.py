@@ -11,14 +11,25 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from reroll.infer.base import Engine, EngineCounts, Finished
-from reroll.infer.embedded.cache import SlotCache, StepAttention
+from reroll.infer.embedded.attention import StepAttention, work_kind
+from reroll.infer.embedded.cache import SlotCache
 from reroll.infer.embedded.network import Network
 from reroll.infer.embedded.sampler import Row, sample
 from reroll.infer.embedded.stop import completes_stop
+from reroll.infer.prefixes import PrefixIndex
 from reroll.types import Completion, FinishReason, Request
 
 _MAX_PREFILL_TOKENS = 8192
 """Context tokens that one step reads: bounds its memory and the pause of those already running."""
+
+_MAX_PARKED_BYTES = 2 << 30
+"""Memory for the keys and values of ended requests."""
+
+_MIN_REUSED_TOKENS = 16
+"""A shorter common prefix is read again: that costs less than finding room for its copy."""
+
+_MIN_REUSED_SHARE = 0.2
+"""A prefix that is less of the context is read again: a context read from its beginning takes a faster kernel."""
 
 
 @dataclass(slots=True, eq=False)
@@ -32,8 +43,8 @@ class _Sequence:
     versions: list[tuple[int, int]] = field(default_factory=list)
     cached: int = 0
     """Leading tokens of the context whose keys and values are in its slot."""
-    prompt_version: int = -1
-    """The weights that computed the cached prompt, if one version did."""
+    is_current: bool = False
+    """Whether the weights now in use computed all that is cached."""
 
     @property
     def context(self) -> tuple[int, ...]:
@@ -44,8 +55,11 @@ class _Sequence:
         return len(self.request.prompt_ids) + len(self.tokens)
 
     @property
-    def last_token(self) -> int:
-        return self.tokens[-1] if self.tokens else self.request.prompt_ids[-1]
+    def unread(self) -> tuple[int, ...]:
+        """The end of the context, which is not cached."""
+        if self.cached == self.length - 1 and self.tokens:  # Nearly always: it writes.
+            return (self.tokens[-1],)
+        return self.context[self.cached :]
 
     def row(self) -> Row:
         """How the next token is drawn. Stop tokens are out of the draw, though not out of its log-prob, before `min_tokens`."""
@@ -74,14 +88,37 @@ class _Sequence:
         return Finished(self.request.id, completion)
 
 
+@dataclass(slots=True)
+class _Group:
+    """Siblings admitted together: the first reads the context, or what `source` lacks of it, for all."""
+
+    source: int | Tensor | None = None
+    """Where leading tokens are cached: the slot of a running sequence, or a parked context."""
+    num_reused: int = 0
+    """How many those are."""
+    members: list[_Sequence] = field(default_factory=list)
+
+
 class EmbeddedEngine(Engine):
     """One model, one device, one KV cache.
 
-    Running sequence i lives in cache slot i: `_running` is the slot table. A step is one forward pass over the newest
-    token of every running sequence and the whole context of those just admitted.
+    Running sequence i lives in cache slot i: `_running` is the slot table. A step is one forward pass over what the
+    running sequences have not read yet: the newest token of most, the context of those just admitted.
+
+    When a request ends, its keys and values are parked: copied out of its slot and kept until memory is short (the
+    least recently used go first) or the weights change. A prompt that begins like a parked context, such as the next
+    turn of a conversation, or like a running prompt, gets a copy and reads only the rest. `max_parked` contexts are
+    kept: by default four times as many as may run, because the conversations under way are more than those; 0 for none.
     """
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, max_running: int = 64) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        max_running: int = 64,
+        max_parked: int | None = None,
+    ) -> None:
         config = model.config
         self._network = Network(model)
         self._tokenizer = tokenizer
@@ -97,6 +134,10 @@ class EmbeddedEngine(Engine):
         )
         self._waiting: deque[_Sequence] = deque()
         self._running: list[_Sequence] = []
+        self._max_parked = 4 * max_running if max_parked is None else max_parked
+        self._parked: PrefixIndex[Tensor] = PrefixIndex(
+            max_entries=self._max_parked, max_tokens=_MAX_PARKED_BYTES // self._cache.bytes_per_token
+        )
         self._reports: list[Finished] = []
         self._version = 0
         self._asleep = False
@@ -137,13 +178,16 @@ class EmbeddedEngine(Engine):
     def step(self) -> list[Finished]:
         if self._asleep:
             raise RuntimeError("the engine sleeps: wake it before stepping")
-        prefill = self._admit()
-        if self._running:
-            self._write(prefill)
+        groups = self._admit()
+        if self._running or groups:
+            self._write(self._seat(groups))
         reports, self._reports = self._reports, []
         return reports
 
     def load_weights(self, weights: Mapping[str, Tensor], *, version: int) -> None:
+        self._parked.clear()
+        for sequence in self._running:
+            sequence.is_current = False
         self._network.load(weights)
         self._version = version
 
@@ -152,94 +196,107 @@ class EmbeddedEngine(Engine):
             sequence.cached = 0
         self._waiting.extendleft(reversed(self._running))
         self._running = []
+        self._parked.clear()
         self._cache.free()
         self._asleep = True
 
     def wake(self) -> None:
         self._asleep = False
 
-    def _admit(self) -> list[list[int]]:
-        """Give free slots to waiting requests, oldest first. Returns the slots to prefill, siblings in one list."""
-        cached_prompts = {
-            sequence.request.prompt_ids: slot
-            for slot, sequence in enumerate(self._running)
-            if sequence.prompt_version == self._version
-        }
-        joining: list[tuple[_Sequence, int]] = []
-        groups: dict[tuple[int, ...], list[_Sequence]] = {}
-        num_tokens, num_running = 0, len(self._running)
-        while self._waiting and num_running < self._max_running:
-            sequence = self._waiting[0]
-            context = sequence.context
-            if context in cached_prompts and len(context) > 1:
-                joining.append((sequence, cached_prompts[context]))
-            elif context in groups:
-                groups[context].append(sequence)
-            elif groups and num_tokens + len(context) > _MAX_PREFILL_TOKENS:
-                break
-            else:
-                groups[context] = [sequence]
-                num_tokens += len(context)
-            self._waiting.popleft()
-            num_running += 1
-        return self._seat(joining, groups)
+    def _admit(self) -> list[_Group]:
+        """Take from the waiting requests, oldest first, as many as may run and be read now."""
+        num_free, num_tokens = self._max_running - len(self._running), 0
+        if not self._waiting or not num_free:
+            return []
+        groups: dict[tuple[int, ...], _Group] = {}
+        running_prompts = self._running_prompts()
+        while self._waiting and num_free:
+            context = self._waiting[0].context
+            if context not in groups:
+                group = self._find_reusable(context, running_prompts)
+                num_tokens += len(context) - group.num_reused
+                if groups and num_tokens > _MAX_PREFILL_TOKENS:
+                    break
+                groups[context] = group
+            groups[context].members.append(self._waiting.popleft())
+            num_free -= 1
+        return list(groups.values())
 
-    def _seat(self, joining: list[tuple[_Sequence, int]], groups: dict[tuple[int, ...], list[_Sequence]]) -> list[list[int]]:
-        """Put admitted sequences into slots: first those that join a running sibling, which decode from now on."""
-        newcomers = [sequence for sequence, _ in joining] + [sequence for group in groups.values() for sequence in group]
-        if newcomers:
-            longest = max(sequence.length for sequence in newcomers)
-            self._cache.reserve(num_slots=len(self._running) + len(newcomers), length=longest + 1)
-        for sequence, sibling in joining:
-            # All but the last prompt token: decoding that one gives the logits to draw from.
-            sequence.cached = sequence.length - 1
-            sequence.prompt_version = self._version
-            self._cache.copy(sibling, len(self._running), length=sequence.cached)
-            self._running.append(sequence)
-        slots = []
-        for group in groups.values():
-            slots.append(list(range(len(self._running), len(self._running) + len(group))))
-            self._running.extend(group)
-        return slots
+    def _running_prompts(self) -> PrefixIndex[int]:
+        """The slots of prompts that the present weights have read."""
+        index: PrefixIndex[int] = PrefixIndex(max_entries=self._max_running, max_tokens=self._max_running * self._max_length)
+        for slot, sequence in enumerate(self._running):
+            if sequence.is_current:
+                index.keep(sequence.request.prompt_ids, slot)
+        return index
 
-    def _write(self, prefill: list[list[int]]) -> None:
-        """One forward pass, one token for every running sequence."""
-        num_decode = prefill[0][0] if prefill else len(self._running)
-        decoding = self._running[:num_decode]
-        leaders = [self._running[slots[0]] for slots in prefill]
-        lengths = [sequence.cached for sequence in decoding]
-        if decoding:
-            self._cache.reserve(num_slots=len(self._running), length=max(lengths) + 1)
-        contexts = [sequence.context for sequence in leaders]
-        attention = StepAttention(
-            self._cache,
-            lengths=lengths,
-            prefill_slots=[slots[0] for slots in prefill],
-            prefill_lengths=[len(c) for c in contexts],
-        )
-        ids = [sequence.last_token for sequence in decoding] + [token for context in contexts for token in context]
-        positions = lengths + [place for context in contexts for place in range(len(context))]
+    def _find_reusable(self, context: tuple[int, ...], running_prompts: PrefixIndex[int]) -> _Group:
+        """A group that begins with what is cached of this context already, if that is enough to be worth a copy."""
+        found = [match for match in (running_prompts.find(context), self._parked.find(context)) if match]
+        num_common, source = max(found, key=lambda match: match[0], default=(0, None))
+        # The last token is always read: its logits are what the first new token is drawn from.
+        num_reused = min(num_common, len(context) - 1)
+        if num_reused < max(_MIN_REUSED_TOKENS, _MIN_REUSED_SHARE * len(context)):
+            return _Group()
+        return _Group(source, num_reused)
+
+    def _seat(self, groups: list[_Group]) -> list[int]:
+        """Give admitted sequences the next slots: first one of each group, then the siblings that only copy it.
+
+        Returns, for each of the latter, the slot of its sibling.
+        """
+        if not groups:
+            return []
+        newcomers = [sequence for group in groups for sequence in group.members]
+        longest = max(sequence.length for sequence in newcomers)
+        self._cache.reserve(num_slots=len(self._running) + len(newcomers), length=longest + 1)
+        followers, leaders = [], []
+        for group in sorted(groups, key=lambda group: work_kind(group.num_reused, group.members[0].length - group.num_reused)):
+            slot, (leader, *others) = len(self._running), group.members
+            match group.source:
+                case int(sibling):
+                    self._cache.copy(sibling, slot, length=group.num_reused)
+                case Tensor() as parked:
+                    self._cache.put_in(slot, parked, length=group.num_reused)
+            leader.cached = group.num_reused
+            self._running.append(leader)
+            followers += others
+            leaders += [slot] * len(others)
+            self.counts.num_reused_tokens += group.num_reused
+            self.counts.num_prefill_tokens += leader.length - group.num_reused
+        self._running += followers
+        for sequence in newcomers:
+            sequence.is_current = True
+        return leaders
+
+    def _write(self, leaders: list[int]) -> None:
+        """One forward pass, one token for every running sequence. The last ones copy what their `leaders` read."""
+        num_readers = len(self._running) - len(leaders)
+        readers = self._running[:num_readers]
+        starts, unread = [sequence.cached for sequence in readers], [sequence.unread for sequence in readers]
+        lengths = [len(tokens) for tokens in unread]
+        ends = [start + length for start, length in zip(starts, lengths, strict=True)]
+        self._cache.reserve(num_slots=len(self._running), length=max(ends))
+        attention = StepAttention(self._cache, starts=starts, lengths=lengths)
         device = self._network.device
-        hidden = self._network.hidden(torch.tensor(ids, device=device), torch.tensor(positions, device=device), attention)
-        logits = self._network.logits(_rows_to_draw_from(hidden, num_decode, [len(c) for c in contexts]))
-        logits = _repeat_for_siblings(logits, num_decode, [len(slots) for slots in prefill])
+        ids = torch.tensor([token for tokens in unread for token in tokens], device=device)
+        hidden = self._network.hidden(ids, attention.places, attention)
+        if len(hidden) > num_readers:
+            hidden = hidden[torch.tensor(lengths, device=device).cumsum(0) - 1]
+        logits = self._network.logits(hidden)
+        if leaders:
+            logits = logits[torch.tensor([*range(num_readers), *leaders], device=device)]
 
-        for sequence in decoding:
-            sequence.cached += 1
-        for slots, context in zip(prefill, contexts, strict=True):
-            self._share_prefill(slots, len(context))
+        for sequence, end in zip(readers, ends, strict=True):
+            sequence.cached = end
+        for slot, leader in enumerate(leaders, num_readers):
+            self._running[slot].cached = ends[leader]
+            self._cache.copy(leader, slot, length=ends[leader])
         tokens, logprobs = sample(logits, [sequence.row() for sequence in self._running])
         for sequence, token, logprob in zip(self._running, tokens, logprobs, strict=True):
             sequence.append(token, logprob, self._version)
-        self.counts.add_step(num_running=len(self._running), num_prefill_tokens=sum(map(len, contexts)))
+        self.counts.add_step(num_running=len(self._running))
         self._retire()
-
-    def _share_prefill(self, slots: list[int], length: int) -> None:
-        for slot in slots:
-            if slot != slots[0]:
-                self._cache.copy(slots[0], slot, length=length)
-            self._running[slot].cached = length
-            self._running[slot].prompt_version = self._version
 
     def _retire(self) -> None:
         """Report the sequences that ended with their last token, and free their slots."""
@@ -261,27 +318,15 @@ class EmbeddedEngine(Engine):
         return None
 
     def _vacate(self, slot: int) -> None:
-        """Free a slot: the last running sequence moves into it, so that running slots stay contiguous."""
+        """Park what a slot holds and free it: the last running sequence moves in, so that running slots stay contiguous."""
+        ended = self._running[slot]
+        if self._max_parked and ended.is_current and ended.cached >= _MIN_REUSED_TOKENS:
+            kept = self._cache.take_out(slot, length=ended.cached)
+            self._parked.keep(ended.context[: ended.cached], kept)
         last = self._running.pop()
         if slot < len(self._running):
             self._cache.copy(len(self._running), slot, length=last.cached)
             self._running[slot] = last
-
-
-def _rows_to_draw_from(hidden: Tensor, num_decode: int, prefill_lengths: list[int]) -> Tensor:
-    """The decoded rows, and the last row of each prefilled context."""
-    if not prefill_lengths:
-        return hidden
-    ends = num_decode - 1 + torch.tensor(prefill_lengths, device=hidden.device).cumsum(0)
-    return hidden[torch.cat([torch.arange(num_decode, device=hidden.device), ends])]
-
-
-def _repeat_for_siblings(logits: Tensor, num_decode: int, group_sizes: list[int]) -> Tensor:
-    """One row for each running sequence: siblings draw from the same logits."""
-    if not group_sizes:
-        return logits
-    times = torch.tensor([*[1] * num_decode, *group_sizes], device=logits.device)
-    return logits.repeat_interleave(times, 0)
 
 
 def _end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

@@ -51,12 +51,18 @@ class ScriptedWorkers(Workers[InferWorker]):
         if self.error:
             raise self.error
         status = EngineStatus(
-            num_tokens=len(events), num_prefill_tokens=0, num_steps=1, busy_s=0.5, num_unfinished=0, max_running=4
+            num_tokens=len(events),
+            num_prefill_tokens=0,
+            num_reused_tokens=7 * len(events),
+            num_steps=1,
+            busy_s=0.5,
+            num_unfinished=0,
+            max_running=4,
         )
         return Report(tuple(events), status)
 
     async def all(self, method, *args, **kwargs):
-        raise NotImplementedError
+        return [None] * self.size
 
     async def scatter(self, method, shards):
         raise NotImplementedError
@@ -85,6 +91,68 @@ async def test_siblings_go_to_one_worker_and_prompts_are_spread_by_load():
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
+async def ranks_after(workers, cluster, prompts):
+    """Ask for these prompts, one after the other; the worker each went to."""
+    ranks = []
+    for prompt in prompts:
+        before = [len(commands) for commands in workers.commands]
+        await cluster.generate(ask(f"{prompt}", prompt=prompt))
+        ranks.append(next(rank for rank, commands in enumerate(workers.commands) if len(commands) > before[rank]))
+    return ranks
+
+
+async def occupy(workers, cluster, rank):
+    """Leave requests unanswered until this worker, and no other, is busy."""
+    workers.answers = False
+    tasks = [asyncio.create_task(cluster.generate(ask(f"busy {i}", prompt=(900 + i,)))) for i in range(rank + 1)]
+    await settle()
+    for task in tasks[:rank]:
+        task.cancel()
+    await settle()
+    workers.answers = True
+    return tasks[rank]
+
+
+async def test_a_next_turn_goes_where_the_last_one_was_though_others_are_idle():
+    workers = ScriptedWorkers(2)
+    cluster = InferCluster(workers)
+    busy = await occupy(workers, cluster, 0)
+    assert await ranks_after(workers, cluster, [(5, 6)]) == [1]
+    other = await occupy(workers, cluster, 1)
+    busy.cancel()
+    await settle()  # Now worker 1 is busy, and worker 0 idle.
+    assert await ranks_after(workers, cluster, [(5, 6, 1, 8, 9), (5, 6, 1, 8, 9, 1, 4)]) == [1, 1]
+    assert await ranks_after(workers, cluster, [(5, 7)]) == [0]  # A common beginning alone binds nobody.
+    await cluster.close()
+    await asyncio.gather(busy, other, return_exceptions=True)
+
+
+async def test_new_weights_free_conversations_from_their_workers():
+    workers = ScriptedWorkers(2)
+    cluster = InferCluster(workers)
+    assert await ranks_after(workers, cluster, [(5, 6)]) == [0]
+    busy = await occupy(workers, cluster, 0)
+    assert await ranks_after(workers, cluster, [(5, 6, 1, 8)]) == [0]
+    await cluster.load_weights({}, version=1)
+    assert await ranks_after(workers, cluster, [(5, 6, 1, 8, 1, 9)]) == [1]
+    await cluster.close()
+    await asyncio.gather(busy, return_exceptions=True)
+
+
+async def test_a_next_turn_leaves_a_worker_that_is_overloaded():
+    workers = ScriptedWorkers(2)
+    cluster = InferCluster(workers)
+    assert await ranks_after(workers, cluster, [(5, 6)]) == [0]
+    workers.answers = False
+    tasks = [asyncio.create_task(cluster.generate(ask(str(i), prompt=(5, 6, 1, i)))) for i in range(65)]
+    await settle()
+    assert len(workers.commands[0]) == 66
+    workers.answers = True
+    assert await ranks_after(workers, cluster, [(5, 6, 1, 99)]) == [1]
+    await cluster.close()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
 async def test_many_siblings_overflow_to_idle_workers():
     workers = ScriptedWorkers(2, answers=False)
     cluster = InferCluster(workers)
@@ -103,7 +171,6 @@ async def test_thousands_of_requests_take_few_calls():
     done = await asyncio.gather(*(cluster.generate(ask(str(i), prompt=(i // 8, 1))) for i in range(5000)))
     assert len(done) == 5000
     assert workers.num_calls < 100
-    assert cluster._homes == {}
     assert cluster._tickets == {}
     await cluster.close()
 
@@ -178,6 +245,7 @@ async def test_stats_count_what_happened_since_the_last_reading():
     await cluster.generate(ask("a"))
     first = cluster.stats()
     assert first["engine/tokens"].value == 1
+    assert first["engine/reused_tokens"].value == 7
     assert cluster.stats()["engine/tokens"].value == 0
     await cluster.close()
 

@@ -1,0 +1,150 @@
+"""Attention of one engine step: every slot's new tokens look at each other and at what the slot already holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, groupby
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from reroll.infer.embedded.cache import LENGTH_BLOCK, SlotCache
+from reroll.models.attention import Attention, PackedAttention, attend_visible
+
+_MAX_SCORES = 1 << 25
+"""Scores of one head that are masked at once: bounds the memory of the masks when many tokens continue long contexts."""
+
+
+def work_kind(start: int, length: int) -> tuple[bool, int]:
+    """Neighbouring slots whose new tokens are of one kind are worked on together.
+
+    Contexts read from their beginning need no cache. The others are alike up to twice the length, so that padding at
+    most doubles them; single tokens come first.
+    """
+    from_beginning = start == 0 and length > 1
+    return from_beginning, 0 if from_beginning else length.bit_length()
+
+
+class StepAttention:
+    """Slot i holds `starts[i]` tokens and gets `lengths[i]` more. Packed tokens are the new ones, in slot order.
+
+    The cache must have room. Slots in order of `work_kind` make the fewest kernels.
+    """
+
+    def __init__(self, cache: SlotCache, *, starts: Sequence[int], lengths: Sequence[int]) -> None:
+        device = cache.keys(0).device
+        bounds = [0, *accumulate(lengths)]
+        slots = np.repeat(np.arange(len(starts)), lengths)
+        shifts = np.array(starts) - np.array(bounds[:-1])
+        self.places = torch.from_numpy(np.arange(bounds[-1]) + shifts[slots]).to(device)
+        """Where each packed token stands in its sequence."""
+        self._cache = cache
+        self._rows = cache.rows(torch.from_numpy(slots).to(device), self.places)
+        self._parts: list[tuple[slice, Attention]] = []
+        for (from_beginning, _), run in groupby(range(len(starts)), key=lambda slot: work_kind(starts[slot], lengths[slot])):
+            slots_here = list(run)
+            first, last = slots_here[0], slots_here[-1]
+            part: Attention
+            if from_beginning:
+                part = PackedAttention(torch.tensor(bounds[first : last + 2], device=device) - bounds[first])
+            else:
+                here = slice(first, last + 1)
+                part = _CachedAttention(cache, first_slot=first, starts=starts[here], lengths=lengths[here])
+            self._parts.append((slice(bounds[first], bounds[last + 1]), part))
+
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        scaling: float,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
+        self._cache.store(layer, self._rows, key, value)
+        outputs = [
+            part.attend(
+                layer, query[span], key[span], value[span], scaling=scaling, sliding_window=sliding_window, softcap=softcap
+            )
+            for span, part in self._parts
+        ]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+class _CachedAttention:
+    """New tokens of consecutive slots, whose keys and values are in the cache already, look at their slots.
+
+    Slots with fewer new tokens than others are padded by repeating their last.
+    """
+
+    def __init__(self, cache: SlotCache, *, first_slot: int, starts: Sequence[int], lengths: Sequence[int]) -> None:
+        device = cache.keys(0).device
+        self._cache = cache
+        self._slots = slice(first_slot, first_slot + len(starts))
+        sizes, steps = np.array(lengths)[:, None], np.arange(max(lengths))
+        padded = np.minimum(steps, sizes - 1)
+        places = np.array(starts)[:, None] + padded  # [N, M]
+        width = -(-(int(places.max()) + 1) // LENGTH_BLOCK) * LENGTH_BLOCK
+        self._places = torch.from_numpy(places).to(device)
+        self._offsets = torch.arange(min(width, cache.max_length), device=device)
+        self._visible: dict[int | None, Tensor] = {}
+        self._pad = self._real = None
+        if min(lengths) < max(lengths):
+            self._pad = torch.from_numpy(padded + np.cumsum(sizes, 0) - sizes).to(device)
+            self._real = torch.from_numpy(steps < sizes).to(device)
+
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        scaling: float,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
+        width = len(self._offsets)
+        keys, values = self._cache.keys(layer)[self._slots, :, :width], self._cache.values(layer)[self._slots, :, :width]
+        visible = self._visible_within(sliding_window)
+        padded = query if self._pad is None else query[self._pad]
+        grouped = padded.reshape(*self._places.shape, keys.shape[1], -1, query.shape[-1]).to(keys.dtype)  # [N, M, H_kv, G, D]
+        num_at_once = max(1, _MAX_SCORES // (visible.shape[0] * width * grouped.shape[3]))
+        outputs = []
+        for start in range(0, grouped.shape[1], num_at_once):
+            some = slice(start, start + num_at_once)
+            outputs.append(_attend(grouped[:, some], keys, values, visible[:, some], scaling=scaling, softcap=softcap))
+        output = outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
+        return (output if self._real is None else output[self._real]).reshape(query.shape).to(query.dtype)
+
+    def _visible_within(self, sliding_window: int | None) -> Tensor:
+        """What each token may look at, [N, M, L]. Layers with the same window share it."""
+        if sliding_window not in self._visible:
+            visible = self._offsets <= self._places[:, :, None]
+            if sliding_window is not None:
+                visible &= self._offsets > self._places[:, :, None] - sliding_window
+            self._visible[sliding_window] = visible
+        return self._visible[sliding_window]
+
+
+def _attend(query: Tensor, keys: Tensor, values: Tensor, visible: Tensor, *, scaling: float, softcap: float | None) -> Tensor:
+    """query and result [N, M, H_kv, G, D], keys and values [N, H_kv, L, D], visible [N, M, L]."""
+    _, num_steps, _, num_sharing, dim = query.shape
+    # Heads that share a key are rows of one query.
+    rows = query.permute(0, 2, 3, 1, 4).flatten(2, 3)
+    mask = visible[:, None] if num_steps == 1 else visible[:, None].repeat(1, 1, num_sharing, 1)
+    if softcap is None and num_steps == 1 and keys.dtype == torch.bfloat16 and keys.device.type == "cpu":
+        output = _attend_by_products(rows, keys, values, mask, scaling=scaling)
+    else:
+        output = attend_visible(rows, keys, values, mask, scaling=scaling, softcap=softcap)
+    return output.reshape(*output.shape[:2], num_sharing, num_steps, dim).permute(0, 3, 1, 2, 4)
+
+
+def _attend_by_products(query: Tensor, keys: Tensor, values: Tensor, visible: Tensor, *, scaling: float) -> Tensor:
+    """Attention as two plain products: for a few bf16 queries on a CPU, twice as fast as PyTorch's attention kernel."""
+    scores = torch.matmul(query, keys.transpose(-1, -2)).float().mul_(scaling)
+    weights = scores.masked_fill_(~visible, float("-inf")).softmax(-1)
+    return torch.matmul(weights.to(values.dtype), values)

@@ -1,0 +1,83 @@
+"""Finding, among earlier token sequences, the one that a new sequence begins like."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, insort
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
+import numpy as np
+
+T = TypeVar("T")
+
+_TOKEN_BYTES = array("i").itemsize
+
+
+class PrefixIndex(Generic[T]):
+    """A bounded map from token sequences to values, asked for the longest common prefix.
+
+    Keys are kept sorted as bytes, which compare fast: in that order, the longest common prefix is with a neighbour.
+    When there are too many entries or tokens, the least recently used go.
+    """
+
+    def __init__(self, *, max_entries: int, max_tokens: int) -> None:
+        self._max_entries = max_entries
+        self._max_bytes = max_tokens * _TOKEN_BYTES
+        self._values: OrderedDict[bytes, T] = OrderedDict()  # Least recently used first.
+        self._sorted: list[bytes] = []
+        self._num_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    @property
+    def num_tokens(self) -> int:
+        return self._num_bytes // _TOKEN_BYTES
+
+    def keep(self, tokens: Sequence[int], value: T) -> None:
+        """Remember `value` under `tokens`, in place of what they extend. Nothing is kept that a kept sequence begins with."""
+        key = array("i", tokens).tobytes()
+        place = bisect_left(self._sorted, key)
+        following = self._sorted[place] if place < len(self._sorted) else b""
+        if len(following) > len(key) and following.startswith(key):
+            self._values.move_to_end(following)
+            return
+        if place and key.startswith(before := self._sorted[place - 1]):
+            self._drop(before)
+        if key != following:
+            insort(self._sorted, key)
+            self._num_bytes += len(key)
+        self._values[key] = value
+        self._values.move_to_end(key)
+        while len(self._values) > self._max_entries or self._num_bytes > self._max_bytes:
+            self._drop(next(iter(self._values)))
+
+    def find(self, tokens: Sequence[int]) -> tuple[int, T] | None:
+        """How many tokens the longest common prefix with a kept sequence has, and that one's value. It counts as used."""
+        key = array("i", tokens).tobytes()
+        place = bisect_left(self._sorted, key)
+        neighbours = self._sorted[max(place - 1, 0) : place + 1]
+        num_common, nearest = max(((_num_common(key, other), other) for other in neighbours), default=(0, b""))
+        if not num_common:
+            return None
+        self._values.move_to_end(nearest)
+        return num_common, self._values[nearest]
+
+    def clear(self) -> None:
+        self._values.clear()
+        self._sorted.clear()
+        self._num_bytes = 0
+
+    def _drop(self, key: bytes) -> None:
+        del self._values[key]
+        del self._sorted[bisect_left(self._sorted, key)]
+        self._num_bytes -= len(key)
+
+
+def _num_common(a: bytes, b: bytes) -> int:
+    """Leading tokens that both have."""
+    length = min(len(a), len(b)) // _TOKEN_BYTES
+    differ = np.frombuffer(a, np.intc, length) != np.frombuffer(b, np.intc, length)
+    return int(differ.argmax()) if differ.any() else length

@@ -1,0 +1,69 @@
+"""What the engine tests share: tiny models of every family, requests, and the trainer's log-probs as oracle."""
+
+import torch
+
+from reroll.infer.embedded.engine import EmbeddedEngine
+from reroll.models.attention import PackedAttention, hidden_states, logits
+from reroll.models.load import load_model
+from reroll.models.tiny import make_tiny
+from reroll.types import Request, SamplingParams
+
+ENGINES = {"embedded": EmbeddedEngine}
+FAMILIES = ["llama", "qwen2", "qwen3", "smollm3", "mistral", "gemma2"]
+
+
+def tiny_folder(folder, family):
+    """A model whose windows, where its family has them, are shorter than the contexts of the tests."""
+    options = {"sliding_window": 16} if family in ("mistral", "gemma2") else {}
+    if family == "gemma2":  # Tied, its scaled embeddings make it repeat the last token with near certainty.
+        options["tie_embeddings"] = False
+    return str(make_tiny(folder, family=family, max_positions=128, initializer_range=0.2, **options))
+
+
+def load(folder, lora=None):
+    return load_model(folder, dtype=torch.float32, device="cpu", lora=lora)
+
+
+def ask(name, prompt, *, max_tokens=12, min_tokens=0, **sampling):
+    return Request(
+        id=name, prompt_ids=tuple(prompt), sampling=SamplingParams(max_tokens=max_tokens, min_tokens=min_tokens, **sampling)
+    )
+
+
+def finish(engine, requests=(), *, max_steps=500):
+    for request in requests:
+        engine.submit(request)
+    done = {}
+    for _ in range(max_steps):
+        for finished in engine.step():
+            assert finished.request_id not in done
+            done[finished.request_id] = finished.completion
+        if not engine.num_unfinished:
+            return done
+    raise AssertionError("the engine did not finish")
+
+
+def trainer_logprobs(model, request, completion):
+    """The log-probs that training computes for the same tokens."""
+    ids = torch.tensor([*request.prompt_ids, *completion.token_ids])
+    with torch.no_grad():
+        hidden = hidden_states(model, ids, torch.arange(len(ids)), PackedAttention(torch.tensor([0, len(ids)])))
+        scores = logits(model, hidden).float() / (request.sampling.temperature or 1.0)
+    logp = torch.log_softmax(scores[:-1], -1).gather(1, ids[1:, None])[:, 0]
+    return logp[len(request.prompt_ids) - 1 :]
+
+
+def assert_logprobs_are_the_trainers(model, requests, done):
+    for request in requests:
+        completion = done[request.id]
+        assert len(completion.logprobs) == len(completion.token_ids) > 0
+        want = trainer_logprobs(model, request, completion)
+        torch.testing.assert_close(torch.tensor(completion.logprobs), want, atol=1e-5, rtol=0)
+
+
+def perturbed(model, scale=1.2):
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(scale)
+    return model
