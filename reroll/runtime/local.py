@@ -106,6 +106,7 @@ class _Host(Generic[W]):
         if self._stopped or self._worker is None:
             raise WorkerError(f"worker {self._name} was stopped: it takes no more calls")
         worker = self._worker
+        release_helper_threads()  # The controller's own: from here on it waits while workers compute.
         return self._submit(lambda: getattr(worker, method.__name__)(*args, **kwargs))
 
     async def stop(self) -> None:
