@@ -4,10 +4,13 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: quickstart test lint types layers unit format bench algorithms clean
+.PHONY: frozen-lake quickstart test lint types layers unit format bench algorithms clean
 
 quickstart: $(VENV)/.base
 	$(BIN)/python examples/quickstart.py
+
+frozen-lake: $(VENV)/.base
+	$(BIN)/python examples/games.py frozen_lake
 
 test: lint types layers unit
 
