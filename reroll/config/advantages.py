@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from reroll.config.base import Node
+from reroll.config.base import ImportPath, Node
 
 Epsilon = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -133,7 +133,7 @@ class ImportAdvantage(Node):
     """Your own function: `(episodes, **options) -> Tensor [T]`, like those in `reroll.algo.advantages`."""
 
     kind: Literal["import"]
-    path: str = Field(pattern=r"^[\w.]+:[\w.]+$")
+    path: ImportPath
     """`module:name`; the folder of the YAML and the working directory are importable."""
     options: dict[str, Any] = Field(default_factory=dict)
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from reroll.config.base import Node
+from reroll.config.base import ImportPath, Node
 
 
 class EndpointConfig(Node):
@@ -37,7 +37,7 @@ class FunctionAgent(LimitedAgent):
     """
 
     kind: Literal["function"]
-    path: str = Field(pattern=r"^[\w.]+:[\w.]+$")
+    path: ImportPath
     """`module:name`; the folder of the YAML and the working directory are importable."""
     options: dict[str, Any] = Field(default_factory=dict)
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
-from reroll.config.base import Node
+from reroll.config.base import ImportPath, Node, Pattern
 from reroll.config.data import RowSource
 
 
@@ -31,19 +30,11 @@ class LastLineAction(ActionForm):
     kind: Literal["last_line"]
 
 
-def _compiles(pattern: str) -> str:
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise ValueError(f"not a regular expression: {error}") from error
-    return pattern
-
-
 class RegexAction(ActionForm):
     """The action is the first group of a regular expression, or all of its match if it has none; the last match counts."""
 
     kind: Literal["regex"]
-    pattern: Annotated[str, AfterValidator(_compiles)]
+    pattern: Pattern
     rule: str = Field(min_length=1)
     """How the policy is told to write an action, e.g. `Write your action as ACTION: move.`"""
 
@@ -69,7 +60,7 @@ class FunctionToolConfig(Node):
     """A function of yours: its signature says what it takes, its docstring what it does and, under `Args:`, what each is."""
 
     kind: Literal["import"]
-    path: str = Field(pattern=r"^[\w.]+:[\w.]+$")
+    path: ImportPath
     """`module:name`; the folder of the YAML and the working directory are importable."""
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from reroll.config.base import Node
+from reroll.config.base import ImportPath, Node
 from reroll.config.env_adapters import AdapterConfig
 from reroll.config.env_grid import FrozenLakeEnv, SokobanEnv
 from reroll.config.env_tools import ActionConfig, PythonMathEnv, RetrievalQaEnv, TagAction, ToolEnv
@@ -17,7 +17,7 @@ class ImportEnv(Node):
     """Your own class with `reset`, `step` and `close`, plain or async (see `reroll.envs.base.Env`)."""
 
     kind: Literal["import"]
-    path: str = Field(pattern=r"^[\w.]+:[\w.]+$")
+    path: ImportPath
     """`module:Class`; the folder of the YAML and the working directory are importable."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Its keyword arguments."""

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from reroll.config.base import Node
+from reroll.config.base import ImportPath, Node
 
 _SELECT = "select_"
 
@@ -161,7 +161,7 @@ class ImportLoss(Node):
     """A loss of your own: a function `(t: Tokens, **options) -> Tensor  # [T]`, as in `reroll.algo.losses`."""
 
     kind: Literal["import"]
-    path: str = Field(pattern=r"^[\w.]+:[\w.]+$")
+    path: ImportPath
     """module:function"""
     options: dict[str, Any] = Field(default_factory=dict)
     """Its keyword arguments."""
