@@ -8,6 +8,7 @@ the engine's cache for generation.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -39,20 +40,21 @@ _IGNORED = {
 _SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scoring:
+    """How a layer turns queries and keys into scores."""
+
+    scaling: float
+    sliding_window: int | None = None
+    """So many tokens back, itself counted, may be looked at; None: all."""
+    softcap: float | None = None
+    """Scores are bent to stay within ± this."""
+
+
 class Attention(Protocol):
     """Decides, for one forward pass, what each packed token looks at."""
 
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        scaling: float,
-        sliding_window: int | None = None,
-        softcap: float | None = None,
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scoring: Scoring) -> Tensor:
         """query [T, H, D], key and value [T, H_kv, D] -> [T, H, D]."""
 
 
@@ -106,37 +108,24 @@ class PackedAttention:
         self._max_length = max(lengths)
         self._pad_indices, self._unpad_index = _padding(cu_seqlens.tolist(), cu_seqlens.device)
 
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        scaling: float,
-        sliding_window: int | None = None,
-        softcap: float | None = None,
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scoring: Scoring) -> Tensor:
         query, key = query.to(value.dtype), key.to(value.dtype)  # Under autocast, rotary embeddings leave them in fp32.
-        if sliding_window is not None and sliding_window >= self._max_length:
-            sliding_window = None
-        if varlen_attn is not None and value.is_cuda and value.dtype in (torch.bfloat16, torch.float16) and softcap is None:
-            return self._attend_varlen(
-                query, *_for_all_heads(query, key, value), scaling=scaling, sliding_window=sliding_window
-            )
+        if scoring.sliding_window is not None and scoring.sliding_window >= self._max_length:
+            scoring = replace(scoring, sliding_window=None)
+        is_half_on_cuda = value.is_cuda and value.dtype in (torch.bfloat16, torch.float16)
+        if varlen_attn is not None and is_half_on_cuda and scoring.softcap is None:
+            return self._attend_varlen(query, *_for_all_heads(query, key, value), scoring=scoring)
         outputs = []
         for index in self._pad_indices:
             padded = [tensor[index].transpose(1, 2) for tensor in (query, key, value)]  # [N, heads, L, D]
-            outputs.append(_causal(*padded, scaling=scaling, sliding_window=sliding_window, softcap=softcap))
+            outputs.append(_causal(*padded, scoring=scoring))
         flat = torch.cat([output.transpose(1, 2).flatten(0, 1) for output in outputs])
         return flat[self._unpad_index]
 
-    def _attend_varlen(
-        self, query: Tensor, key: Tensor, value: Tensor, *, scaling: float, sliding_window: int | None
-    ) -> Tensor:
+    def _attend_varlen(self, query: Tensor, key: Tensor, value: Tensor, *, scoring: Scoring) -> Tensor:
         bounds, longest = self._cu_seqlens, self._max_length
-        window = (-1 if sliding_window is None else sliding_window - 1, 0)  # Nothing ahead: causal.
-        result = varlen_attn(query, key, value, bounds, bounds, longest, longest, scale=scaling, window_size=window)
+        window = (-1 if scoring.sliding_window is None else scoring.sliding_window - 1, 0)  # Nothing ahead: causal.
+        result = varlen_attn(query, key, value, bounds, bounds, longest, longest, scale=scoring.scaling, window_size=window)
         assert isinstance(result, Tensor)  # Not a tuple: no extras were asked for.
         return result
 
@@ -163,23 +152,22 @@ def _padding(bounds: Sequence[int], device: torch.device) -> tuple[list[Tensor],
     return pad_indices, unpad_index.to(device)
 
 
-def _causal(
-    query: Tensor, key: Tensor, value: Tensor, *, scaling: float, sliding_window: int | None, softcap: float | None
-) -> Tensor:
+def _causal(query: Tensor, key: Tensor, value: Tensor, *, scoring: Scoring) -> Tensor:
     """Causal attention of right-padded rows [N, heads, L, D]."""
-    if sliding_window is None and softcap is None and query.device.type == "cpu":
+    is_plain = scoring.sliding_window is None and scoring.softcap is None
+    if is_plain and query.device.type == "cpu":
         # The CPU kernel's backward pass in bf16 takes twice its time in fp32, casts included.
         output = scaled_dot_product_attention(
-            query.float(), key.float(), value.float(), is_causal=True, scale=scaling, enable_gqa=True
+            query.float(), key.float(), value.float(), is_causal=True, scale=scoring.scaling, enable_gqa=True
         )
         return output.to(value.dtype)
     key, value = _for_all_heads(query, key, value)
-    if sliding_window is None and softcap is None:
-        return scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling)
+    if is_plain:
+        return scaled_dot_product_attention(query, key, value, is_causal=True, scale=scoring.scaling)
     offsets = torch.arange(query.shape[2], device=query.device)
     behind = offsets[:, None] - offsets[None, :]
-    visible = (behind >= 0) & (behind < (sliding_window or query.shape[2]))
-    return attend_visible(query, key, value, visible, scaling=scaling, softcap=softcap)
+    visible = (behind >= 0) & (behind < (scoring.sliding_window or query.shape[2]))
+    return attend_visible(query, key, value, visible, scoring)
 
 
 def _for_all_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -188,13 +176,12 @@ def _for_all_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, T
     return (key, value) if groups == 1 else (key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1))
 
 
-def attend_visible(
-    query: Tensor, key: Tensor, value: Tensor, visible: Tensor, *, scaling: float, softcap: float | None
-) -> Tensor:
-    """Attention to the keys that `visible` [..., Q, L] (True: may look) allows, with optional soft-capping of scores."""
+def attend_visible(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, scoring: Scoring) -> Tensor:
+    """Attention to the keys that `visible` [..., Q, L] (True: may look) allows; the window is in it already."""
+    softcap = scoring.softcap
     if softcap is None:
-        return scaled_dot_product_attention(query, key, value, attn_mask=visible, scale=scaling)
-    scores = query @ key.transpose(-1, -2) * scaling
+        return scaled_dot_product_attention(query, key, value, attn_mask=visible, scale=scoring.scaling)
+    scores = query @ key.transpose(-1, -2) * scoring.scaling
     scores = (torch.tanh(scores / softcap) * softcap).masked_fill(~visible, float("-inf"))
     return softmax(scores.float(), -1).to(value.dtype) @ value
 
@@ -221,7 +208,8 @@ def _forward(
         )
     packed = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]
     layer: int = module.layer_idx  # type: ignore[assignment]
-    output = reroll_attention.attend(layer, *packed, scaling=scaling, sliding_window=sliding_window, softcap=softcap)
+    scoring = Scoring(scaling=scaling, sliding_window=sliding_window, softcap=softcap)
+    output = reroll_attention.attend(layer, *packed, scoring=scoring)
     return output.unsqueeze(0), None
 
 

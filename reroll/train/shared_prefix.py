@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from reroll.models.attention import PackedAttention, hidden_states
+from reroll.models.attention import PackedAttention, Scoring, hidden_states
 from reroll.tokens.batch import Batch
 from reroll.tokens.prefixes import SharedPrefixes, shared_prefixes
 
@@ -31,17 +31,6 @@ class SharedPrefixAttention:
     def __init__(self, attention: PackedAttention, shared: SharedPrefixes) -> None:
         self._attention, self._shared = attention, shared
 
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        scaling: float,
-        sliding_window: int | None = None,
-        softcap: float | None = None,
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scoring: Scoring) -> Tensor:
         whole = [tensor.index_select(0, self._shared.index) for tensor in (query, key, value)]
-        output = self._attention.attend(layer, *whole, scaling=scaling, sliding_window=sliding_window, softcap=softcap)
-        return output.index_select(0, self._shared.first)
+        return self._attention.attend(layer, *whole, scoring=scoring).index_select(0, self._shared.first)

@@ -1,42 +1,18 @@
 """What every engine must do, whatever is inside. The oracle is a packed forward pass over the tokens it wrote."""
 
-import itertools
-
 import pytest
 import torch
 from engine_probe import (
-    ENGINES,
-    FAMILIES,
     ask,
     assert_logprobs_are_the_trainers,
     finish,
     load,
     perturbed,
-    tiny_folder,
 )
 
 from reroll.config.parts import LoraConfig
 from reroll.models.attention import PackedAttention, hidden_states, logits
-from reroll.models.load import load_tokenizer
 from reroll.types import FinishReason
-
-
-@pytest.fixture(scope="module", params=[*itertools.product(ENGINES, FAMILIES)], ids=lambda param: "-".join(param))
-def setup(request, tmp_path_factory):
-    kind, family = request.param
-    folder = tiny_folder(tmp_path_factory.mktemp(family), family)
-    return ENGINES[kind], folder, load_tokenizer(folder)
-
-
-@pytest.fixture
-def oracle(setup):
-    return load(setup[1])
-
-
-@pytest.fixture
-def make(setup):
-    kind, folder, tokenizer = setup
-    return lambda max_running=8: kind(load(folder), tokenizer, max_running=max_running)
 
 
 def mixed_requests(num_prompts=5, num_siblings=3, **sampling):

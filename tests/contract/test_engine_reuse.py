@@ -1,40 +1,16 @@
 """What an engine must do to reuse contexts: read less, and change nothing. Oracle: an engine without reuse, and the trainer."""
 
-import itertools
-
-import pytest
 import torch
 from engine_probe import (
-    ENGINES,
-    FAMILIES,
     ask,
     assert_logprobs_are_the_trainers,
     finish,
     load,
     perturbed,
-    tiny_folder,
     trainer_logprobs,
 )
 
-from reroll.models.load import load_model, load_tokenizer
-
-
-@pytest.fixture(scope="module", params=[*itertools.product(ENGINES, FAMILIES)], ids=lambda param: "-".join(param))
-def setup(request, tmp_path_factory):
-    kind, family = request.param
-    folder = tiny_folder(tmp_path_factory.mktemp(family), family)
-    return ENGINES[kind], folder, load_tokenizer(folder)
-
-
-@pytest.fixture
-def oracle(setup):
-    return load(setup[1])
-
-
-@pytest.fixture
-def make(setup):
-    kind, folder, tokenizer = setup
-    return lambda max_running=8: kind(load(folder), tokenizer, max_running=max_running)
+from reroll.models.load import load_model
 
 
 def converse(engine, *, num_talks=5, num_turns=4, num_reply=9, **sampling):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from reroll.infer.embedded.cache import LENGTH_BLOCK, SlotCache
-from reroll.models.attention import Attention, PackedAttention, attend_visible
+from reroll.models.attention import Attention, PackedAttention, Scoring, attend_visible
 
 _MAX_SCORES = 1 << 25
 """Scores of one head that are masked at once: bounds the memory of the masks when many tokens continue long contexts."""
@@ -53,24 +53,9 @@ class StepAttention:
                 part = _CachedAttention(cache, first_slot=first, starts=starts[here], lengths=lengths[here])
             self._parts.append((slice(bounds[first], bounds[last + 1]), part))
 
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        scaling: float,
-        sliding_window: int | None = None,
-        softcap: float | None = None,
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scoring: Scoring) -> Tensor:
         self._cache.store(layer, self._rows, key, value)
-        outputs = [
-            part.attend(
-                layer, query[span], key[span], value[span], scaling=scaling, sliding_window=sliding_window, softcap=softcap
-            )
-            for span, part in self._parts
-        ]
+        outputs = [part.attend(layer, query[span], key[span], value[span], scoring=scoring) for span, part in self._parts]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
@@ -96,27 +81,17 @@ class _CachedAttention:
             self._pad = torch.from_numpy(padded + np.cumsum(sizes, 0) - sizes).to(device)
             self._real = torch.from_numpy(steps < sizes).to(device)
 
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        scaling: float,
-        sliding_window: int | None = None,
-        softcap: float | None = None,
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scoring: Scoring) -> Tensor:
         width = len(self._offsets)
         keys, values = self._cache.keys(layer)[self._slots, :, :width], self._cache.values(layer)[self._slots, :, :width]
-        visible = self._visible_within(sliding_window)
+        visible = self._visible_within(scoring.sliding_window)
         padded = query if self._pad is None else query[self._pad]
         grouped = padded.reshape(*self._places.shape, keys.shape[1], -1, query.shape[-1]).to(keys.dtype)  # [N, M, H_kv, G, D]
         num_at_once = max(1, _MAX_SCORES // (visible.shape[0] * width * grouped.shape[3]))
         outputs = []
         for start in range(0, grouped.shape[1], num_at_once):
             some = slice(start, start + num_at_once)
-            outputs.append(_attend(grouped[:, some], keys, values, visible[:, some], scaling=scaling, softcap=softcap))
+            outputs.append(_attend(grouped[:, some], keys, values, visible[:, some], scoring))
         output = outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
         return (output if self._real is None else output[self._real]).reshape(query.shape).to(query.dtype)
 
@@ -130,16 +105,16 @@ class _CachedAttention:
         return self._visible[sliding_window]
 
 
-def _attend(query: Tensor, keys: Tensor, values: Tensor, visible: Tensor, *, scaling: float, softcap: float | None) -> Tensor:
+def _attend(query: Tensor, keys: Tensor, values: Tensor, visible: Tensor, scoring: Scoring) -> Tensor:
     """query and result [N, M, H_kv, G, D], keys and values [N, H_kv, L, D], visible [N, M, L]."""
     _, num_steps, _, num_sharing, dim = query.shape
     # Heads that share a key are rows of one query.
     rows = query.permute(0, 2, 3, 1, 4).flatten(2, 3)
     mask = visible[:, None] if num_steps == 1 else visible[:, None].repeat(1, 1, num_sharing, 1)
-    if softcap is None and num_steps == 1 and keys.dtype == torch.bfloat16 and keys.device.type == "cpu":
-        output = _attend_by_products(rows, keys, values, mask, scaling=scaling)
+    if scoring.softcap is None and num_steps == 1 and keys.dtype == torch.bfloat16 and keys.device.type == "cpu":
+        output = _attend_by_products(rows, keys, values, mask, scaling=scoring.scaling)
     else:
-        output = attend_visible(rows, keys, values, mask, scaling=scaling, softcap=softcap)
+        output = attend_visible(rows, keys, values, mask, scoring)
     return output.reshape(*output.shape[:2], num_sharing, num_steps, dim).permute(0, 3, 1, 2, 4)
 
 

@@ -4,7 +4,7 @@ import torch
 from reroll.infer.embedded import attention
 from reroll.infer.embedded.attention import StepAttention
 from reroll.infer.embedded.cache import SlotCache
-from reroll.models.attention import PackedAttention
+from reroll.models.attention import PackedAttention, Scoring
 
 HEADS, KV_HEADS, DIM = 4, 2, 8
 
@@ -22,7 +22,7 @@ def random_qkv(length, seed):
 
 def whole(tensors, **options):
     length = len(tensors[0])
-    return PackedAttention(torch.tensor([0, length])).attend(0, *tensors, scaling=0.3, **options)
+    return PackedAttention(torch.tensor([0, length])).attend(0, *tensors, scoring=Scoring(scaling=0.3, **options))
 
 
 def advance(cache, streams, starts, ends, **options):
@@ -31,7 +31,7 @@ def advance(cache, streams, starts, ends, **options):
     spans = list(zip(streams, starts, ends, strict=True))
     packed = [torch.cat([stream[part][start:end] for stream, start, end in spans]) for part in range(3)]
     step = StepAttention(cache, starts=starts, lengths=lengths)
-    return step.attend(0, *packed, scaling=0.3, **options).split(lengths)
+    return step.attend(0, *packed, scoring=Scoring(scaling=0.3, **options)).split(lengths)
 
 
 def assert_each_is_part_of_the_whole(got, streams, starts, ends, **options):

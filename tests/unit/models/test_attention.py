@@ -3,7 +3,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from reroll.errors import ModelError
-from reroll.models.attention import PackedAttention, check_supported, hidden_states, logits
+from reroll.models.attention import PackedAttention, Scoring, check_supported, hidden_states, logits
 from reroll.models.load import load_model
 from reroll.models.tiny import make_tiny
 
@@ -69,7 +69,7 @@ def test_a_query_in_another_precision_than_the_values_is_cast():
     tokens, heads, dim = 6, 2, 8
     query, key, value = torch.randn(3, tokens, heads, dim)
     attention = PackedAttention(torch.tensor([0, tokens]))
-    output = attention.attend(0, query, key, value.bfloat16(), scaling=dim**-0.5)
+    output = attention.attend(0, query, key, value.bfloat16(), scoring=Scoring(scaling=dim**-0.5))
     assert output.dtype == torch.bfloat16
 
 
