@@ -8,7 +8,7 @@ from pydantic import Field
 
 from reroll.config.base import Node
 from reroll.config.losses import KlEstimator
-from reroll.config.parts import Devices, ModelConfig, StrategyConfig, TorchStrategy
+from reroll.config.parts import FixedModel, ModelConfig
 
 
 class AdaptiveKl(Node):
@@ -76,13 +76,10 @@ class ValueLossConfig(Node):
     """Lambda of the critic's targets; null: that of the advantage. 1: the plain returns."""
 
 
-class TeacherConfig(Node):
+class TeacherConfig(FixedModel):
     """A model whose log-probs on the policy's own samples are a reward for every token: on-policy distillation."""
 
-    model: str
     coef: float = Field(default=1.0, gt=0)
     """Weight of log p(teacher) - log p(policy) in the advantage of each token."""
     domains: list[str] | None = None
     """Prompts it teaches; null: all. Where several teachers match, their terms add up."""
-    strategy: StrategyConfig = Field(default_factory=TorchStrategy)
-    devices: Devices = "auto"

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from reroll.config.base import Node
 from reroll.config.offline import OfflineConfig
-from reroll.config.parts import Devices, StrategyConfig, TorchStrategy
+from reroll.config.parts import FixedModel
 
 
 class _Divergence(Node):
@@ -67,14 +67,11 @@ DivergenceConfig = Annotated[
 ]
 
 
-class DistillTeacher(Node):
+class DistillTeacher(FixedModel):
     """The model to learn from. Its tokenizer must know every token of the policy's under the same id."""
 
-    model: str
     top_k: int = Field(default=64, ge=0)
     """Look at its likeliest tokens and one bucket for the rest; 0 looks at the whole vocabulary (and sends all of it)."""
-    strategy: StrategyConfig = Field(default_factory=TorchStrategy)
-    devices: Devices = "auto"
 
 
 class DistillConfig(OfflineConfig):

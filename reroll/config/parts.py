@@ -75,16 +75,21 @@ class LoraConfig(Node):
     """Names of the layers to adapt, e.g. [q_proj, v_proj]."""
 
 
-class ModelConfig(Node):
-    """A model that is trained."""
+class FixedModel(Node):
+    """A model that only answers, such as a teacher."""
 
     model: str
     """A Hugging Face folder or hub id, or the name of a model that `reroll models fetch` stored."""
+    strategy: StrategyConfig = Field(default_factory=TorchStrategy)
+    devices: Devices = "auto"
+
+
+class ModelConfig(FixedModel):
+    """A model that is trained."""
+
     lora: LoraConfig | None = None
     """null: every weight is trained."""
-    strategy: StrategyConfig = Field(default_factory=TorchStrategy)
     optim: OptimConfig = Field(default_factory=OptimConfig)
-    devices: Devices = "auto"
 
 
 class PolicyConfig(ModelConfig):

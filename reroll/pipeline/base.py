@@ -97,9 +97,10 @@ class Pipeline(ABC, Generic[C]):
     async def evaluate(self) -> Stats:
         """Held-out metrics, or no metrics if there is nothing held out."""
 
+    @property
     @abstractmethod
-    def is_eval_due(self, num_steps: int) -> bool:
-        """Whether to evaluate after this many finished steps."""
+    def eval_every(self) -> int:
+        """Steps between evaluations; 0: only before the first and after the last."""
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
@@ -134,12 +135,11 @@ class Pipeline(ABC, Generic[C]):
                 num_steps += 1
                 if num_steps == total:
                     await self.finish()
-                if num_steps == total or self.is_eval_due(num_steps):
+                if num_steps == total or _is_due(num_steps, self.eval_every):
                     await self._evaluate_and_log(num_steps)
             except Interrupted:
                 break
-            every = self.config.checkpoint.every
-            if every and num_steps % every == 0 and num_steps < total:
+            if num_steps < total and _is_due(num_steps, self.config.checkpoint.every):
                 await self._checkpoint(num_steps)
         checkpoint = await self._checkpoint(num_steps)
         interrupted = self.context.stop.is_set()
@@ -188,3 +188,8 @@ class Pipeline(ABC, Generic[C]):
         self.evals = {int(step): values for step, values in saved["evals"].items()}
         self.context.view.note(f"resumed from {latest.path} after {saved['steps']} steps")
         return int(saved["steps"])
+
+
+def _is_due(num_steps: int, every: int) -> bool:
+    """Whether something done every so many steps (0: never) is due after this many."""
+    return bool(every) and num_steps % every == 0

@@ -8,13 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from reroll.config.distill import DistillConfig
-from reroll.config.parts import PolicyConfig
 from reroll.data.sampler import Sampler
 from reroll.models.vocabulary import shared_vocabulary
 from reroll.observe.metrics import Last, Stats
 from reroll.pipeline.base import RunContext
-from reroll.pipeline.offline import OfflinePipeline
-from reroll.pipeline.sft import load_imitation_rows
+from reroll.pipeline.offline import OfflinePipeline, load_rows
+from reroll.pipeline.sft import imitation_rows
 from reroll.pipeline.spawn import spawn_fixed, spawn_model
 from reroll.runtime import make_runtime
 from reroll.tokens.batch import Batch, pack
@@ -70,9 +69,8 @@ class DistillPipeline(OfflinePipeline[DistillConfig, Sample]):
 async def open_distill(config: DistillConfig, context: RunContext, code_folder: Path) -> AsyncIterator[DistillPipeline]:
     """Compare the vocabularies and tokenise every row before a model is loaded: what does not fit ends the run at once."""
     vocabulary = shared_vocabulary(config.policy.model, config.teacher.model)
-    rows, held_out = load_imitation_rows(config)
+    rows, held_out = load_rows(config, imitation_rows)
     async with make_runtime(config.runtime) as runtime:
-        model = PolicyConfig(model=config.teacher.model, strategy=config.teacher.strategy, devices=config.teacher.devices)
-        teacher = await spawn_fixed(runtime, model, role="teacher")
+        teacher = await spawn_fixed(runtime, config.teacher, role="teacher")
         policy = await spawn_model(runtime, config.policy, role="policy", total_steps=config.run.steps)
         yield DistillPipeline(config, context, policy, rows, held_out, teacher=teacher, vocabulary=vocabulary)

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from reroll.config.data import RowSource
 from reroll.config.offline import OfflineConfig
 from reroll.data.sampler import Sampler
+from reroll.errors import DataError
+from reroll.models.load import load_tokenizer
 from reroll.observe.metrics import Stats, Sum
 from reroll.pipeline.base import Pipeline, RunContext
 from reroll.tokens.batch import Batch
+from reroll.tokens.renderer import Renderer
+from reroll.tokens.samples import sft_sample
 from reroll.train.base import Loss
 from reroll.train.cluster import TrainCluster
+from reroll.types import Message, Sample
 
 OC = TypeVar("OC", bound=OfflineConfig)
 R = TypeVar("R")
@@ -57,12 +64,43 @@ class OfflinePipeline(Pipeline[OC], Generic[OC, R]):
     async def finish(self) -> None:
         return None
 
-    def is_eval_due(self, num_steps: int) -> bool:
-        every = self.config.eval_every
-        return bool(every) and num_steps % every == 0
+    @property
+    def eval_every(self) -> int:
+        return self.config.eval_every
 
     def state(self) -> dict[str, Any]:
         return {"rows": self.rows.state()}
 
     def restore(self, state: dict[str, Any]) -> None:
         self.rows.restore(state["rows"])
+
+
+@dataclass(frozen=True, slots=True)
+class Tokeniser:
+    """Conversations to rows with the loss on what the assistant says; `where` names their source in errors."""
+
+    renderer: Renderer
+    max_tokens: int
+    where: str
+
+    def row(self, number: int, messages: Sequence[Message], *, start: int = 0) -> Sample:
+        """Row `number`, with the loss from message `start` on. One too long is an error: cut, it would teach half an answer."""
+        ids, mask = self.renderer.training_row(messages, start=start)
+        if len(ids) > self.max_tokens:
+            raise DataError(
+                f"{self.where}: row {number} has {len(ids)} tokens, more than max_tokens {self.max_tokens}: "
+                "raise max_tokens, or drop the row"
+            )
+        return sft_sample(ids, mask)
+
+
+def load_rows(config: OfflineConfig, rows_of: Callable[[RowSource, Tokeniser], list[R]]) -> tuple[Sampler[R], list[R]]:
+    """What `rows_of` makes of each source of `config.data`: to train on, and held out."""
+    renderer = Renderer(load_tokenizer(config.policy.model))
+
+    def rows(part: str, index: int, source: RowSource) -> list[R]:
+        return rows_of(source, Tokeniser(renderer, config.max_tokens, f"data.{part}.{index}"))
+
+    sources = [(rows("train", index, source), source.weight) for index, source in enumerate(config.data.train)]
+    held_out = [row for index, source in enumerate(config.data.eval) for row in rows("eval", index, source)]
+    return Sampler(sources, seed=config.run.seed, shuffle=config.data.shuffle), held_out

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from reroll.config.advantages import RemaxAdvantage
 from reroll.config.algorithm import OwnCritic, SharedCritic
-from reroll.config.parts import PolicyConfig
 from reroll.config.tree import RlvrConfig
 from reroll.data.sources import load_eval, load_train
 from reroll.models.load import Head
@@ -17,7 +16,7 @@ from reroll.observe.ledger import Ledger
 from reroll.pipeline.base import RunContext
 from reroll.pipeline.player import open_player
 from reroll.pipeline.rlvr import Parts, RlvrPipeline
-from reroll.pipeline.spawn import spawn_fixed, spawn_model
+from reroll.pipeline.spawn import reference_of, spawn_fixed, spawn_model
 from reroll.rollout.scheduler import RolloutScheduler
 from reroll.runtime import make_runtime
 from reroll.runtime.base import Runtime
@@ -55,9 +54,12 @@ async def open_rlvr(config: RlvrConfig, context: RunContext, code_folder: Path) 
             )
             parts = Parts(
                 policy=policy,
-                reference=await _reference(config, runtime, policy),
+                reference=await reference_of(runtime, config.policy, policy) if config.kl.coef else None,
                 critic=await _critic(config, runtime, policy),
-                teachers={name: await _teacher(config, runtime, name) for name in config.teachers},
+                teachers={
+                    name: await spawn_fixed(runtime, teacher, role=f"teacher {name}")
+                    for name, teacher in config.teachers.items()
+                },
                 player=player,
                 rollouts=rollouts,
                 weights=weights,
@@ -74,22 +76,8 @@ def _num_updates(config: RlvrConfig) -> int:
     return config.run.steps * config.train.epochs * config.train.mini_batches
 
 
-async def _reference(config: RlvrConfig, runtime: Runtime, policy: TrainCluster) -> TrainCluster | None:
-    if not config.kl.coef:
-        return None
-    if config.policy.lora:
-        return policy
-    return await spawn_fixed(runtime, config.policy, role="reference")
-
-
 async def _critic(config: RlvrConfig, runtime: Runtime, policy: TrainCluster) -> TrainCluster | None:
     if not isinstance(config.critic, OwnCritic):
         return policy if config.critic else None
     critic = config.critic.model_copy(update={"model": config.critic.model or config.policy.model})
     return await spawn_model(runtime, critic, role="critic", total_steps=_num_updates(config), head="score")
-
-
-async def _teacher(config: RlvrConfig, runtime: Runtime, name: str) -> TrainCluster:
-    teacher = config.teachers[name]
-    model = PolicyConfig(model=teacher.model, strategy=teacher.strategy, devices=teacher.devices)
-    return await spawn_fixed(runtime, model, role=f"teacher {name}")

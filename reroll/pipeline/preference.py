@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,16 +21,13 @@ from reroll.config.preference import KtoLoss as KtoConfig
 from reroll.data.pairs import load_judged, load_pairs
 from reroll.data.sampler import Sampler
 from reroll.errors import DataError
-from reroll.models.load import load_tokenizer
 from reroll.observe.metrics import Stats
 from reroll.pipeline.base import RunContext
-from reroll.pipeline.offline import OfflinePipeline
-from reroll.pipeline.sft import check_length
-from reroll.pipeline.spawn import spawn_fixed, spawn_model
+from reroll.pipeline.offline import OfflinePipeline, Tokeniser, load_rows
+from reroll.pipeline.spawn import reference_of, spawn_model
 from reroll.runtime import make_runtime
 from reroll.runtime.base import Runtime
 from reroll.tokens.batch import Batch, pack
-from reroll.tokens.renderer import Renderer
 from reroll.tokens.samples import sft_sample
 from reroll.train.base import Loss, known
 from reroll.train.cluster import TrainCluster
@@ -121,7 +118,7 @@ class RewardModelPipeline(PreferencePipeline[RewardModelConfig, PairRow]):
 async def open_dpo(config: DpoConfig, context: RunContext, code_folder: Path) -> AsyncIterator[DpoPipeline | KtoPipeline]:
     """Tokenise every row before a model is loaded: a bad one ends the run at once."""
     if isinstance(config.loss, KtoConfig):
-        judged, held_out_judged = _load(config, judged_rows)
+        judged, held_out_judged = load_rows(config, judged_rows)
         if len(held_out_judged) == 1:
             raise DataError("data.eval: one row is not enough for kto, which also looks at answers to other prompts (add rows)")
         async with make_runtime(config.runtime) as runtime:
@@ -129,7 +126,7 @@ async def open_dpo(config: DpoConfig, context: RunContext, code_folder: Path) ->
             loss = KtoLoss(**config.loss.options)
             yield KtoPipeline(config, context, policy, judged, held_out_judged, loss=loss, reference=reference)
     else:
-        pairs, held_out = _load(config, pair_rows)
+        pairs, held_out = load_rows(config, pair_rows)
         async with make_runtime(config.runtime) as runtime:
             policy, reference = await _policy_and_reference(config, runtime)
             yield DpoPipeline(config, context, policy, pairs, held_out, loss=pair_loss(config.loss), reference=reference)
@@ -140,7 +137,7 @@ async def open_reward_model(
     config: RewardModelConfig, context: RunContext, code_folder: Path
 ) -> AsyncIterator[RewardModelPipeline]:
     """Tokenise every row before the model is loaded: a bad one ends the run at once."""
-    rows, held_out = _load(config, partial(pair_rows, with_margin=True))
+    rows, held_out = load_rows(config, partial(pair_rows, with_margin=True))
     async with make_runtime(config.runtime) as runtime:
         policy = await spawn_model(runtime, config.policy, role="policy", total_steps=config.run.steps, head="score")
         yield RewardModelPipeline(config, context, policy, rows, held_out, loss=RankingLoss())
@@ -148,11 +145,7 @@ async def open_reward_model(
 
 async def _policy_and_reference(config: DpoConfig, runtime: Runtime) -> tuple[TrainCluster, TrainCluster | None]:
     policy = await spawn_model(runtime, config.policy, role="policy", total_steps=config.run.steps)
-    if not config.loss.uses_reference:
-        return policy, None
-    if config.policy.lora:
-        return policy, policy
-    return policy, await spawn_fixed(runtime, config.policy, role="reference")
+    return policy, await reference_of(runtime, config.policy, policy) if config.loss.uses_reference else None
 
 
 def pair_loss(config: PairLossConfig) -> PreferenceLoss:
@@ -186,38 +179,12 @@ def mismatched(batch: Batch) -> Batch:
     return pack(samples)
 
 
-@dataclass(frozen=True, slots=True)
-class Tokeniser:
-    """Prompts and answers to rows with the loss on the answer; too long ones are an error that says `where`."""
-
-    renderer: Renderer
-    max_tokens: int
-    where: str
-
-    def row(self, number: int, prompt: tuple[Message, ...], answer: tuple[Message, ...]) -> Sample:
-        ids, mask = self.renderer.training_row([*prompt, *answer], start=len(prompt))
-        check_length(ids, self.max_tokens, where=f"{self.where}: row {number}")
-        return sft_sample(ids, mask)
-
-
-def _load(config: OfflineConfig, rows_of: Callable[[RowSource, Tokeniser], list[R]]) -> tuple[Sampler[R], list[R]]:
-    """The rows of `config.data`: to train on, and held out."""
-    renderer = Renderer(load_tokenizer(config.policy.model))
-
-    def rows(part: str, index: int, source: RowSource) -> list[R]:
-        return rows_of(source, Tokeniser(renderer, config.max_tokens, f"data.{part}.{index}"))
-
-    sources = [(rows("train", index, source), source.weight) for index, source in enumerate(config.data.train)]
-    held_out = [row for index, source in enumerate(config.data.eval) for row in rows("eval", index, source)]
-    return Sampler(sources, seed=config.run.seed, shuffle=config.data.shuffle), held_out
-
-
 def pair_rows(source: RowSource, tokeniser: Tokeniser, *, with_margin: bool = False) -> list[PairRow]:
     """The pairs of a source in tokens."""
     return [
         PairRow(
-            chosen=tokeniser.row(number, pair.prompt, pair.chosen),
-            rejected=tokeniser.row(number, pair.prompt, pair.rejected),
+            chosen=_answered(tokeniser, number, pair.prompt, pair.chosen),
+            rejected=_answered(tokeniser, number, pair.prompt, pair.rejected),
             margin=pair.margin,
         )
         for number, pair in enumerate(load_pairs(source, with_margin=with_margin), start=1)
@@ -227,6 +194,11 @@ def pair_rows(source: RowSource, tokeniser: Tokeniser, *, with_margin: bool = Fa
 def judged_rows(source: RowSource, tokeniser: Tokeniser) -> list[JudgedRow]:
     """The judged answers of a source in tokens."""
     return [
-        JudgedRow(sample=tokeniser.row(number, row.prompt, row.answer), is_good=row.is_good)
+        JudgedRow(sample=_answered(tokeniser, number, row.prompt, row.answer), is_good=row.is_good)
         for number, row in enumerate(load_judged(source), start=1)
     ]
+
+
+def _answered(tokeniser: Tokeniser, number: int, prompt: tuple[Message, ...], answer: tuple[Message, ...]) -> Sample:
+    """A prompt and an answer, with the loss on the answer alone."""
+    return tokeniser.row(number, [*prompt, *answer], start=len(prompt))

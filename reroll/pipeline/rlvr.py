@@ -166,9 +166,9 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
             playing = self.parts.player.evaluate(prompts, settings, seed=self.config.run.seed, on_done=advance)
             return (await self.context.unless_stopped(playing)).stats()
 
-    def is_eval_due(self, num_steps: int) -> bool:
-        every = self.config.eval.every
-        return bool(every) and num_steps % every == 0
+    @property
+    def eval_every(self) -> int:
+        return self.config.eval.every
 
     def state(self) -> dict[str, Any]:
         return {"rollouts": self.rollouts.state(), "kl_coef": self.kl_coef, "moments": self.moments.state()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reroll.config.parts import ModelConfig
+from reroll.config.parts import FixedModel, ModelConfig
 from reroll.models.load import Head
 from reroll.runtime.base import Placement, Runtime
 from reroll.train.cluster import TrainCluster
@@ -17,6 +17,12 @@ async def spawn_model(
     return TrainCluster(await runtime.spawn(TrainWorker, placement, config, total_steps=total_steps, head=head))
 
 
-async def spawn_fixed(runtime: Runtime, config: ModelConfig, *, role: str) -> TrainCluster:
+async def spawn_fixed(runtime: Runtime, config: FixedModel, *, role: str) -> TrainCluster:
     """A model that only answers: a reference or a teacher. It holds nothing but its weights."""
-    return await spawn_model(runtime, config.model_copy(update={"lora": None}), role=role, total_steps=0)
+    plain = ModelConfig(model=config.model, strategy=config.strategy, devices=config.devices)
+    return await spawn_model(runtime, plain, role=role, total_steps=0)
+
+
+async def reference_of(runtime: Runtime, config: ModelConfig, policy: TrainCluster) -> TrainCluster:
+    """The policy as it started, if it is asked without an adapter: the policy itself where it trains one."""
+    return policy if config.lora else await spawn_fixed(runtime, config, role="reference")

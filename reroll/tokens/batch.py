@@ -125,17 +125,21 @@ class Batch:
 
     def without_untrained(self) -> Batch:
         """Only the sequences that have a token in the loss, counted anew. At least one stays, so that it is a batch."""
-        trained = torch.zeros(len(self), dtype=torch.bool)
-        trained[self.sequence_index[self.loss_mask]] = True
+        trained = self._is_trained
         if trained.all():
             return self.recount()
         return self.select(trained.nonzero().squeeze(1).tolist() or [0]).recount()
 
     def recount(self) -> Batch:
         """The same rows as a batch of their own: denominators counted anew. One optimizer step, one recount."""
+        return replace(self, num_loss_tokens=int(self.loss_mask.sum()), num_sequences=int(self._is_trained.sum()))
+
+    @property
+    def _is_trained(self) -> Tensor:
+        """[N] bool: whether a sequence has a token in the loss."""
         trained = torch.zeros(len(self), dtype=torch.bool, device=self.ids.device)
         trained[self.sequence_index[self.loss_mask]] = True
-        return replace(self, num_loss_tokens=int(self.loss_mask.sum()), num_sequences=int(trained.sum()))
+        return trained
 
     def _tensors(self) -> dict[str, Tensor]:
         """Those with an entry for every token."""

@@ -88,6 +88,18 @@ class Loss(Protocol):
         """The loss of a micro-batch. Those of one optimizer step add up."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlainLoss:
+    """What losses share that see each micro-batch by itself and do not compare with the policy before the update."""
+
+    @property
+    def compares_with_old_policy(self) -> bool:
+        return False
+
+    def prepare(self, batch: Batch) -> Batch:
+        return batch
+
+
 def known(value: Tensor | None) -> Tensor:
     """A prediction or a batch field that the caller has asked for, and which is therefore there."""
     if value is None:

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from reroll.observe.metrics import Stats, Sum
 from reroll.tokens.batch import Batch
-from reroll.train.base import Divergence, LossOutput, Needs, Predictions, known
+from reroll.train.base import Divergence, LossOutput, Needs, PlainLoss, Predictions, known
 from reroll.train.loss import mean_of, reduced
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DistillLoss:
+class DistillLoss(PlainLoss):
     """(1 - sft_weight) * temperature² * divergence + sft_weight * cross-entropy, over all tokens alike.
 
     `batch.teacher_logp` must be the teacher's at the same temperature and vocabulary; the cross-entropy is at the batch's
@@ -32,13 +32,6 @@ class DistillLoss:
             temperature=self.temperature,
             vocabulary=self.vocabulary,
         )
-
-    @property
-    def compares_with_old_policy(self) -> bool:
-        return False
-
-    def prepare(self, batch: Batch) -> Batch:
-        return batch
 
     def __call__(self, batch: Batch, model: Predictions) -> LossOutput:
         divergence, mask = known(model.divergence), batch.loss_mask

@@ -18,7 +18,7 @@ from reroll.algo.selection import SELECTIONS
 from reroll.config.imports import import_object
 from reroll.observe.metrics import Max, Mean, Stats, Sum
 from reroll.tokens.batch import Batch
-from reroll.train.base import Divergence, LossOutput, Needs, Predictions, known
+from reroll.train.base import Divergence, LossOutput, Needs, PlainLoss, Predictions, known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +96,7 @@ class PolicyLoss:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ValueLoss:
+class ValueLoss(PlainLoss):
     """How a critic learns to foretell returns. Every token weighs the same."""
 
     clip: float = math.inf
@@ -104,13 +104,6 @@ class ValueLoss:
     @property
     def needs(self) -> Needs:
         return Needs(logp=False, value=True)
-
-    @property
-    def compares_with_old_policy(self) -> bool:
-        return False
-
-    def prepare(self, batch: Batch) -> Batch:
-        return batch
 
     def __call__(self, batch: Batch, model: Predictions) -> LossOutput:
         value, returns, mask = known(model.value), known(batch.returns), batch.loss_mask

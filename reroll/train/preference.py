@@ -16,24 +16,12 @@ from reroll.algo.preference import PREFERENCES, bradley_terry, kto
 from reroll.algo.segments import segment_sum
 from reroll.observe.metrics import Last, Stats, Sum
 from reroll.tokens.batch import Batch
-from reroll.train.base import LossOutput, Needs, Predictions, known
+from reroll.train.base import LossOutput, Needs, PlainLoss, Predictions, known
 from reroll.train.loss import mean_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _PlainLoss:
-    """Compares with a reference or with nothing, never with the policy before the update."""
-
-    @property
-    def compares_with_old_policy(self) -> bool:
-        return False
-
-    def prepare(self, batch: Batch) -> Batch:
-        return batch
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreferenceLoss(_PlainLoss):
+class PreferenceLoss(PlainLoss):
     """Makes the chosen answer likelier than the rejected one. The mean over pairs."""
 
     kind: str
@@ -61,7 +49,7 @@ class PreferenceLoss(_PlainLoss):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankingLoss(_PlainLoss):
+class RankingLoss(PlainLoss):
     """Makes the score of the chosen answer larger than that of the rejected one, by `batch.label`. The mean over pairs."""
 
     @property
@@ -76,7 +64,7 @@ class RankingLoss(_PlainLoss):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KtoLoss(_PlainLoss):
+class KtoLoss(PlainLoss):
     """Makes answers with label 1 likelier than they were, those with label -1 less likely. The mean over answers."""
 
     beta: float
