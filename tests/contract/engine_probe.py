@@ -9,6 +9,9 @@ from reroll.models.tiny import make_tiny
 from reroll.types import Request, SamplingParams
 
 ENGINES = {"embedded": EmbeddedEngine}
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+TOLERANCE = 1e-5 if DEVICE == "cpu" else 2e-5
+"""Of log-probs in fp32: a GPU adds in another order."""
 FAMILIES = ["llama", "qwen2", "qwen3", "smollm3", "mistral", "gemma2"]
 
 
@@ -20,8 +23,8 @@ def tiny_folder(folder, family):
     return str(make_tiny(folder, family=family, max_positions=128, initializer_range=0.2, **options))
 
 
-def load(folder, lora=None):
-    return load_model(folder, dtype=torch.float32, device="cpu", lora=lora)
+def load(folder, lora=None, dtype=torch.float32):
+    return load_model(folder, dtype=dtype, device=DEVICE, lora=lora)
 
 
 def ask(name, prompt, *, max_tokens=12, min_tokens=0, **sampling):
@@ -43,13 +46,20 @@ def finish(engine, requests=(), *, max_steps=500):
     raise AssertionError("the engine did not finish")
 
 
+def trainer_logits(model, ids):
+    """What training computes for one sequence, [L, vocab]."""
+    ids = torch.tensor(ids, device=DEVICE)
+    bounds = torch.tensor([0, len(ids)], device=DEVICE)
+    with torch.no_grad():
+        hidden = hidden_states(model, ids, torch.arange(len(ids), device=DEVICE), PackedAttention(bounds))
+        return logits(model, hidden).float().cpu()
+
+
 def trainer_logprobs(model, request, completion):
     """The log-probs that training computes for the same tokens."""
-    ids = torch.tensor([*request.prompt_ids, *completion.token_ids])
-    with torch.no_grad():
-        hidden = hidden_states(model, ids, torch.arange(len(ids)), PackedAttention(torch.tensor([0, len(ids)])))
-        scores = logits(model, hidden).float() / (request.sampling.temperature or 1.0)
-    logp = torch.log_softmax(scores[:-1], -1).gather(1, ids[1:, None])[:, 0]
+    ids = [*request.prompt_ids, *completion.token_ids]
+    scores = trainer_logits(model, ids) / (request.sampling.temperature or 1.0)
+    logp = torch.log_softmax(scores[:-1], -1).gather(1, torch.tensor(ids)[1:, None])[:, 0]
     return logp[len(request.prompt_ids) - 1 :]
 
 
@@ -58,7 +68,7 @@ def assert_logprobs_are_the_trainers(model, requests, done):
         completion = done[request.id]
         assert len(completion.logprobs) == len(completion.token_ids) > 0
         want = trainer_logprobs(model, request, completion)
-        torch.testing.assert_close(torch.tensor(completion.logprobs), want, atol=1e-5, rtol=0)
+        torch.testing.assert_close(torch.tensor(completion.logprobs), want, atol=TOLERANCE, rtol=0)
 
 
 def perturbed(model, scale=1.2):

@@ -8,10 +8,10 @@ from engine_probe import (
     finish,
     load,
     perturbed,
+    trainer_logits,
 )
 
 from reroll.config.parts import LoraConfig
-from reroll.models.attention import PackedAttention, hidden_states, logits
 from reroll.types import FinishReason
 
 
@@ -39,10 +39,8 @@ def test_greedy_takes_the_likeliest_token_and_reports_temperature_one(make, orac
     request = ask("a", [5, 9, 30], temperature=0.0)
     done = finish(make(), [request])
     assert_logprobs_are_the_trainers(oracle, [request], done)
-    ids = torch.tensor([*request.prompt_ids, *done["a"].token_ids])
-    with torch.no_grad():
-        hidden = hidden_states(oracle, ids, torch.arange(len(ids)), PackedAttention(torch.tensor([0, len(ids)])))
-    assert logits(oracle, hidden)[2:-1].argmax(-1).tolist() == list(done["a"].token_ids)
+    scores = trainer_logits(oracle, [*request.prompt_ids, *done["a"].token_ids])
+    assert scores[2:-1].argmax(-1).tolist() == list(done["a"].token_ids)
 
 
 def test_a_request_gives_the_same_tokens_whatever_it_is_batched_with(make):

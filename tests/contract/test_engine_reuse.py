@@ -10,8 +10,6 @@ from engine_probe import (
     trainer_logprobs,
 )
 
-from reroll.models.load import load_model
-
 
 def converse(engine, *, num_talks=5, num_turns=4, num_reply=9, **sampling):
     """Conversations in lockstep: each turn's prompt is all that was said, and a reply. Returns requests and completions."""
@@ -54,8 +52,8 @@ def test_in_bf16_reuse_is_as_near_to_the_trainer_as_reading_everything(setup):
     kind, folder, tokenizer = setup
     gaps = {}
     for max_parked in (16, 0):
-        model = load_model(folder, dtype=torch.bfloat16, device="cpu")
-        engine = kind(load_model(folder, dtype=torch.bfloat16, device="cpu"), tokenizer, max_running=4, max_parked=max_parked)
+        model = load(folder, dtype=torch.bfloat16)
+        engine = kind(load(folder, dtype=torch.bfloat16), tokenizer, max_running=4, max_parked=max_parked)
         requests, done = converse(engine, num_talks=10, num_turns=3)
         assert (engine.counts.num_reused_tokens > 0) == (max_parked > 0)
         wanted = torch.cat([trainer_logprobs(model, request, done[request.id]) for request in requests])

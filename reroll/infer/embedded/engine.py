@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from reroll.infer.base import Engine, EngineCounts, Finished
-from reroll.infer.embedded.attention import StepAttention, work_kind
-from reroll.infer.embedded.cache import SlotCache
+from reroll.infer.embedded.attention import work_kind
+from reroll.infer.embedded.memory import Memory
 from reroll.infer.embedded.network import Network
-from reroll.infer.embedded.sampler import Row, sample
+from reroll.infer.embedded.sampler import Row
+from reroll.infer.embedded.slots import SlotMemory
 from reroll.infer.embedded.stop import completes_stop
 from reroll.infer.prefixes import PrefixIndex
 from reroll.types import Completion, FinishReason, Request
@@ -45,6 +47,13 @@ class _Sequence:
     """Leading tokens of the context whose keys and values are in its slot."""
     is_current: bool = False
     """Whether the weights now in use computed all that is cached."""
+    _row: Row = field(init=False)
+    _early_row: Row = field(init=False)
+
+    def __post_init__(self) -> None:
+        sampling = self.request.sampling
+        self._row = Row(seed=sampling.seed, temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k)
+        self._early_row = replace(self._row, forbidden=tuple(sorted(self.end_ids)))
 
     @property
     def context(self) -> tuple[int, ...]:
@@ -61,17 +70,10 @@ class _Sequence:
             return (self.tokens[-1],)
         return self.context[self.cached :]
 
+    @property
     def row(self) -> Row:
         """How the next token is drawn. Stop tokens are out of the draw, though not out of its log-prob, before `min_tokens`."""
-        sampling = self.request.sampling
-        return Row(
-            seed=sampling.seed,
-            position=self.length,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            forbidden=tuple(self.end_ids) if len(self.tokens) < sampling.min_tokens else (),
-        )
+        return self._row if len(self.tokens) >= self.request.sampling.min_tokens else self._early_row
 
     def append(self, token: int, logprob: float, version: int) -> None:
         self.tokens.append(token)
@@ -92,10 +94,12 @@ class _Sequence:
 class _Group:
     """Siblings admitted together: the first reads the context, or what `source` lacks of it, for all."""
 
-    source: int | Tensor | None = None
-    """Where leading tokens are cached: the slot of a running sequence, or a parked context."""
     num_reused: int = 0
-    """How many those are."""
+    """Leading tokens that are cached already."""
+    sibling: int | None = None
+    """In the slot of this running sequence,"""
+    parked: Any = None
+    """or else in this parked context."""
     members: list[_Sequence] = field(default_factory=list)
 
 
@@ -119,24 +123,17 @@ class EmbeddedEngine(Engine):
         max_running: int = 64,
         max_parked: int | None = None,
     ) -> None:
-        config = model.config
         self._network = Network(model)
         self._tokenizer = tokenizer
         self._max_running = max_running
-        self._max_length: int = config.max_position_embeddings
+        self._max_length: int = model.config.max_position_embeddings
         self._end_ids = _end_ids(model, tokenizer)
-        self._cache = SlotCache(
-            num_layers=config.num_hidden_layers,
-            num_heads=config.num_key_value_heads,
-            head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
-            dtype=model.dtype,
-            device=model.device,
-        )
+        self._memory = make_memory(self._network, sorted(self._end_ids))
         self._waiting: deque[_Sequence] = deque()
         self._running: list[_Sequence] = []
         self._max_parked = 4 * max_running if max_parked is None else max_parked
-        self._parked: PrefixIndex[Tensor] = PrefixIndex(
-            max_entries=self._max_parked, max_tokens=_MAX_PARKED_BYTES // self._cache.bytes_per_token
+        self._parked: PrefixIndex[Any] = PrefixIndex(
+            max_entries=self._max_parked, max_tokens=_MAX_PARKED_BYTES // self._memory.bytes_per_token
         )
         self._reports: list[Finished] = []
         self._version = 0
@@ -197,7 +194,7 @@ class EmbeddedEngine(Engine):
         self._waiting.extendleft(reversed(self._running))
         self._running = []
         self._parked.clear()
-        self._cache.free()
+        self._memory.free()
         self._asleep = True
 
     def wake(self) -> None:
@@ -232,13 +229,15 @@ class EmbeddedEngine(Engine):
 
     def _find_reusable(self, context: tuple[int, ...], running_prompts: PrefixIndex[int]) -> _Group:
         """A group that begins with what is cached of this context already, if that is enough to be worth a copy."""
-        found = [match for match in (running_prompts.find(context), self._parked.find(context)) if match]
-        num_common, source = max(found, key=lambda match: match[0], default=(0, None))
+        sibling, parked = running_prompts.find(context), self._parked.find(context)
+        num_common = max(match[0] if match else 0 for match in (sibling, parked))
         # The last token is always read: its logits are what the first new token is drawn from.
         num_reused = min(num_common, len(context) - 1)
         if num_reused < max(_MIN_REUSED_TOKENS, _MIN_REUSED_SHARE * len(context)):
             return _Group()
-        return _Group(source, num_reused)
+        if sibling and sibling[0] == num_common:
+            return _Group(num_reused, sibling=sibling[1])
+        return _Group(num_reused, parked=parked[1] if parked else None)
 
     def _seat(self, groups: list[_Group]) -> list[int]:
         """Give admitted sequences the next slots: first one of each group, then the siblings that only copy it.
@@ -248,16 +247,13 @@ class EmbeddedEngine(Engine):
         if not groups:
             return []
         newcomers = [sequence for group in groups for sequence in group.members]
-        longest = max(sequence.length for sequence in newcomers)
-        self._cache.reserve(num_slots=len(self._running) + len(newcomers), length=longest + 1)
         followers, leaders = [], []
         for group in sorted(groups, key=lambda group: work_kind(group.num_reused, group.members[0].length - group.num_reused)):
             slot, (leader, *others) = len(self._running), group.members
-            match group.source:
-                case int(sibling):
-                    self._cache.copy(sibling, slot, length=group.num_reused)
-                case Tensor() as parked:
-                    self._cache.put_in(slot, parked, length=group.num_reused)
+            if group.sibling is not None:
+                self._memory.copy(group.sibling, slot, length=group.num_reused)
+            elif group.num_reused:
+                self._memory.put_in(slot, group.parked, length=group.num_reused)
             leader.cached = group.num_reused
             self._running.append(leader)
             followers += others
@@ -274,25 +270,13 @@ class EmbeddedEngine(Engine):
         num_readers = len(self._running) - len(leaders)
         readers = self._running[:num_readers]
         starts, unread = [sequence.cached for sequence in readers], [sequence.unread for sequence in readers]
-        lengths = [len(tokens) for tokens in unread]
-        ends = [start + length for start, length in zip(starts, lengths, strict=True)]
-        self._cache.reserve(num_slots=len(self._running), length=max(ends))
-        attention = StepAttention(self._cache, starts=starts, lengths=lengths)
-        device = self._network.device
-        ids = torch.tensor([token for tokens in unread for token in tokens], device=device)
-        hidden = self._network.hidden(ids, attention.places, attention)
-        if len(hidden) > num_readers:
-            hidden = hidden[torch.tensor(lengths, device=device).cumsum(0) - 1]
-        logits = self._network.logits(hidden)
-        if leaders:
-            logits = logits[torch.tensor([*range(num_readers), *leaders], device=device)]
-
-        for sequence, end in zip(readers, ends, strict=True):
-            sequence.cached = end
+        rows = [sequence.row for sequence in self._running]
+        tokens, logprobs = self._memory.advance(starts, unread, leaders=leaders, rows=rows)
+        for sequence in readers:
+            sequence.cached = sequence.length
         for slot, leader in enumerate(leaders, num_readers):
-            self._running[slot].cached = ends[leader]
-            self._cache.copy(leader, slot, length=ends[leader])
-        tokens, logprobs = sample(logits, [sequence.row() for sequence in self._running])
+            self._running[slot].cached = self._running[leader].cached
+            self._memory.copy(leader, slot, length=self._running[leader].cached)
         for sequence, token, logprob in zip(self._running, tokens, logprobs, strict=True):
             sequence.append(token, logprob, self._version)
         self.counts.add_step(num_running=len(self._running))
@@ -321,12 +305,21 @@ class EmbeddedEngine(Engine):
         """Park what a slot holds and free it: the last running sequence moves in, so that running slots stay contiguous."""
         ended = self._running[slot]
         if self._max_parked and ended.is_current and ended.cached >= _MIN_REUSED_TOKENS:
-            kept = self._cache.take_out(slot, length=ended.cached)
+            kept = self._memory.take_out(slot, length=ended.cached)
             self._parked.keep(ended.context[: ended.cached], kept)
         last = self._running.pop()
+        self._memory.close_gap(slot, len(self._running), length=last.cached)
         if slot < len(self._running):
-            self._cache.copy(len(self._running), slot, length=last.cached)
             self._running[slot] = last
+
+
+def make_memory(network: Network, end_ids: Sequence[int]) -> Memory[Any]:
+    """Pages and CUDA graphs on a GPU, dense slots elsewhere."""
+    if network.device.type == "cuda":
+        from reroll.infer.embedded.paged import PagedMemory  # Imports triton, which CPU builds of PyTorch lack.
+
+        return PagedMemory(network, end_ids)
+    return SlotMemory(network)
 
 
 def _end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

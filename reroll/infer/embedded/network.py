@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from reroll.infer.embedded.packed import PackedLinear, pack_linears, packing_available
@@ -16,7 +16,7 @@ class Network:
     """Runs packed tokens and takes new weights.
 
     Weights whose dtype and device are the network's are adopted: the parameter becomes the very tensor that was given,
-    so a trainer on the same device shares its memory. Others are cast. bf16 on a CPU is different: there the linear
+    so a trainer on the same device shares its memory. Others are copied. bf16 on a CPU is different: there the linear
     layers keep copies of their own in oneDNN's packed layout, which is much faster, so a push copies.
 
     Where the model has an adapter, that alone may be given: the rest is frozen, and stays.
@@ -26,9 +26,29 @@ class Network:
         self.model = model
         self._parameters = dict(model.named_parameters())  # Tied parameters appear once.
         self._aliases = {name for name, _ in model.named_parameters(remove_duplicate=False)} - set(self._parameters)
+        self.addresses = 0
+        """Another number whenever weights have moved in memory."""
+        self._own = set(self._parameters)
         self._packed: list[PackedLinear] = []
         if packing_available(self.device, self.dtype):
             self._packed = pack_linears(model)
+
+    @property
+    def num_layers(self) -> int:
+        return self.model.config.num_hidden_layers  # type: ignore[no-any-return]
+
+    @property
+    def num_heads(self) -> int:
+        return self.model.config.num_attention_heads  # type: ignore[no-any-return]
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.model.config.num_key_value_heads  # type: ignore[no-any-return]
+
+    @property
+    def head_dim(self) -> int:
+        config = self.model.config  # Families that leave it out divide the hidden size.
+        return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
     @property
     def device(self) -> torch.device:
@@ -57,7 +77,17 @@ class Network:
             given = weights[name].detach()
             if given.shape != parameter.shape:
                 raise ValueError(f"weight {name} has shape {tuple(given.shape)}, the model needs {tuple(parameter.shape)}")
-            parameter.data = given.to(device=self.device, dtype=self.dtype)
+            self._take(name, parameter, given)
         for linear in self._packed:
             if linear.reads(changed.values()):
                 linear.repack()
+
+    def _take(self, name: str, parameter: nn.Parameter, given: Tensor) -> None:
+        if name in self._own and (given.dtype, given.device) != (self.dtype, self.device):
+            with torch.no_grad():
+                parameter.copy_(given)
+            return
+        before = parameter.data_ptr()
+        parameter.data = given.to(device=self.device, dtype=self.dtype)
+        self._own -= {name}
+        self.addresses += parameter.data_ptr() != before

@@ -27,8 +27,6 @@ class Row:
     """How the next token of one sequence is drawn."""
 
     seed: int
-    position: int
-    """Place of the drawn token in its sequence, prompt included."""
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
@@ -45,15 +43,16 @@ def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.float
     return uniform
 
 
-def sample(logits: Tensor, rows: Sequence[Row]) -> tuple[list[int], list[float]]:
+def sample(logits: Tensor, rows: Sequence[Row], positions: Sequence[int]) -> tuple[list[int], list[float]]:
     """One token for each row of `logits` [R, vocab], and its log-prob under softmax(logits / temperature).
 
+    `positions` are the places of the drawn tokens in their sequences, prompts included.
     The log-prob is that of the whole distribution: neither top-p, top-k nor forbidden tokens change it. Greedy rows
     (temperature 0) report it at temperature 1.
     """
     probs = _probabilities(logits, [row.temperature or 1.0 for row in rows])
     weights = _without_forbidden(probs, [row.forbidden for row in rows])
-    uniform = torch.from_numpy(uniforms([row.seed for row in rows], [row.position for row in rows])).to(probs.device)
+    uniform = torch.from_numpy(uniforms([row.seed for row in rows], positions)).to(probs.device)
     tokens = _invert(weights, uniform)
     if cut := [i for i, row in enumerate(rows) if row.temperature and (row.top_p < 1 or 0 < row.top_k < probs.shape[1])]:
         tokens[cut] = _sample_cut(weights[cut], uniform[cut], [rows[i] for i in cut])
@@ -61,6 +60,24 @@ def sample(logits: Tensor, rows: Sequence[Row]) -> tuple[list[int], list[float]]
         tokens[greedy] = weights[greedy].argmax(-1)
     logprobs = probs.gather(1, tokens[:, None])[:, 0].log()
     return tokens.tolist(), logprobs.tolist()
+
+
+def is_plain(row: Row, end_ids: tuple[int, ...]) -> bool:
+    """Whether `draw` draws this row as `sample` does: from the whole vocabulary or greedily, with or without `end_ids`."""
+    return (not row.forbidden or row.forbidden == end_ids) and (not row.temperature or (row.top_p >= 1 and not row.top_k))
+
+
+def draw(logits: Tensor, *, temperatures: Tensor, uniform: Tensor, may_end: Tensor, end_ids: Tensor) -> Tensor:
+    """As `sample` for plain rows, without waiting for the device: [2, R], tokens and log-probs, both in fp64.
+
+    Where `may_end` is 0, the tokens `end_ids` are not drawn; it is 1 elsewhere.
+    """
+    scale = torch.where(temperatures > 0, temperatures, 1.0)
+    probs = torch.softmax(logits.float() / scale[:, None].float(), -1)
+    probs[:, end_ids] *= may_end[:, None].float()  # Nothing is lost: no such token is asked for its log-prob.
+    tokens = torch.where(temperatures > 0, _invert(probs, uniform), probs.argmax(-1))
+    logprobs = probs.gather(1, tokens[:, None])[:, 0].log()
+    return torch.stack((tokens.double(), logprobs.double()))
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -2,15 +2,15 @@ import numpy as np
 import pytest
 import torch
 
-from reroll.infer.embedded.sampler import Row, sample, uniforms
+from reroll.infer.embedded.sampler import Row, draw, is_plain, sample, uniforms
 
 
 def rows(count, **options):
-    return [Row(seed=seed, position=5, **options) for seed in range(count)]
+    return [Row(seed=seed, **options) for seed in range(count)]
 
 
 def frequencies(logits, count=40_000, **options):
-    tokens, _ = sample(logits.expand(count, -1), rows(count, **options))
+    tokens, _ = sample(logits.expand(count, -1), rows(count, **options), [5] * count)
     return torch.bincount(torch.tensor(tokens), minlength=logits.shape[-1]) / count
 
 
@@ -69,21 +69,22 @@ def test_top_p_applies_to_what_top_k_left():
 
 def test_top_p_over_a_flat_vocabulary_looks_beyond_its_first_guess():
     logits = torch.zeros(1, 3000)
-    tokens, _ = sample(logits.expand(4000, -1), rows(4000, top_p=0.9))
+    tokens, _ = sample(logits.expand(4000, -1), rows(4000, top_p=0.9), [5] * 4000)
     assert 1900 < len(set(tokens)) <= 2701  # 2,085 distinct ones expected of 4,000 draws; the first guess holds 512.
 
 
 def test_rows_with_different_settings_do_not_disturb_each_other():
     logits = torch.randn(4, 500, generator=torch.Generator().manual_seed(2))
     mixed = [
-        Row(seed=1, position=0),
-        Row(seed=2, position=3, top_p=0.5),
-        Row(seed=3, position=9, temperature=0.0),
-        Row(seed=4, position=2, top_k=3, temperature=0.8),
+        Row(seed=1),
+        Row(seed=2, top_p=0.5),
+        Row(seed=3, temperature=0.0),
+        Row(seed=4, top_k=3, temperature=0.8),
     ]
-    tokens, logprobs = sample(logits, mixed)
+    positions = [0, 3, 9, 2]
+    tokens, logprobs = sample(logits, mixed, positions)
     for i, row in enumerate(mixed):
-        alone, alone_logprob = sample(logits[i : i + 1], [row])
+        alone, alone_logprob = sample(logits[i : i + 1], [row], positions[i : i + 1])
         assert tokens[i] == alone[0]
         assert logprobs[i] == pytest.approx(alone_logprob[0], abs=1e-6)
 
@@ -91,11 +92,11 @@ def test_rows_with_different_settings_do_not_disturb_each_other():
 def test_logprobs_are_of_the_whole_softmax_at_the_temperature():
     logits = torch.randn(3, 300, generator=torch.Generator().manual_seed(3)) * 4
     settings = [
-        Row(seed=1, position=0, temperature=0.6, top_k=5),
-        Row(seed=2, position=0, temperature=0.0),
-        Row(seed=3, position=0),
+        Row(seed=1, temperature=0.6, top_k=5),
+        Row(seed=2, temperature=0.0),
+        Row(seed=3),
     ]
-    tokens, logprobs = sample(logits, settings)
+    tokens, logprobs = sample(logits, settings, [0, 0, 0])
     for i, temperature in enumerate((0.6, 1.0, 1.0)):
         want = torch.log_softmax(logits[i] / temperature, -1)[tokens[i]]
         assert logprobs[i] == pytest.approx(want.item(), abs=1e-6)
@@ -105,14 +106,38 @@ def test_forbidden_tokens_are_never_drawn_and_keep_their_share_of_the_logprob():
     probs = torch.tensor([0.7, 0.1, 0.1, 0.1])
     want = torch.tensor([0.0, 1, 1, 1]) / 3
     assert_same_distribution(frequencies(probs.log()[None], forbidden=(0,)), want)
-    _, logprobs = sample(probs.log()[None], [Row(seed=0, position=0, forbidden=(0,))])
+    _, logprobs = sample(probs.log()[None], [Row(seed=0, forbidden=(0,))], [0])
     assert logprobs[0] == pytest.approx(np.log(0.1), abs=1e-6)
-    tokens, _ = sample(probs.log()[None], [Row(seed=0, position=0, temperature=0.0, forbidden=(0,))])
+    tokens, _ = sample(probs.log()[None], [Row(seed=0, temperature=0.0, forbidden=(0,))], [0])
     assert tokens[0] != 0
 
 
 def test_a_token_without_probability_is_never_drawn():
     logits = torch.full((1, 600), float("-inf"))
     logits[0, [3, 299, 599]] = 0.0
-    tokens, _ = sample(logits.expand(5000, -1), rows(5000))
+    tokens, _ = sample(logits.expand(5000, -1), rows(5000), [5] * 5000)
     assert set(tokens) == {3, 299, 599}
+
+
+def test_plain_rows_are_drawn_on_the_device_as_anywhere():
+    logits = torch.randn(60, 700, generator=torch.Generator().manual_seed(4)) * 3
+    end_ids, positions = (3, 650), list(range(60))
+    plain = [Row(seed=i, temperature=(1.0, 0.7, 0.0)[i % 3], forbidden=end_ids if i % 4 == 0 else ()) for i in range(60)]
+    assert all(is_plain(row, end_ids) for row in plain)
+    logits[:, 3] += 9  # Often the likeliest.
+    drawn = draw(
+        logits,
+        temperatures=torch.tensor([row.temperature for row in plain], dtype=torch.float64),
+        uniform=torch.from_numpy(uniforms(range(60), positions)),
+        may_end=torch.tensor([not row.forbidden for row in plain], dtype=torch.float64),
+        end_ids=torch.tensor(end_ids),
+    )
+    tokens, logprobs = sample(logits, plain, positions)
+    assert drawn[0].tolist() == tokens
+    assert 3 in tokens
+    torch.testing.assert_close(drawn[1].float(), torch.tensor(logprobs), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("options", [{"top_p": 0.9}, {"top_k": 5}, {"forbidden": (1,)}])
+def test_what_is_not_plain_is_told(options):
+    assert not is_plain(Row(seed=0, **options), (3, 650))

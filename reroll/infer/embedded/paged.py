@@ -1,0 +1,149 @@
+"""Memory in pages, on a GPU: contexts share pages, one kernel attends for a whole step, and a step is a CUDA graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from reroll.infer.embedded.kernels import PAGE, attend, store
+from reroll.infer.embedded.memory import Memory
+from reroll.infer.embedded.network import Network
+from reroll.infer.embedded.pages import KeptPages, PagePool
+from reroll.infer.embedded.sampler import Row
+from reroll.infer.embedded.steps import Steps, StepTensors
+from reroll.models.attention import Scoring
+
+
+class PagedMemory(Memory[KeptPages]):
+    """Slot i's tokens are in the pages `_tables[i]`, in order. Full pages may be shared; the last one, if it is being
+    written, is its slot's alone."""
+
+    def __init__(self, network: Network, end_ids: Sequence[int]) -> None:
+        self._network = network
+        self._data = self._zeros(1)
+        self._pool = PagePool()
+        self._tables: list[list[int]] = []
+        self._copies: list[tuple[int, int]] = []
+        self._steps = Steps(network, self.attention, end_ids)
+
+    @property
+    def bytes_per_token(self) -> int:
+        data = self._data
+        return data.shape[0] * 2 * data.shape[4] * data.shape[5] * data.element_size()
+
+    def advance(
+        self, starts: Sequence[int], unread: Sequence[Sequence[int]], *, leaders: Sequence[int], rows: Sequence[Row]
+    ) -> tuple[list[int], list[float]]:
+        self._tables += [[] for _ in range(len(starts) - len(self._tables))]
+        for table, start, tokens in zip(self._tables, starts, unread, strict=False):
+            missing = -(-(start + len(tokens)) // PAGE) - len(table)
+            if missing > 0:
+                table += [self._take() for _ in range(missing)]
+        self._flush_copies()
+        return self._steps.run(starts, unread, leaders, rows, self._tables)
+
+    def attention(self, step: StepTensors) -> PagedAttention:
+        """What the tokens of a step look at."""
+        return PagedAttention(self._data, step)
+
+    def copy(self, source: int, target: int, *, length: int) -> None:
+        self._fill(target, self._tables[source], length=length)
+
+    def take_out(self, slot: int, *, length: int) -> KeptPages:
+        return KeptPages(self._pool, self._tables[slot][: -(-length // PAGE)])
+
+    def put_in(self, slot: int, kept: KeptPages, *, length: int) -> None:
+        self._fill(slot, kept.pages, length=length)
+
+    def close_gap(self, slot: int, last: int, *, length: int) -> None:
+        self._pool.give_back(self._tables[slot])
+        moved = self._tables.pop()
+        if slot != last:
+            self._tables[slot] = moved
+
+    def free(self) -> None:
+        for table in self._tables:
+            self._pool.give_back(table)
+        self._tables.clear()
+        self._copies.clear()
+        self._steps.forget()
+        self._pool = PagePool()
+        self._data = self._zeros(1)
+
+    def _fill(self, slot: int, pages: Sequence[int], *, length: int) -> None:
+        """The next slot holds the first `length` places of these pages: full ones are shared, the last is copied."""
+        self._tables += [[] for _ in range(slot - len(self._tables))]
+        num_full, num_more = divmod(length, PAGE)
+        table = list(pages[:num_full])
+        self._pool.share(table)
+        if num_more:
+            own = self._take()
+            self._copies.append((pages[num_full], own))
+            table.append(own)
+        self._tables.append(table)
+
+    def _flush_copies(self) -> None:
+        """Copy pages that were to be copied, all at once. In order of asking: a copy may be copied again."""
+        while self._copies:
+            targets: set[int] = set()
+            now = []
+            for source, target in self._copies:
+                if source in targets:
+                    break
+                targets.add(target)
+                now.append((source, target))
+            self._copies = self._copies[len(now) :]
+            sources, copies = torch.tensor(now, device=self._data.device).unbind(1)
+            self._data[:, :, copies] = self._data[:, :, sources]
+
+    def _take(self) -> int:
+        if not self._pool.num_free:
+            self._grow()
+        return self._pool.take()
+
+    def _grow(self) -> None:
+        """Twice the pages. Graphs hold addresses of the old ones: they are captured anew."""
+        old, num_pages = self._data, max(256, 2 * self._pool.num_pages)
+        try:
+            self._data = self._zeros(num_pages)
+        except torch.OutOfMemoryError as error:
+            needed = num_pages * PAGE * self.bytes_per_token / 2**30
+            raise torch.OutOfMemoryError(
+                f"the engine's cache cannot grow to {needed:.1f} GiB: lower engine.max_running, rollout.max_tokens or "
+                f"max_prompt_tokens, or policy.strategy.micro_batch_tokens ({error})"
+            ) from error
+        self._data[:, :, : old.shape[2]] = old
+        self._steps.forget()
+        self._pool.grow(num_pages)
+
+    def _zeros(self, num_pages: int) -> Tensor:
+        """[layers, 2, pages, PAGE, heads, dim]"""
+        network = self._network
+        shape = (network.num_layers, 2, num_pages, PAGE, network.num_kv_heads, network.head_dim)
+        return torch.zeros(shape, dtype=network.dtype, device=network.device)
+
+
+class PagedAttention:
+    """New tokens go to their pages, and look at those of their sequence."""
+
+    def __init__(self, data: Tensor, step: StepTensors) -> None:
+        self._data = data
+        self._step = step
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scoring: Scoring) -> Tensor:
+        step, (keys, values) = self._step, self._data[layer]
+        store(key, value, keys, values, step.rows)
+        return attend(
+            query,
+            keys,
+            values,
+            tables=step.tables,
+            starts=step.starts,
+            bounds=step.bounds,
+            block_sequence=step.block_sequence,
+            block_first=step.block_first,
+            rows=step.block_rows,
+            scoring=scoring,
+        )

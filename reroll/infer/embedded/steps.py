@@ -1,0 +1,267 @@
+"""One engine step on a GPU: its inputs in one buffer, its kernels in one CUDA graph.
+
+Steps of nearly equal size share a graph: tokens and rows are padded up to the graph's size. Padding tokens write to a page
+that nobody reads and belong to no sequence; padding rows draw tokens that nobody takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from reroll.infer.embedded.kernels import PAGE, tokens_per_block
+from reroll.infer.embedded.network import Network
+from reroll.infer.embedded.sampler import Row, draw, is_plain, sample, uniforms
+from reroll.models.attention import Attention
+
+_MAX_GRAPH_TOKENS = 2048
+"""Larger steps keep the GPU busy without a graph."""
+
+_WRITING_ROWS, _READING_ROWS = 16, 64
+"""Rows of an attention program where every sequence has one token, and where some have many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """What a step's tensors are sized for, padding included."""
+
+    num_tokens: int
+    num_rows: int
+    num_blocks: int
+    num_pages: int
+    """Of the longest sequence."""
+    block_rows: int
+
+    def parts(self) -> list[int]:
+        tokens, rows = self.num_tokens, self.num_rows
+        return [tokens, tokens, tokens, rows, rows, rows + 1, self.num_blocks, self.num_blocks, rows * self.num_pages]
+
+
+@dataclass(frozen=True, slots=True)
+class StepTensors:
+    """The inputs of a step: views of one buffer of whole numbers, and one of fractions."""
+
+    ids: Tensor
+    places: Tensor
+    """Where each token stands in its sequence."""
+    rows: Tensor
+    """Where its keys and values go: page × PAGE + offset."""
+    last: Tensor
+    """For each row of the result, the token that predicts it."""
+    starts: Tensor
+    bounds: Tensor
+    block_sequence: Tensor
+    block_first: Tensor
+    tables: Tensor
+    block_rows: int
+    temperatures: Tensor
+    uniforms: Tensor
+    may_end: Tensor
+
+    @classmethod
+    def of(cls, size: Size, whole: Tensor, fractions: Tensor) -> StepTensors:
+        ids, places, rows, last, starts, bounds, block_sequence, block_first, tables = torch.split(whole, size.parts())
+        temperatures, uniform, may_end = fractions.view(3, size.num_rows)
+        return cls(
+            ids=ids,
+            places=places,
+            rows=rows,
+            last=last,
+            starts=starts,
+            bounds=bounds,
+            block_sequence=block_sequence,
+            block_first=block_first,
+            tables=tables.view(size.num_rows, size.num_pages),
+            block_rows=size.block_rows,
+            temperatures=temperatures,
+            uniforms=uniform,
+            may_end=may_end,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    graph: torch.cuda.CUDAGraph
+    whole: Tensor
+    fractions: Tensor
+    drawn: Tensor
+    logits: Tensor
+
+
+class Steps:
+    """Runs steps; captures the graphs it needs as it goes."""
+
+    def __init__(self, network: Network, attention: Callable[[StepTensors], Attention], end_ids: Sequence[int]) -> None:
+        self._network = network
+        self._end_ids = tuple(end_ids)
+        self._end_tensor = torch.tensor(self._end_ids, dtype=torch.int64, device=network.device)
+        self._attention = attention
+        self._graphs: dict[Size, _Graph] = {}
+        self._weights = network.addresses
+        self._memory_pool: Any = None
+
+    def run(
+        self,
+        starts: Sequence[int],
+        unread: Sequence[Sequence[int]],
+        leaders: Sequence[int],
+        rows: Sequence[Row],
+        tables: Sequence[Sequence[int]],
+    ) -> tuple[list[int], list[float]]:
+        """A token and its log-prob for every row; see `Memory.advance`."""
+        lengths = [len(tokens) for tokens in unread]
+        ends = [start + length for start, length in zip(starts, lengths, strict=True)]
+        positions = [*ends, *(ends[leader] for leader in leaders)]
+        size, is_graph = self._size(lengths, num_rows=len(rows), num_pages=max(map(len, tables)))
+        whole = _whole(size, starts, unread, leaders, tables, self._tokens(size.block_rows))
+        fractions = _fractions(size, rows, positions)
+        if not is_graph:
+            device = self._network.device
+            drawn, logits = self._forward(size, whole.to(device), fractions.to(device))
+        else:
+            graph = self._graph(size)
+            graph.whole.copy_(whole, non_blocking=True)
+            graph.fractions.copy_(fractions, non_blocking=True)
+            graph.graph.replay()
+            drawn, logits = graph.drawn, graph.logits
+        numbers = drawn[:, : len(rows)].cpu().numpy()
+        tokens, logprobs = numbers[0].astype(int).tolist(), numbers[1].tolist()
+        self._draw_others(rows, positions, logits, tokens, logprobs)
+        return tokens, logprobs
+
+    def forget(self) -> None:
+        """Addresses changed: every graph is captured anew when it is next needed."""
+        self._graphs.clear()
+
+    def _size(self, lengths: Sequence[int], *, num_rows: int, num_pages: int) -> tuple[Size, bool]:
+        num_tokens, is_writing = sum(lengths), max(lengths) == 1
+        is_graph = self._network.device.type == "cuda" and num_tokens <= _MAX_GRAPH_TOKENS
+        if is_graph:
+            num_rows = _padded(num_rows, fine=is_writing)
+            num_tokens = num_rows if is_writing else max(num_rows, _padded(num_tokens, fine=True))
+            num_pages = 1 << (num_pages - 1).bit_length()
+        block_rows = _WRITING_ROWS if is_writing else _READING_ROWS
+        num_blocks = num_tokens if is_writing else num_tokens // self._tokens(block_rows) + num_rows
+        return Size(num_tokens, num_rows, num_blocks, num_pages, block_rows), is_graph
+
+    def _draw_others(
+        self, rows: Sequence[Row], positions: Sequence[int], logits: Tensor, tokens: list[int], logprobs: list[float]
+    ) -> None:
+        """Put right the rows that are not drawn plainly."""
+        others = [place for place, row in enumerate(rows) if not is_plain(row, self._end_ids)]
+        if others:
+            index = torch.tensor(others, device=logits.device)
+            drawn = sample(logits[index], [rows[place] for place in others], [positions[place] for place in others])
+            for place, token, logprob in zip(others, *drawn, strict=True):
+                tokens[place], logprobs[place] = token, logprob
+
+    def _tokens(self, block_rows: int) -> int:
+        return tokens_per_block(self._network.num_heads, self._network.num_kv_heads, rows=block_rows)
+
+    def _forward(self, size: Size, whole: Tensor, fractions: Tensor) -> tuple[Tensor, Tensor]:
+        step = StepTensors.of(size, whole, fractions)
+        hidden = self._network.hidden(step.ids, step.places, self._attention(step))
+        logits = self._network.logits(hidden[step.last])
+        drawn = draw(
+            logits,
+            temperatures=step.temperatures,
+            uniform=step.uniforms,
+            may_end=step.may_end,
+            end_ids=self._end_tensor,
+        )
+        return drawn, logits
+
+    def _graph(self, size: Size) -> _Graph:
+        if self._weights != self._network.addresses:
+            self.forget()
+            self._weights = self._network.addresses
+        if size not in self._graphs:
+            self._graphs[size] = self._capture(size)
+        return self._graphs[size]
+
+    def _capture(self, size: Size) -> _Graph:
+        device = self._network.device
+        whole = torch.zeros(sum(size.parts()), dtype=torch.int32, device=device)
+        fractions = torch.full((3 * size.num_rows,), 0.5, dtype=torch.float64, device=device)
+        step = StepTensors.of(size, whole, fractions)
+        # One real token, which predicts every row, so that nothing that is drawn from is left undefined. The others write
+        # where it does not look.
+        step.rows[1:] = 1
+        step.bounds[1:] = 1
+        step.block_sequence[1:] = -1
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            self._forward(size, whole, fractions)  # Kernels are compiled and workspaces made before the capture.
+        torch.cuda.current_stream(device).wait_stream(stream)
+        if self._memory_pool is None:
+            self._memory_pool = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._memory_pool, stream=stream, capture_error_mode="thread_local"):
+            drawn, logits = self._forward(size, whole, fractions)
+        return _Graph(graph, whole, fractions, drawn, logits)
+
+
+def _padded(number: int, *, fine: bool) -> int:
+    """The next power of two, or (fine) the next eighth of it."""
+    power = 1 << max(number - 1, 0).bit_length()
+    if fine and power >= 16:
+        for share in (5 * power // 8, 3 * power // 4, 7 * power // 8):
+            if number <= share:
+                return share
+    return power
+
+
+def _whole(
+    size: Size,
+    starts: Sequence[int],
+    unread: Sequence[Sequence[int]],
+    leaders: Sequence[int],
+    tables: Sequence[Sequence[int]],
+    tokens_per_block: int,
+) -> Tensor:
+    """The whole numbers of a step, on the host."""
+    buffer = torch.zeros(sum(size.parts()), dtype=torch.int32, pin_memory=torch.cuda.is_available())
+    ids, places, targets, last, first_places, bounds, block_sequence, block_first, pages = (
+        part.numpy() for part in torch.split(buffer, size.parts())
+    )
+    num_sequences = len(starts)
+    lengths = np.fromiter(map(len, unread), np.int64, num_sequences)
+    ends = np.cumsum(lengths)
+    num_tokens = int(ends[-1])
+    sequence = np.repeat(np.arange(num_sequences), lengths)
+    first_places[:num_sequences] = starts
+
+    ids[:num_tokens] = [token for tokens in unread for token in tokens]
+    places[:num_tokens] = np.arange(num_tokens) + (first_places[:num_sequences] - ends + lengths)[sequence]
+    pages_here = pages.reshape(size.num_rows, size.num_pages)
+    for row, table in enumerate(tables[:num_sequences]):
+        pages_here[row, : len(table)] = table
+    here = places[:num_tokens]
+    targets[:num_tokens] = pages_here[sequence, here // PAGE] * PAGE + here % PAGE
+    last[:num_sequences] = ends - 1
+    last[num_sequences : num_sequences + len(leaders)] = ends[np.array(leaders, int)] - 1
+    bounds[1 : num_sequences + 1] = ends
+    bounds[num_sequences + 1 :] = num_tokens
+
+    num_blocks = -(-lengths // tokens_per_block)
+    total = int(num_blocks.sum())
+    block_sequence[:total] = np.repeat(np.arange(num_sequences), num_blocks)
+    block_sequence[total:] = -1
+    block_first[:total] = (np.arange(total) - np.repeat(np.cumsum(num_blocks) - num_blocks, num_blocks)) * tokens_per_block
+    return buffer
+
+
+def _fractions(size: Size, rows: Sequence[Row], positions: Sequence[int]) -> Tensor:
+    """How each row is drawn, on the host."""
+    buffer = torch.full((3 * size.num_rows,), 0.5, dtype=torch.float64, pin_memory=torch.cuda.is_available())
+    temperatures, uniform, may_end = buffer.numpy().reshape(3, -1)[:, : len(rows)]
+    temperatures[:] = [row.temperature for row in rows]
+    uniform[:] = uniforms([row.seed for row in rows], positions)
+    may_end[:] = [not row.forbidden for row in rows]
+    return buffer

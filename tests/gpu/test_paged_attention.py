@@ -1,0 +1,74 @@
+"""The Triton kernels against plain attention over the same pages."""
+
+import pytest
+import torch
+
+from reroll.models.attention import Scoring
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+SEQUENCES = [(130, 1), (0, 70), (60, 5), (3, 1)]
+"""Tokens held, and tokens that are new."""
+
+
+def whole(numbers):
+    return torch.tensor(numbers, dtype=torch.int32, device="cuda")
+
+
+def plain_attention(query, keys, values, *, start, scoring):
+    """[L, H, D] at places from `start` on, over [L_kv, H, D]."""
+    scores = torch.einsum("thd,shd->hts", query.double(), keys.double()) * scoring.scaling
+    if scoring.softcap:
+        scores = torch.tanh(scores / scoring.softcap) * scoring.softcap
+    places = torch.arange(start, start + len(query), device="cuda")[:, None]
+    others = torch.arange(len(keys), device="cuda")[None]
+    visible = others <= places
+    if scoring.sliding_window:
+        visible &= others > places - scoring.sliding_window
+    return torch.einsum("hts,shd->thd", scores.masked_fill(~visible, float("-inf")).softmax(-1), values.double())
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize("rows", [16, 64])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "window", "softcap"),
+    [(9, 3, 64, None, None), (16, 8, 128, None, None), (4, 4, 24, None, None), (8, 2, 32, 20, None), (4, 1, 32, 7, 3.0)],
+)
+def test_pages_are_attended_to_like_plain_keys(heads, kv_heads, dim, window, softcap, rows, dtype, tolerance):
+    from reroll.infer.embedded.kernels import PAGE, attend, store, tokens_per_block
+
+    torch.manual_seed(0)
+    scoring = Scoring(scaling=dim**-0.5, sliding_window=window, softcap=softcap)
+    keys, values = torch.randn(2, 64, PAGE, kv_heads, dim, device="cuda", dtype=dtype)
+    pages = iter(torch.randperm(63).add(1).tolist())
+    tables = [[next(pages) for _ in range(-(-(start + new) // PAGE))] for start, new in SEQUENCES]
+    places = [
+        (table, place) for table, (start, new) in zip(tables, SEQUENCES, strict=True) for place in range(start, start + new)
+    ]
+    num_tokens = len(places)
+    # As transformers gives them: [heads, T, D] seen as [T, heads, D].
+    query, key, value = (
+        torch.randn(num, num_tokens, dim, device="cuda", dtype=dtype).transpose(0, 1) for num in (heads, kv_heads, kv_heads)
+    )
+    store(key, value, keys, values, whole([table[place // PAGE] * PAGE + place % PAGE for table, place in places]))
+    step = tokens_per_block(heads, kv_heads, rows=rows)
+    blocks = [(number, first) for number, (_, new) in enumerate(SEQUENCES) for first in range(0, new, step)] + [(-1, 0)]
+    width = max(map(len, tables))
+    bounds = [0, *torch.tensor([new for _, new in SEQUENCES]).cumsum(0).tolist()]
+    got = attend(
+        query,
+        keys,
+        values,
+        tables=whole([table + [0] * (width - len(table)) for table in tables]),
+        starts=whole([start for start, _ in SEQUENCES]),
+        bounds=whole(bounds),
+        block_sequence=whole([number for number, _ in blocks]),
+        block_first=whole([first for _, first in blocks]),
+        rows=rows,
+        scoring=scoring,
+    )
+    for number, (start, new) in enumerate(SEQUENCES):
+        seen = [tensor[tables[number]].flatten(0, 1)[: start + new] for tensor in (keys, values)]
+        seen = [tensor.repeat_interleave(heads // kv_heads, 1) for tensor in seen]
+        want = plain_attention(query[bounds[number] : bounds[number + 1]], *seen, start=start, scoring=scoring)
+        torch.testing.assert_close(got[bounds[number] : bounds[number + 1]].double(), want, atol=tolerance, rtol=tolerance)
