@@ -57,6 +57,10 @@ class RewardError(RerollError):
     """A reward failed: becomes a status on the trajectory, never escapes a step."""
 
 
+class SandboxError(RerollError):
+    """A sandbox cannot do its work: the level asked for is not to be had, or it has no place to run a program."""
+
+
 class TooManyFailures(RerollError):
     """So many samples failed that going on would train on noise."""
 

@@ -1,0 +1,1 @@
+"""Where untrusted programs run. `docs/security.md` says what contains them, and what does not."""
