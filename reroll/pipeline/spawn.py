@@ -17,10 +17,10 @@ async def spawn_model(
     return TrainCluster(await runtime.spawn(TrainWorker, placement, config, total_steps=total_steps, head=head))
 
 
-async def spawn_fixed(runtime: Runtime, config: FixedModel, *, role: str) -> TrainCluster:
-    """A model that only answers: a reference or a teacher. It holds nothing but its weights."""
+async def spawn_fixed(runtime: Runtime, config: FixedModel, *, role: str, head: Head = "language") -> TrainCluster:
+    """A model that only answers: a reference, a teacher or a reward model. It holds nothing but its weights."""
     plain = ModelConfig(model=config.model, strategy=config.strategy, devices=config.devices)
-    return await spawn_model(runtime, plain, role=role, total_steps=0)
+    return await spawn_model(runtime, plain, role=role, total_steps=0, head=head)
 
 
 async def reference_of(runtime: Runtime, config: ModelConfig, policy: TrainCluster) -> TrainCluster:

@@ -56,10 +56,11 @@ class Renderer:
 
         What it may call are `tools` and those that the messages bring along.
         """
-        tools = [*tools, *(tool for message in messages for tool in message.get("tools", ()))]
-        if tools and not self._knows_tools:
-            messages, tools = _describe(tools, messages), []
-        return self._encode(self._render(messages, generation_prompt=True, tools=tools))
+        return self._encode(self._show(messages, tools, generation_prompt=True))
+
+    def whole(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """A conversation as the template shows one that is over: with all it puts behind the last message, and no cue."""
+        return self._encode(self._show(messages, (), generation_prompt=False))
 
     def extend(self, prompt_ids: Sequence[int], completion_ids: Sequence[int], messages: Sequence[Message]) -> tuple[int, ...]:
         """The prompt of a next turn: what was shown, what was sampled, then `messages` and the cue to speak again.
@@ -96,6 +97,12 @@ class Renderer:
             ids = (*ids, *said) if next_turn is None else self.extend(ids, said, messages[turn + 1 : next_turn])
             mask += [False] * (len(ids) - len(mask))
         return ids, tuple(mask)
+
+    def _show(self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, generation_prompt: bool) -> str:
+        tools = [*tools, *(tool for message in messages for tool in message.get("tools", ()))]
+        if tools and not self._knows_tools:
+            messages, tools = _describe(tools, messages), []
+        return self._render(messages, generation_prompt=generation_prompt, tools=tools)
 
     def _after_mark(self, messages: Sequence[Message], *, generation_prompt: bool) -> str:
         text = self._render(messages, generation_prompt=generation_prompt)

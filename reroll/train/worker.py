@@ -10,7 +10,8 @@ from pathlib import Path
 from torch import Tensor
 
 from reroll.config.parts import ModelConfig
-from reroll.models.heads import keep_padding_apart
+from reroll.errors import ModelError
+from reroll.models.heads import keep_padding_apart, score_head
 from reroll.models.load import DTYPES, Head, load_model, load_tokenizer
 from reroll.observe.metrics import Mean, Stats, Sum
 from reroll.runtime.base import WorkerInfo
@@ -53,6 +54,8 @@ class TrainWorker:
         if head == "score":
             keep_padding_apart(model, tokenizer)
         if total_steps == 0:
+            if head == "score" and not score_head(model).weight.any():
+                raise ModelError(f"{config.model} has no scalar head: name a reward model, e.g. one of pipeline reward_model")
             model.requires_grad_(False)  # Then it has no master weights either.
         self._strategy = TorchStrategy(model, tokenizer, config.strategy, config.optim, total_steps=total_steps, head=head)
 
