@@ -6,6 +6,8 @@ that nobody reads and belong to no sequence; padding rows draw tokens that nobod
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +23,9 @@ from reroll.models.attention import Attention
 
 _MAX_GRAPH_TOKENS = 2048
 """Larger steps keep the GPU busy without a graph."""
+
+_WORTH_A_GRAPH = 3
+"""Steps of one size before a graph is captured for it, which takes as long as several steps without."""
 
 _WRITING_ROWS, _READING_ROWS = 16, 64
 """Rows of an attention program where every sequence has one token, and where some have many."""
@@ -102,6 +107,7 @@ class Steps:
         self._end_tensor = torch.tensor(self._end_ids, dtype=torch.int64, device=network.device)
         self._attention = attention
         self._graphs: dict[Size, _Graph] = {}
+        self._num_seen: Counter[Size] = Counter()
         self._weights = network.addresses
         self._memory_pool: Any = None
 
@@ -120,11 +126,11 @@ class Steps:
         size, is_graph = self._size(lengths, num_rows=len(rows), num_pages=max(map(len, tables)))
         whole = _whole(size, starts, unread, leaders, tables, self._tokens(size.block_rows))
         fractions = _fractions(size, rows, positions)
-        if not is_graph:
+        graph = self._graph(size) if is_graph else None
+        if graph is None:
             device = self._network.device
             drawn, logits = self._forward(size, whole.to(device), fractions.to(device))
         else:
-            graph = self._graph(size)
             graph.whole.copy_(whole, non_blocking=True)
             graph.fractions.copy_(fractions, non_blocking=True)
             graph.graph.replay()
@@ -137,14 +143,15 @@ class Steps:
     def forget(self) -> None:
         """Addresses changed: every graph is captured anew when it is next needed."""
         self._graphs.clear()
+        self._num_seen.clear()
 
     def _size(self, lengths: Sequence[int], *, num_rows: int, num_pages: int) -> tuple[Size, bool]:
         num_tokens, is_writing = sum(lengths), max(lengths) == 1
         is_graph = self._network.device.type == "cuda" and num_tokens <= _MAX_GRAPH_TOKENS
         if is_graph:
             num_rows = _padded(num_rows, fine=is_writing)
-            num_tokens = num_rows if is_writing else max(num_rows, _padded(num_tokens, fine=True))
-            num_pages = 1 << (num_pages - 1).bit_length()
+            num_tokens = num_rows if is_writing else max(num_rows, _padded(num_tokens, fine=False))
+            num_pages = 4 ** math.ceil(math.log(max(num_pages, 16), 4))
         block_rows = _WRITING_ROWS if is_writing else _READING_ROWS
         num_blocks = num_tokens if is_writing else num_tokens // self._tokens(block_rows) + num_rows
         return Size(num_tokens, num_rows, num_blocks, num_pages, block_rows), is_graph
@@ -176,13 +183,15 @@ class Steps:
         )
         return drawn, logits
 
-    def _graph(self, size: Size) -> _Graph:
+    def _graph(self, size: Size) -> _Graph | None:
+        """The graph for steps of this size, if they come often enough to be worth one."""
         if self._weights != self._network.addresses:
             self.forget()
             self._weights = self._network.addresses
-        if size not in self._graphs:
+        self._num_seen[size] += 1
+        if size not in self._graphs and self._num_seen[size] >= _WORTH_A_GRAPH:
             self._graphs[size] = self._capture(size)
-        return self._graphs[size]
+        return self._graphs.get(size)
 
     def _capture(self, size: Size) -> _Graph:
         device = self._network.device
@@ -208,13 +217,9 @@ class Steps:
 
 
 def _padded(number: int, *, fine: bool) -> int:
-    """The next power of two, or (fine) the next eighth of it."""
-    power = 1 << max(number - 1, 0).bit_length()
-    if fine and power >= 16:
-        for share in (5 * power // 8, 3 * power // 4, 7 * power // 8):
-            if number <= share:
-                return share
-    return power
+    """The next power of two from 16 on, or (fine) three quarters of it if that is enough."""
+    power = max(16, 1 << (number - 1).bit_length())
+    return 3 * power // 4 if fine and number <= 3 * power // 4 else power
 
 
 def _whole(
