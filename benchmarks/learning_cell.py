@@ -43,7 +43,7 @@ def _sft_until(pass_rate: float, *, model: Path, into: Path, seed: int, first: i
     for num_steps in range(first, MAX_SFT_STEPS, stride):
         overrides = [f"run.name=sft-{into}", f"run.seed={seed}", f"run.steps={num_steps}", f"policy.model={model}"]
         outcome = train(load_config(SFT, overrides), resume=num_steps > first, overwrite=num_steps == first)
-        if evaluate(load_config(GRPO, [f"policy.model={outcome.checkpoint}"])).pass_at(1) >= pass_rate:
+        if evaluate(load_config(GRPO, [f"policy.model={outcome.checkpoint}"])).pass_rate >= pass_rate:
             shutil.copytree(outcome.checkpoint, into)
             return
     raise SystemExit(f"SFT did not reach a pass rate of {pass_rate} in {MAX_SFT_STEPS} steps with seed {seed}")

@@ -63,8 +63,8 @@ def main() -> None:
         shorter = [f"run.steps={args.steps}"] if args.steps else []
         config = load_config(HERE / "grpo.yaml", [*overrides, *shorter, f"policy.model={warm.checkpoint}"])
         before = evaluate(config)
-        console.print(f"right on {before.pass_at(1):.0%} of the held-out prompts", highlight=False)
-        if before.pass_at(1) >= args.good_enough:
+        console.print(f"right on {before.pass_rate:.0%} of the held-out prompts", highlight=False)
+        if before.pass_rate >= args.good_enough:
             break
 
     console.rule("2. GRPO")
@@ -79,7 +79,7 @@ def main() -> None:
         table.add_row(prompt.messages[-1]["content"], prompt.answer, *marks)
     console.print(table)
     seconds = time.perf_counter() - started
-    result = {"before": before.pass_at(1), "after": after.pass_at(1), "seconds": round(seconds, 1), "seed": seed}
+    result = {"before": before.pass_rate, "after": after.pass_rate, "seconds": round(seconds, 1), "seed": seed}
     (outcome.folder / "result.json").write_text(json.dumps(result, indent=2) + "\n")
     rates = f"[red]{result['before']:.2f}[/] → [green]{result['after']:.2f}[/]"
     console.print(f"pass rate on {len(before.prompts)} held-out prompts: {rates} in {seconds:.0f} s", highlight=False)

@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from reroll import __version__
+from reroll.cli_rewards import rewards
 from reroll.config.imports import search_in
 from reroll.config.load import dump_config, load_config
 from reroll.config.load_env import load_env
@@ -20,6 +21,7 @@ from reroll.errors import ConfigError, RerollError
 
 if TYPE_CHECKING:
     from reroll.envs.check import Report
+    from reroll.pipeline.evaluate import EvalResult
 
 app = typer.Typer(
     help="RL post-training of language models, from one laptop CPU to a Ray cluster.",
@@ -31,6 +33,7 @@ models = typer.Typer(help="Models on this machine.", no_args_is_help=True)
 app.add_typer(models, name="models")
 envs = typer.Typer(help="Environments that a policy acts in.", no_args_is_help=True)
 app.add_typer(envs, name="envs")
+app.add_typer(rewards, name="rewards")
 
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
@@ -93,20 +96,23 @@ def check(
 
 @app.command("eval")
 def evaluate(
-    file: ConfigFile,
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A checkpoint folder or a model's name.", show_default=False)],
     overrides: Overrides = None,
-    model: Annotated[str | None, typer.Option(help="A checkpoint folder or model name; default: policy.model.")] = None,
-    k: Annotated[int, typer.Option("-k", min=1, help="Completions per prompt; pass@k up to this k.")] = 1,
+    file: Annotated[
+        Path | None,
+        typer.Option("-c", "--config", metavar="FILE", help="A YAML config; default: the checkpoint's run's."),
+    ] = None,
+    k: Annotated[int, typer.Option("-k", min=1, help="Completions per prompt; pass@k and maj@k up to this k.")] = 1,
     out: Annotated[Path | None, typer.Option(help="Write the numbers and every completion as JSON.")] = None,
 ) -> None:
-    """Measure pass@1 and pass@k of a checkpoint on the held-out prompts (data.eval) of FILE."""
+    """Measure a checkpoint or a model on the held-out prompts (data.eval) of FILE: pass@k, avg@k and maj@k by domain."""
+    file = file or _config_of(Path(model))
     sampled = [] if k == 1 else [f"eval.samples={k}", "eval.temperature=1.0"]
-    chosen = [] if model is None else [f"policy.model={model}"]
-    config = load_config(file, [*chosen, *sampled, *(overrides or ())])
+    config = load_config(file, [f"policy.model={model}", *sampled, *(overrides or ())])
     from reroll.pipeline.run import evaluate as run_evaluation
 
     result = run_evaluation(config, code_folder=file.parent)
-    _print_evaluation(result.stats().values_by_name(), config.policy.model)
+    _print_evaluation(result, model)
     if out is not None:
         out.write_text(json.dumps(result.as_dict(), indent=2, ensure_ascii=False) + "\n")
 
@@ -189,13 +195,32 @@ def _summary(config: AnyConfig) -> str:
     return f"{config.algorithm} on {config.policy.model}, {config.run.steps} steps of {size}, {config.runtime.kind} runtime"
 
 
-def _print_evaluation(values: dict[str, float], model: str) -> None:
-    table = Table(title=model, title_justify="left")
+def _config_of(checkpoint: Path) -> Path:
+    """The config of the run that wrote a checkpoint: runs/NAME/checkpoints/step-… has its own at runs/NAME/config.yaml."""
+    if checkpoint.suffix in (".yaml", ".yml"):
+        raise typer.BadParameter(f"{checkpoint} is a config: give the model first, reroll eval MODEL -c {checkpoint}")
+    file = checkpoint.absolute().parent.parent / "config.yaml"
+    if not file.is_file():
+        raise typer.BadParameter(f"{checkpoint} is no checkpoint of a run: say what to measure with -c FILE")
+    return file
+
+
+def _print_evaluation(result: EvalResult, model: str) -> None:
+    """A row per metric and a column per domain, each with its 95 % interval; means over all samples below."""
+    domains = result.domains
+    columns = {domain: result.estimates(domain) for domain in domains}
+    if len(domains) > 1:
+        columns |= {"all prompts": result.estimates(), "mean of domains": {"pass@1": result.average()}}
+    table = Table(title=model, title_justify="left", caption="\\[low, high]: 95 % confidence", caption_justify="left")
     table.add_column("metric")
-    table.add_column("value", justify="right")
-    for name, value in values.items():
-        table.add_row(name.removeprefix("eval/"), f"{value:.3f}")
+    for name in columns:
+        table.add_column(escape(name), justify="right")
+    for metric in dict.fromkeys(metric for found in columns.values() for metric in found):
+        cells = [found.get(metric) for found in columns.values()]
+        table.add_row(metric, *(f"{one.value:.3f} \\[{one.low:.2f}, {one.high:.2f}]" if one else "" for one in cells))
     Console().print(table)
+    means = {name.removeprefix("eval/"): value for name, value in result.means().items()}
+    Console().print(", ".join(f"{name} {value:.3f}" for name, value in means.items()), highlight=False)
 
 
 def _print_report(report: Report, name: str) -> None:

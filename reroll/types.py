@@ -6,7 +6,7 @@ Prompt -> Trajectory[Turn] -> Group -> Sample -> tokens.Batch
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, NotRequired, TypedDict
 
@@ -124,6 +124,9 @@ class Score:
 
     value: float
     parts: Mapping[str, float] = field(default_factory=dict)
+    answer: str | None = None
+    """What it took for the policy's final answer, written in one way: equal answers are equal strings. None: it looked for
+    none, or found none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +140,12 @@ class Trajectory:
     """Why it failed or was truncated; empty otherwise."""
     reward: float = 0.0
     reward_parts: Mapping[str, float] = field(default_factory=dict)
+    answer: str | None = None
+    """The final answer, as the reward read it."""
+
+    def scored(self, score: Score) -> Trajectory:
+        """The same trajectory with what a reward said about it."""
+        return replace(self, reward=score.value, reward_parts=score.parts, answer=score.answer)
 
     @property
     def num_completion_tokens(self) -> int:
@@ -158,7 +167,7 @@ class Group:
     """One prompt and its sibling trajectories: the unit of scheduling, scoring and filtering."""
 
     ticket: int
-    """The order of admission: the scheduler's name for this group."""
+    """The scheduler's name for this group: inside its domain, in the order of admission."""
     prompt: Prompt
     trajectories: tuple[Trajectory, ...]
     version: int

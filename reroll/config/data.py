@@ -8,19 +8,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from reroll.config.base import Node
-
-
-class Source(Node):
-    """What all prompt sources share."""
-
-    domain: str = "default"
-    """Chooses the reward of its prompts."""
-    weight: float = Field(default=1.0, gt=0)
-    """Share of this source in the mix, relative to the others."""
-    limit: int | None = Field(default=None, ge=1)
-    """Use only the first rows."""
-    system: str | None = None
-    """A system message put before every prompt that brings none of its own."""
+from reroll.config.data_base import Source
+from reroll.config.data_code import CodeTasksSource
+from reroll.config.data_instructions import InstructionsSource
 
 
 class Table(Source):
@@ -84,7 +74,7 @@ class EnvSource(Source):
     """Instances are numbered from here; take held-out ones from 1,000,000 on, where no training source reaches."""
 
 
-AnyRows = JsonlSource | ParquetSource | DatasetsSource | ReasoningGymSource
+AnyRows = JsonlSource | ParquetSource | DatasetsSource | ReasoningGymSource | CodeTasksSource | InstructionsSource
 RowSource = Annotated[AnyRows, Field(discriminator="kind")]
 """Sources of rows."""
 SourceConfig = Annotated[AnyRows | EnvSource, Field(discriminator="kind")]
@@ -99,6 +89,56 @@ class RowData(Node):
     shuffle: bool = True
 
 
+class Measuring(Node):
+    """What curricula share: how well a prompt goes is the share of its group's samples that pass."""
+
+    threshold: float = 1.0
+    """A sample passes when its reward reaches this."""
+
+
+class Remembering(Measuring):
+    """A curriculum that keeps a pass rate for every prompt."""
+
+    newest: float = Field(default=0.5, gt=0, le=1)
+    """Weight of the newest group in a prompt's pass rate, an exponential mean; 1 forgets all earlier ones."""
+
+
+class FilterCurriculum(Remembering):
+    """Pass over prompts that are too easy or too hard, and try them again now and then."""
+
+    kind: Literal["filter"]
+    low: float = Field(default=0.05, ge=0, le=1)
+    """Prompts that pass less often are too hard."""
+    high: float = Field(default=0.95, ge=0, le=1)
+    """Prompts that pass more often are too easy."""
+    retry_epochs: int = Field(default=4, ge=1)
+    """A prompt outside the range is tried again every so many epochs of its source."""
+
+
+class TargetCurriculum(Remembering):
+    """Prefer prompts whose pass rate is near a target: each is drawn with a chance that falls with its distance."""
+
+    kind: Literal["target"]
+    target: float = Field(default=0.5, ge=0, le=1)
+    width: float = Field(default=0.2, gt=0)
+    """At this distance from the target the chance is 0.61, at twice the distance 0.14: a bell curve."""
+    floor: float = Field(default=0.05, gt=0, le=1)
+    """The least chance, so that no prompt is given up for good. A prompt never tried has the chance 1."""
+
+
+class LadderCurriculum(Measuring):
+    """Begin with each domain's lowest `level`; the next one joins when the highest open one goes well enough."""
+
+    kind: Literal["ladder"]
+    opens_at: float = Field(default=0.7, gt=0, le=1)
+    """Mean pass rate of the highest open level at which the next one opens."""
+    groups: int = Field(default=32, ge=1)
+    """The mean is over so many of its latest groups; before there are as many, nothing opens."""
+
+
+CurriculumConfig = Annotated[FilterCurriculum | TargetCurriculum | LadderCurriculum, Field(discriminator="kind")]
+
+
 class DataConfig(Node):
     """Prompts to train on and prompts held out."""
 
@@ -106,3 +146,5 @@ class DataConfig(Node):
     eval: list[SourceConfig] = Field(default_factory=list)
     """Held-out prompts; evaluated before the first step, on schedule and at the end."""
     shuffle: bool = True
+    curriculum: CurriculumConfig | None = None
+    """Which of the prompts come next, by how often they passed so far; null: all, each once an epoch."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field
 
@@ -112,6 +112,20 @@ class EmbeddedEngine(Node):
 EngineConfig = EmbeddedEngine
 
 
+class DomainRollout(Node):
+    """How the samples of one domain are drawn. What is left out is as `rollout` says."""
+
+    group_size: int | None = Field(default=None, ge=1)
+    max_prompt_tokens: int | None = Field(default=None, ge=1)
+    max_tokens: int | None = Field(default=None, ge=1)
+    max_total_tokens: int | None = Field(default=None, ge=2)
+    min_tokens: int | None = Field(default=None, ge=0)
+    temperature: float | None = Field(default=None, gt=0)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=0)
+    stop: list[str] | None = None
+
+
 class RolloutConfig(Node):
     """How samples are drawn and admitted."""
 
@@ -128,6 +142,12 @@ class RolloutConfig(Node):
     """How many steps' worth of the oldest groups may be taken from: 1 is strictly oldest first."""
     drop_no_signal: bool = False
     """Dynamic filter: drop groups whose rewards are all equal and admit another prompt in their place."""
+    max_drops: int = Field(default=20, ge=1)
+    """Groups that a domain may drop for each one it owes a step. After that, what it still owes the step comes from the other
+    domains, and a warning names it: a domain without signal cannot stall the run. Says nothing where there is one domain."""
+    max_tries: int = Field(default=3, ge=1)
+    """A prompt whose group was aborted is queued again, so often in all; the last try is waited for, or the slowest prompts
+    would never be learned from."""
     max_failed_fraction: float = Field(default=0.5, gt=0, le=1)
     """Stop the run when more than this share of recent samples failed."""
     max_prompt_tokens: int = Field(default=1024, ge=1)
@@ -140,6 +160,20 @@ class RolloutConfig(Node):
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=0)
     stop: list[str] = Field(default_factory=list)
+    domains: dict[str, DomainRollout] = Field(default_factory=dict)
+    """What is different for a domain, e.g. `{math: {group_size: 16, max_tokens: 512}}`."""
+
+    def of(self, domain: str) -> RolloutConfig:
+        """The settings that hold for a domain."""
+        return _narrowed(self, self.domains.get(domain))
+
+
+class DomainEval(Node):
+    """How one domain is evaluated. What is left out is as `eval` says."""
+
+    samples: int | None = Field(default=None, ge=1)
+    temperature: float | None = Field(default=None, ge=0)
+    threshold: float | None = None
 
 
 class EvalConfig(Node):
@@ -148,11 +182,25 @@ class EvalConfig(Node):
     every: int = Field(default=0, ge=0)
     """Steps between evaluations; 0: only before the first and after the last step."""
     samples: int = Field(default=1, ge=1)
-    """Completions per prompt: pass@1 is their mean, pass@k is reported up to this k."""
+    """Completions per prompt: pass@1 is their mean, pass@k and maj@k are reported up to this k."""
     temperature: float = Field(default=0.0, ge=0)
     """0 is greedy."""
     threshold: float = 1.0
     """A completion passes when its reward reaches this."""
+    domains: dict[str, DomainEval] = Field(default_factory=dict)
+    """What is different for a domain, e.g. `{math: {samples: 16, temperature: 0.6}}`."""
+
+    def of(self, domain: str) -> EvalConfig:
+        """The settings that hold for a domain."""
+        return _narrowed(self, self.domains.get(domain))
+
+
+C = TypeVar("C", bound=Node)
+
+
+def _narrowed(config: C, changes: Node | None) -> C:
+    """The config with what a domain sets for itself."""
+    return config if changes is None else config.model_copy(update=changes.model_dump(exclude_none=True))
 
 
 class CheckpointConfig(Node):

@@ -1,4 +1,4 @@
-"""Rows as they are stored: JSONL, Parquet, a saved `datasets` folder, reasoning-gym. Each comes with the place it is from."""
+"""Rows as they are stored or generated, each with the place it is from."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from reroll.config.data import DatasetsSource, JsonlSource, ParquetSource, ReasoningGymSource, RowSource
+from reroll.config.data import DatasetsSource, JsonlSource, ParquetSource, ReasoningGymSource, RowSource, Table
+from reroll.config.data_code import CodeTasksSource
+from reroll.config.data_instructions import InstructionsSource
+from reroll.data.code_tasks import code_rows
+from reroll.data.instructions import instruction_rows
 from reroll.errors import DataError
 
 INSTALL_FIX = "pip install 'reroll[data]'"
@@ -33,11 +37,21 @@ def read_rows(config: RowSource) -> Iterator[tuple[str, Row]]:
             return _read_datasets(config.path, split=config.split)
         case ReasoningGymSource():
             return _read_reasoning_gym(config)
+        case CodeTasksSource():
+            return _numbered(code_rows(config))
+        case InstructionsSource():
+            return _numbered(instruction_rows(config))
 
 
 def source_name(config: RowSource) -> str:
     """What to call the source in a message."""
-    return f"reasoning-gym {config.name}" if isinstance(config, ReasoningGymSource) else str(config.path)
+    if isinstance(config, Table):
+        return str(config.path)
+    return f"reasoning-gym {config.name}" if isinstance(config, ReasoningGymSource) else config.kind
+
+
+def _numbered(rows: Iterator[Mapping[str, Any]]) -> Iterator[tuple[str, Row]]:
+    return ((f"task {number}", row) for number, row in enumerate(rows))
 
 
 def _read_jsonl(path: Path) -> Iterator[tuple[str, Row]]:

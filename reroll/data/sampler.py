@@ -2,78 +2,118 @@
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Sequence
-from typing import Any, Generic, TypeAlias, TypeVar
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import Any, Generic, TypeVar
 
 from reroll.errors import DataError
-from reroll.types import Prompt
 
 T = TypeVar("T")
 
+_MAX_PASSED_OVER = 10_000
+"""Items that one draw passes over before it takes what comes: a source of which nothing fits must not hang the run."""
+
+
+class Mix:
+    """Whose turn it is, by weight, for ever: at any time each party has had its share of the turns to within one.
+
+    Turn number k of a party with share s lies in the places (k - 1) / s to k / s of the order. Of the parties whose place
+    has begun, the one whose place ends first has the turn. Weights are taken as the decimals they are written as, so the
+    arithmetic is exact.
+    """
+
+    def __init__(self, weights: Sequence[float | Fraction]) -> None:
+        for number, weight in enumerate(weights):
+            if not (weight > 0 and math.isfinite(weight)):
+                raise ValueError(f"source {number} has weight {weight}: weights must be above 0")
+        exact = [Fraction(str(weight)) for weight in weights]
+        unit = math.lcm(*(weight.denominator for weight in exact))
+        self._weights = [int(weight * unit) for weight in exact]
+        self.num_turns = [0] * len(weights)
+        """How many turns each party has had: the whole state."""
+
+    def next(self) -> int:
+        """The party that has this turn."""
+        total, place = sum(self._weights), sum(self.num_turns)
+        ends = [
+            (-(-(num + 1) * total // weight), party)
+            for party, (weight, num) in enumerate(zip(self._weights, self.num_turns, strict=True))
+            if num * total < weight * (place + 1)
+        ]
+        _, party = min(ends)
+        self.num_turns[party] += 1
+        return party
+
+
+class Walk(Generic[T]):
+    """Goes through a source for ever, once per epoch, in an order that depends on (seed, name, epoch) alone."""
+
+    def __init__(self, items: Sequence[T], *, seed: int, name: int, shuffle: bool) -> None:
+        if not items:
+            raise ValueError(f"source {name} is empty")
+        self._items = items
+        self._key = f"{seed}/{name}"
+        self._shuffle = shuffle
+        self._epoch, self._order = -1, list[int]()
+        self.num_visited = 0
+        """The whole state."""
+
+    def next(self) -> T:
+        epoch, position = divmod(self.num_visited, len(self._items))
+        if epoch != self._epoch:
+            self._epoch, self._order = epoch, list(range(len(self._items)))
+            if self._shuffle:
+                random.Random(f"{self._key}/{epoch}").shuffle(self._order)
+        self.num_visited += 1
+        return self._items[self._order[position]]
+
+    def next_that(self, admits: Callable[[T, float], bool]) -> T:
+        """The next item that `admits(item, luck)`, with luck in 0..1 drawn for each visit; after very many, any."""
+        for _ in range(_MAX_PASSED_OVER):
+            item = self.next()
+            luck = random.Random(f"{self._key}/luck/{self.num_visited}").random()
+            if admits(item, luck):
+                return item
+        return item
+
 
 class Sampler(Generic[T]):
-    """Draws items from weighted sources for ever.
-
-    The source that lags furthest behind its share is drawn from, so after any number of draws no source is a whole item
-    ahead of its share: weights hold over each step, not only on average. Each source is gone through once per epoch, in an
-    order that depends on (seed, source, epoch) alone. The whole state is therefore how often each source was drawn.
-    """
+    """Draws items from weighted sources for ever: the mix says from which source, a walk says which item."""
 
     def __init__(self, sources: Sequence[tuple[Sequence[T], float]], *, seed: int, shuffle: bool) -> None:
         if not sources:
             raise ValueError("a sampler needs at least one source")
-        for number, (items, weight) in enumerate(sources):
-            if not items:
-                raise ValueError(f"source {number} is empty")
-            if not weight > 0:
-                raise ValueError(f"source {number} has weight {weight}: weights must be above 0")
-        self._sources = [items for items, _ in sources]
-        self._weights = [float(weight) for _, weight in sources]
-        self._seed = seed
-        self._shuffle = shuffle
-        self._num_drawn = [0] * len(sources)
-        self._orders: dict[int, tuple[int, list[int]]] = {}
+        self._mix = Mix([weight for _, weight in sources])
+        self._walks = [Walk(items, seed=seed, name=name, shuffle=shuffle) for name, (items, _) in enumerate(sources)]
+        self._identity = {
+            "sizes": [len(items) for items, _ in sources],
+            "weights": [float(weight) for _, weight in sources],
+            "seed": seed,
+            "shuffle": shuffle,
+        }
 
     def next(self) -> T:
-        source = self._most_behind()
-        items = self._sources[source]
-        epoch, position = divmod(self._num_drawn[source], len(items))
-        self._num_drawn[source] += 1
-        return items[self._order(source, epoch)[position]]
+        return self._walks[self._mix.next()].next()
 
     def state(self) -> dict[str, Any]:
         """Where the walk stands, as JSON; includes what the walk depends on, so that `restore` can refuse another one."""
-        return {"num_drawn": list(self._num_drawn), **self._identity()}
+        return {"num_drawn": list(self._mix.num_turns), **self._identity}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on where `state` was taken. Raises DataError if the sources, weights or seed are not those of the state."""
-        for name, mine in self._identity().items():
-            if state[name] != mine:
-                raise DataError(
-                    f"the data differ from those of the checkpoint: {name} was {state[name]}, is {mine} "
-                    "(resume with the same data and seed, or start a new run)"
-                )
-        self._num_drawn = list(state["num_drawn"])
-
-    def _most_behind(self) -> int:
-        # Deficits are scaled by the total weight: whole-number weights then stay exact.
-        total_weight, num_after = sum(self._weights), sum(self._num_drawn) + 1
-        deficits = [w * num_after - n * total_weight for w, n in zip(self._weights, self._num_drawn, strict=True)]
-        return deficits.index(max(deficits))
-
-    def _order(self, source: int, epoch: int) -> list[int]:
-        known_epoch, order = self._orders.get(source, (-1, []))
-        if known_epoch != epoch:
-            order = list(range(len(self._sources[source])))
-            if self._shuffle:
-                random.Random(f"{self._seed}/{source}/{epoch}").shuffle(order)
-            self._orders[source] = (epoch, order)
-        return order
-
-    def _identity(self) -> dict[str, Any]:
-        sizes = [len(items) for items in self._sources]
-        return {"sizes": sizes, "weights": list(self._weights), "seed": self._seed, "shuffle": self._shuffle}
+        refuse_other_data(state, self._identity)
+        self._mix.num_turns = list(state["num_drawn"])
+        for walk, num_drawn in zip(self._walks, state["num_drawn"], strict=True):
+            walk.num_visited = num_drawn
 
 
-PromptSampler: TypeAlias = Sampler[Prompt]
+def refuse_other_data(state: dict[str, Any], identity: dict[str, Any]) -> None:
+    """Raise DataError if a state was taken over data that were not these."""
+    for name, mine in identity.items():
+        if state.get(name) != mine:
+            raise DataError(
+                f"the data differ from those of the checkpoint: {name} was {state.get(name)}, is {mine} "
+                "(resume with the same data and seed, or start a new run)"
+            )

@@ -9,9 +9,9 @@ from decimal import Decimal
 from itertools import islice
 from typing import Any, TypeVar
 
-from reroll.config.data import DataConfig, EnvSource, ReasoningGymSource, RowSource, SourceConfig
+from reroll.config.data import DataConfig, EnvSource, RowSource, SourceConfig, Table
+from reroll.data.prompts import PromptSampler, PromptSource
 from reroll.data.rows import BadRow, read_rows, source_name
-from reroll.data.sampler import PromptSampler
 from reroll.errors import DataError
 from reroll.types import Message, Prompt
 
@@ -24,9 +24,11 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 
 def load_train(data: DataConfig, *, seed: int) -> PromptSampler:
     """The endless mix of all training sources."""
-    sources = _load_all(data.train, prefix="")
-    weights = [config.weight for config in data.train]
-    return PromptSampler(list(zip(sources, weights, strict=True)), seed=seed, shuffle=data.shuffle)
+    sources = [
+        PromptSource(prompts=prompts, domain=config.domain, weight=config.weight, level=config.level)
+        for config, prompts in zip(data.train, _load_all(data.train, prefix=""), strict=True)
+    ]
+    return PromptSampler(sources, seed=seed, shuffle=data.shuffle, curriculum=data.curriculum)
 
 
 def load_eval(data: DataConfig) -> list[Prompt]:
@@ -131,7 +133,7 @@ class Columns:
     @classmethod
     def of(cls, config: RowSource) -> Columns:
         """The source's own names; generated rows have the default ones."""
-        if isinstance(config, ReasoningGymSource):
+        if not isinstance(config, Table):
             return cls()
         return cls(prompt=config.prompt_key, messages=config.messages_key, answer=config.answer_key)
 

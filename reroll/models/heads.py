@@ -80,19 +80,20 @@ def map_logprobs(
     positions: Tensor,
     function: OnLogprobs,
     *,
-    temperature: float,
+    temperature: float | Tensor,
     chunk: int,
     vocabulary: int | None = None,
 ) -> dict[str, Tensor]:
     """What `function` makes of the distribution that each token at `positions` was drawn from: [T, …] each, 0 elsewhere.
 
-    The distribution is softmax(logits / temperature), over the first `vocabulary` ids if that is given. Differentiable
-    in `hidden` and the head.
+    The distribution is softmax(logits / temperature), over the first `vocabulary` ids if that is given. The temperature is
+    one for all, or [T]. Differentiable in `hidden` and the head.
     """
 
     def run(rows: Tensor, index: Tensor) -> Mapping[str, Tensor]:
         shaped = logits(model, rows)[:, :vocabulary].float()
-        return function(torch.log_softmax(shaped / temperature, -1), index)
+        scale = temperature[positions[index], None] if isinstance(temperature, Tensor) else temperature
+        return function(torch.log_softmax(shaped / scale, -1), index)
 
     before, parts = hidden[positions - 1], []
     for index in torch.split(torch.arange(len(positions), device=hidden.device), chunk):

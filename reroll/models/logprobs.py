@@ -18,15 +18,18 @@ from reroll.models.attention import shape_logits
 
 
 def token_logprobs(
-    model: PreTrainedModel, hidden: Tensor, targets: Tensor, positions: Tensor, *, temperature: float, chunk: int
+    model: PreTrainedModel, hidden: Tensor, targets: Tensor, positions: Tensor, *, temperature: float | Tensor, chunk: int
 ) -> Tensor:
-    """fp32 log-probs [T] of `targets` [T] under softmax(logits / temperature), 0 outside `positions`.
+    """fp32 log-probs [T] of `targets` [T] under softmax(logits / temperature), 0 outside `positions`. The
+    temperature is one for all, or [T].
 
     `hidden` [T, hidden] are the decoder's last states of packed sequences. Token t is predicted by the state before it,
     so `positions` [P] (indices into T) must hold no sequence's first token. Differentiable in `hidden` and the head.
     """
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     rows = hidden[positions - 1]
+    if isinstance(temperature, Tensor):
+        temperature = temperature[positions, None]
     logp = _ChunkedLogprobs.apply(  # type: ignore[no-untyped-call]
         rows, head.weight, head.bias, targets[positions], model, temperature, chunk
     )
@@ -44,7 +47,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         bias: Tensor | None,
         targets: Tensor,
         model: PreTrainedModel,
-        temperature: float,
+        temperature: float | Tensor,
         chunk: int,
     ) -> Tensor:
         logp = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
@@ -52,7 +55,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         raw = None
         for rows in _chunks(len(targets), chunk):
             raw = linear(hidden[rows], weight, bias)
-            logits = _scale(shape_logits(model, raw), temperature)
+            logits = _scale(shape_logits(model, raw), _of(temperature, rows))
             target_logits = logits.gather(1, targets[rows, None]).squeeze(1)
             peak = logits.amax(-1)
             normaliser[rows] = logits.sub_(peak[:, None]).exp_().sum(-1).log_().add_(peak)
@@ -72,7 +75,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
         for rows in reversed(_chunks(len(targets), ctx.chunk)):
             raw = linear(hidden[rows], weight, bias) if ctx.last_raw is None else ctx.last_raw
             ctx.last_raw = None
-            grad_raw = _logits_gradient(ctx, raw, targets[rows], normaliser[rows], grad[rows])
+            temperature = _of(ctx.temperature, rows)
+            grad_raw = _logits_gradient(ctx.model, raw, targets[rows], normaliser[rows], grad[rows, None], temperature)
             del raw
             torch.mm(grad_raw, weight, out=grad_hidden[rows])
             if ctx.needs_input_grad[1]:  # Not where an adapter is trained: the head is frozen.
@@ -84,24 +88,31 @@ class _ChunkedLogprobs(torch.autograd.Function):
         return grad_hidden, grad_weight, grad_bias, None, None, None, None
 
 
-def _logits_gradient(ctx: Any, raw: Tensor, targets: Tensor, normaliser: Tensor, grad: Tensor) -> Tensor:
+def _logits_gradient(
+    model: PreTrainedModel, raw: Tensor, targets: Tensor, normaliser: Tensor, grad: Tensor, temperature: float | Tensor
+) -> Tensor:
     """d(grad · logp) / d(raw logits), in the dtype of the head: grad * (onehot - softmax) / temperature."""
     with torch.enable_grad():
         raw = raw.detach().requires_grad_()
-        shaped = shape_logits(ctx.model, raw)
-    scale = grad / ctx.temperature
-    logits = _scale(shaped.detach(), ctx.temperature)
-    grad_shaped = logits.sub_(normaliser[:, None]).exp_().mul_(-scale[:, None])
-    grad_shaped = grad_shaped.scatter_add_(1, targets[:, None], scale[:, None]).to(raw.dtype)
+        shaped = shape_logits(model, raw)
+    scale = grad / temperature
+    logits = _scale(shaped.detach(), temperature)
+    grad_shaped = logits.sub_(normaliser[:, None]).exp_().mul_(-scale)
+    grad_shaped = grad_shaped.scatter_add_(1, targets[:, None], scale).to(raw.dtype)
     if shaped is raw:
         return grad_shaped
     return torch.autograd.grad(shaped, raw, grad_shaped)[0]
 
 
-def _scale(logits: Tensor, temperature: float) -> Tensor:
+def _scale(logits: Tensor, temperature: float | Tensor) -> Tensor:
     """A fp32 copy of the logits, divided by the temperature: free to be overwritten."""
     logits = logits.to(torch.float32, copy=True)
-    return logits if temperature == 1 else logits.div_(temperature)
+    return logits if not isinstance(temperature, Tensor) and temperature == 1 else logits.div_(temperature)
+
+
+def _of(temperature: float | Tensor, rows: slice) -> float | Tensor:
+    """The temperature of a chunk: one for all, or [P, 1]."""
+    return temperature[rows] if isinstance(temperature, Tensor) else temperature
 
 
 def _accumulate(total: Tensor | None, part: Tensor) -> Tensor:

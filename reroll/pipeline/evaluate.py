@@ -1,15 +1,17 @@
-"""Held-out evaluation: pass@1 and pass@k with the same episodes and rewards that training uses."""
+"""Held-out evaluation: how often answers pass, by domain, with the same episodes and rewards that training uses."""
 
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
+from reroll.config.parts import EvalConfig
 from reroll.errors import RewardError
 from reroll.observe.metrics import Last, Stats
+from reroll.pipeline.estimators import Estimate, average, maj_at_k, mean_over_prompts, pass_at_k
 from reroll.rollout.scheduler import Episode, ScoreOne
 from reroll.types import Prompt, Status, Trajectory
 
@@ -21,32 +23,54 @@ class EvalResult:
     prompts: tuple[Prompt, ...]
     trajectories: tuple[tuple[Trajectory, ...], ...]
     """For each prompt, its samples."""
-    threshold: float
+    settings: EvalConfig
 
     @property
-    def num_samples(self) -> int:
-        return len(self.trajectories[0])
+    def domains(self) -> list[str]:
+        return sorted({prompt.domain for prompt in self.prompts})
 
-    def pass_at(self, k: int, *, domain: str | None = None) -> float:
-        """Chance that at least one of k samples passes: the unbiased estimate from n samples, averaged over prompts."""
-        rates = [
-            pass_at_k(num_samples=len(samples), num_passed=sum(self._passes(sample) for sample in samples), k=k)
+    def estimates(self, domain: str | None = None) -> dict[str, Estimate]:
+        """Of a domain's prompts, or of all prompts alike, with 95 % intervals over prompts: pass@1, 2, 4, … and n; of several
+        samples also avg@n, which is pass@1 under the name of its sample count, and maj@k where the reward says what was
+        answered. Over several domains, k goes as far as every domain has samples; avg@n needs that all have n."""
+        domains = self.domains if domain is None else [domain]
+        rows = [
+            ([sample.answer for sample in samples], [self._passes(prompt, sample) for sample in samples])
             for prompt, samples in zip(self.prompts, self.trajectories, strict=True)
-            if domain in (None, prompt.domain)
+            if prompt.domain in domains
         ]
-        return sum(rates) / len(rates)
+        num, most = (choose(len(passed) for _, passed in rows) for choose in (min, max))
+        found = {}
+        for k in _powers_of_two(num):
+            rates = [pass_at_k(num_samples=len(passed), num_passed=sum(passed), k=k) for _, passed in rows]
+            found[f"pass@{k}"] = mean_over_prompts(rates, num_draws=num // k)
+        if num == most > 1:
+            found[f"avg@{num}"] = found["pass@1"]
+        if num > 1 and all(map(self._has_answers, domains)):
+            for k in _powers_of_two(num)[1:]:
+                rates = [maj_at_k(answers, passed, k=k) for answers, passed in rows]
+                found[f"maj@{k}"] = mean_over_prompts(rates, num_draws=num // k)
+        return found
+
+    @property
+    def pass_rate(self) -> float:
+        """pass@1 of all prompts."""
+        return self.estimates()["pass@1"].value
+
+    def average(self) -> Estimate:
+        """pass@1, every domain counting alike."""
+        return average([self.estimates(domain)["pass@1"] for domain in self.domains])
 
     def stats(self) -> Stats:
-        """pass@1, 2, 4, … and n; per domain where there are several; mean reward and length; failures."""
-        everything = [sample for samples in self.trajectories for sample in samples]
-        values = {f"eval/pass@{k}": self.pass_at(k) for k in _powers_of_two(self.num_samples)}
-        domains = sorted({prompt.domain for prompt in self.prompts})
-        if len(domains) > 1:
-            values |= {f"eval/{domain}/pass@1": self.pass_at(1, domain=domain) for domain in domains}
-        values["eval/reward"] = sum(sample.reward for sample in everything) / len(everything)
-        values["eval/completion_tokens"] = sum(sample.num_completion_tokens for sample in everything) / len(everything)
-        values["eval/turns"] = sum(len(sample.turns) for sample in everything) / len(everything)
-        values["eval/failed"] = sum(sample.status is Status.FAILED for sample in everything) / len(everything)
+        """The estimates and the interval of pass@1, of all and, where there are several, of each domain; mean reward and
+        length, failures."""
+        named, values = {"": self.estimates()}, self.means()
+        if len(self.domains) > 1:
+            named |= {f"{domain}/": self.estimates(domain) for domain in self.domains}
+            values |= {"eval/average": self.average().value, **_bounds("eval/average", self.average())}
+        for prefix, found in named.items():
+            values |= {f"eval/{prefix}{name}": estimate.value for name, estimate in found.items()}
+            values |= _bounds(f"eval/{prefix}pass@1", found["pass@1"])
         return Stats({name: Last(value) for name, value in values.items()})
 
     def as_dict(self) -> dict[str, Any]:
@@ -57,19 +81,51 @@ class EvalResult:
                 "domain": prompt.domain,
                 "question": prompt.messages[-1]["content"] if prompt.messages else dict(prompt.extra),
                 "answer": prompt.answer,
-                "samples": [
-                    {"text": sample.text, "reward": sample.reward, "status": str(sample.status), "reason": sample.reason}
-                    for sample in samples
-                ],
+                "samples": [self._as_row(prompt, sample) for sample in samples],
             }
             for prompt, samples in zip(self.prompts, self.trajectories, strict=True)
         ]
-        return {"metrics": self.stats().values_by_name(), "prompts": rows}
+        return {
+            "metrics": self.stats().values_by_name(),
+            "all": _plain(self.estimates()),
+            "average": _plain({"pass@1": self.average()}),
+            "domains": {domain: _plain(self.estimates(domain)) for domain in self.domains},
+            "prompts": rows,
+        }
 
-    def _passes(self, sample: Trajectory) -> bool:
+    def _as_row(self, prompt: Prompt, sample: Trajectory) -> dict[str, Any]:
+        return {
+            "text": sample.text,
+            "answer": sample.answer,
+            "reward": sample.reward,
+            "passed": self._passes(prompt, sample),
+            "status": str(sample.status),
+            "reason": sample.reason,
+        }
+
+    def _has_answers(self, domain: str) -> bool:
+        return any(
+            sample.answer is not None
+            for prompt, samples in zip(self.prompts, self.trajectories, strict=True)
+            if prompt.domain == domain
+            for sample in samples
+        )
+
+    def means(self) -> dict[str, float]:
+        """Means over all samples."""
+        everything = [sample for samples in self.trajectories for sample in samples]
+        totals = {
+            "eval/reward": sum(sample.reward for sample in everything),
+            "eval/completion_tokens": sum(sample.num_completion_tokens for sample in everything),
+            "eval/turns": sum(len(sample.turns) for sample in everything),
+            "eval/failed": sum(sample.status is Status.FAILED for sample in everything),
+        }
+        return {name: total / len(everything) for name, total in totals.items()}
+
+    def _passes(self, prompt: Prompt, sample: Trajectory) -> bool:
         """An environment that tells success has the say; elsewhere the reward has."""
-        success = sample.reward_parts.get("success")
-        return sample.is_usable and (sample.reward >= self.threshold if success is None else success >= 1)
+        success, threshold = sample.reward_parts.get("success"), self.settings.of(prompt.domain).threshold
+        return sample.is_usable and (sample.reward >= threshold if success is None else success >= 1)
 
 
 async def evaluate(
@@ -77,34 +133,44 @@ async def evaluate(
     episode: Episode,
     score: ScoreOne,
     *,
-    samples: int,
-    threshold: float,
+    settings: EvalConfig,
     seed: int,
     on_done: Callable[[], None] = lambda: None,
 ) -> EvalResult:
-    """Play every prompt `samples` times, all at once: the engine batches them. `on_done` ticks a progress bar."""
+    """Play every prompt as often as its domain's settings say, all at once: the engine batches them. `on_done` ticks a
+    progress bar."""
 
-    async def one(index: int, prompt: Prompt, sample: int) -> Trajectory:
-        trajectory = await episode(prompt, f"{prompt.id}/{sample}", seed + index * samples + sample)
+    async def one(prompt: Prompt, sample: int, sample_seed: int) -> Trajectory:
+        trajectory = await episode(prompt, f"{prompt.id}/{sample}", sample_seed)
         if trajectory.is_usable:
             try:
-                verdict = await score(prompt, trajectory)
-                trajectory = replace(trajectory, reward=verdict.value, reward_parts=verdict.parts)
+                trajectory = trajectory.scored(await score(prompt, trajectory))
             except RewardError as error:
                 trajectory = replace(trajectory, status=Status.FAILED, reason=str(error))
         on_done()
         return trajectory
 
+    nums = [settings.of(prompt.domain).samples for prompt in prompts]
+    firsts = accumulate(nums[:-1], initial=seed)
     async with asyncio.TaskGroup() as group:
-        tasks = [[group.create_task(one(i, prompt, s)) for s in range(samples)] for i, prompt in enumerate(prompts)]
-    return EvalResult(tuple(prompts), tuple(tuple(task.result() for task in row) for row in tasks), threshold)
+        tasks = [
+            [group.create_task(one(prompt, sample, first + sample)) for sample in range(num)]
+            for prompt, num, first in zip(prompts, nums, firsts, strict=True)
+        ]
+    return EvalResult(tuple(prompts), tuple(tuple(task.result() for task in row) for row in tasks), settings)
 
 
-def pass_at_k(*, num_samples: int, num_passed: int, k: int) -> float:
-    """1 - C(n - c, k) / C(n, k): the chance that k of the n samples, drawn without replacement, hold a pass."""
-    if not 1 <= k <= num_samples:
-        raise ValueError(f"k must be 1 to {num_samples}, got {k}")
-    return 1.0 - math.comb(num_samples - num_passed, k) / math.comb(num_samples, k)
+def num_episodes(prompts: Sequence[Prompt], settings: EvalConfig) -> int:
+    """How many samples an evaluation draws."""
+    return sum(settings.of(prompt.domain).samples for prompt in prompts)
+
+
+def _plain(estimates: Mapping[str, Estimate]) -> dict[str, dict[str, float]]:
+    return {name: {"value": one.value, "low": one.low, "high": one.high} for name, one in estimates.items()}
+
+
+def _bounds(name: str, estimate: Estimate) -> dict[str, float]:
+    return {f"{name}_low": estimate.low, f"{name}_high": estimate.high}
 
 
 def _powers_of_two(limit: int) -> list[int]:

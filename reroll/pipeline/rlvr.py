@@ -20,7 +20,8 @@ from reroll.config.algorithm import OwnCritic
 from reroll.config.tree import RlvrConfig
 from reroll.observe.metrics import Last, Mean, Stats, Sum
 from reroll.pipeline.base import Pipeline, RunContext
-from reroll.pipeline.credit import advantage_stats, assign_advantages, critic_targets, policy_loss_of
+from reroll.pipeline.credit import advantage_stats, assign_advantages, critic_targets, on_domain_scale, policy_loss_of
+from reroll.pipeline.evaluate import num_episodes
 from reroll.pipeline.player import Player
 from reroll.rollout.scheduler import RolloutScheduler
 from reroll.runtime.devices import DeviceMap
@@ -63,6 +64,7 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
         self.critic = parts.critic
         self.rollouts = parts.rollouts
         self.moments = RunningMoments()
+        self.domain_moments: dict[str, RunningMoments] = {}
         self.kl_coef = config.kl.coef
         if parts.critic is not None and isinstance(config.critic, OwnCritic):
             self.side_models["critic"] = parts.critic
@@ -72,7 +74,9 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
         groups = await self.context.unless_stopped(self.rollouts.take(self.config.rollout.prompts_per_step))
         waited = Stats({"time/wait_s": Last(time.perf_counter() - started)})
         samples, episodes = rows_of(groups)
-        batch = pack(samples, temperature=self.config.rollout.temperature)
+        batch = self.with_temperature(pack(samples), episodes, groups)
+        if self.config.shaping.domains == "normalised":
+            episodes = on_domain_scale(episodes, groups, self.domain_moments)
 
         async with self.parts.devices.lease("policy"):
             batch, episodes = await self.look_up(batch, episodes)
@@ -85,6 +89,14 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
         self.rollouts.release(groups, version=step + 1)  # slots free only now: nothing is born stale
         self._log_samples(groups, step + 1)
         return waited + trained + pushed + rollout_stats(groups) + self._plane_stats()
+
+    def with_temperature(self, batch: Batch, episodes: Episodes, groups: Sequence[Group]) -> Batch:
+        """The batch at the temperature it was drawn at: one number, or that of each token where domains differ."""
+        by_group = [self.config.rollout.of(group.prompt.domain).temperature for group in groups]
+        if len(set(by_group)) == 1:
+            return batch.replace(temperature=by_group[0])
+        by_episode = torch.tensor(by_group)[episodes.group]
+        return batch.replace(temperature=torch.where(batch.loss_mask, episodes.spread(by_episode), 1.0))
 
     async def look_up(self, batch: Batch, episodes: Episodes) -> tuple[Batch, Episodes]:
         """What reference, critic and policy say about the samples, where the algorithm asks; rewards penalised and shaped."""
@@ -135,9 +147,10 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
         return stats + await self.policy.train(batch, loss, epochs=train.epochs, mini_batches=train.mini_batches, seed=step)
 
     def _plane_stats(self) -> Stats:
-        """What the scheduler, the engines and the environments did since the last step."""
+        """What the scheduler, the engines, the rewards and the environments did since the last step."""
         player = self.parts.player
-        return self.rollouts.stats() + player.engine.stats() + (player.envs.stats() if self.config.envs else Stats())
+        stats = self.rollouts.stats() + player.engine.stats() + player.rewards.stats()
+        return stats + player.envs.stats() if self.config.envs else stats
 
     def watch_kl(self, batch: Batch) -> Stats:
         """How far the policy is from where it started; an adaptive coefficient follows it."""
@@ -162,7 +175,7 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
         prompts, settings = self.parts.held_out, self.config.eval
         if not prompts:
             return Stats()
-        with self.context.view.task("evaluating", len(prompts) * settings.samples) as advance:
+        with self.context.view.task("evaluating", num_episodes(prompts, settings)) as advance:
             playing = self.parts.player.evaluate(prompts, settings, seed=self.config.run.seed, on_done=advance)
             return (await self.context.unless_stopped(playing)).stats()
 
@@ -171,12 +184,16 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
         return self.config.eval.every
 
     def state(self) -> dict[str, Any]:
-        return {"rollouts": self.rollouts.state(), "kl_coef": self.kl_coef, "moments": self.moments.state()}
+        domains = {domain: moments.state() for domain, moments in self.domain_moments.items()}
+        rollouts, moments = self.rollouts.state(), self.moments.state()
+        return {"rollouts": rollouts, "kl_coef": self.kl_coef, "moments": moments, "domain_moments": domains}
 
     def restore(self, state: dict[str, Any]) -> None:
         self.rollouts.restore(state["rollouts"])
         self.kl_coef = state["kl_coef"]
         self.moments.restore(state["moments"])
+        for domain, moments in state["domain_moments"].items():
+            self.domain_moments.setdefault(domain, RunningMoments()).restore(moments)
 
     def _log_samples(self, groups: Sequence[Group], num_steps: int) -> None:
         pairs = [(group.prompt, trajectory) for group in groups for trajectory in group.trajectories]
@@ -205,8 +222,17 @@ def rollout_stats(groups: Sequence[Group]) -> Stats:
         total = Mean(sum(group.rewards), float(len(group.rewards)))
         if len({group.prompt.domain for group in groups}) > 1:
             stats += Stats({f"reward/{group.prompt.domain}": total})
+        stats += part_stats(group)
         if any(turn.info for trajectory in group.trajectories for turn in trajectory.turns):
             stats += env_stats(group)
+    return stats
+
+
+def part_stats(group: Group) -> Stats:
+    """The parts of its rewards, each by its name: the mean over the samples that have it."""
+    stats = Stats()
+    for trajectory in group.trajectories:
+        stats += Stats({f"reward/{group.prompt.domain}/{name}": Mean(part) for name, part in trajectory.reward_parts.items()})
     return stats
 
 

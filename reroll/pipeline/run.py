@@ -22,7 +22,7 @@ from reroll.observe.run_folder import RunFolder
 from reroll.observe.trackers import make_tracker
 from reroll.pipeline.base import Outcome, Pipeline, RunContext
 from reroll.pipeline.distill import open_distill
-from reroll.pipeline.evaluate import EvalResult
+from reroll.pipeline.evaluate import EvalResult, num_episodes
 from reroll.pipeline.open_rlvr import open_rlvr
 from reroll.pipeline.player import open_player
 from reroll.pipeline.preference import open_dpo, open_reward_model
@@ -81,7 +81,7 @@ def evaluate(config: AnyConfig, *, code_folder: Path | None = None) -> EvalResul
 async def _evaluate(config: RlvrConfig, code_folder: Path) -> EvalResult:
     held_out = load_eval(config.data)
     async with make_runtime(config.runtime) as runtime, open_player(config, runtime, code_folder) as player:
-        with progress_bar(f"evaluating {config.policy.model}", len(held_out) * config.eval.samples) as advance:
+        with progress_bar(f"evaluating {config.policy.model}", num_episodes(held_out, config.eval)) as advance:
             return await player.evaluate(held_out, config.eval, seed=config.run.seed, on_done=advance)
 
 

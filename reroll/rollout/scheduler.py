@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 from reroll.config.parts import RolloutConfig
 from reroll.errors import EnvError, RerollError, RewardError, TooManyFailures
 from reroll.observe.ledger import Ledger, SampleState
 from reroll.observe.metrics import Stats
-from reroll.rollout.admission import Admission, Queued, Snapshot, Ticket
+from reroll.rollout.admission import Admission, Queued, Snapshot, Supply, Ticket
+from reroll.rollout.flight import Flight
 from reroll.rollout.seeds import stable_seed
 from reroll.rollout.tally import RecentFailures, Tally
 from reroll.types import Group, Prompt, Score, Status, Trajectory
@@ -27,57 +29,20 @@ _MAX_STEPS_DROPPED = 50
 _MIN_RECENT_SAMPLES = 16
 
 
-class PromptStream(Protocol):
-    """An endless source of prompts that can go on where it was."""
+_log = logging.getLogger(__name__)
 
-    def next(self) -> Prompt: ...
+
+class PromptStream(Supply[Prompt], Protocol):
+    """An endless supply of prompts that is told what came of them and can go on where it was."""
+
+    def saw(self, prompt: Prompt, rewards: Sequence[float]) -> None:
+        """What the samples of a group earned that was trained on, or dropped."""
+
+    def stats(self) -> Stats: ...
 
     def state(self) -> Any: ...
 
     def restore(self, state: Any) -> None: ...
-
-
-@dataclass(slots=True, eq=False)
-class _Flight:
-    """A group on its way: its samples' tasks, and what came of those that ended."""
-
-    ticket: Ticket[Prompt]
-    admitted_s: float
-    trajectories: list[Trajectory | None]
-    num_left: int
-    tasks: list[asyncio.Task[None]] = field(default_factory=list)
-    finished_s: float = 0.0
-    is_stopped: bool = False
-    has_baseline: bool = False
-    """The last sample is the greedy one, whose reward is the group's baseline."""
-
-    def sample_id(self, index: int) -> str:
-        return f"{self.ticket.number}.{index}"
-
-    def has_enough(self, group_size: int) -> bool:
-        """Whether so many siblings have ended well, and the baseline, if there is one, has ended too."""
-        siblings = self.trajectories[:-1] if self.has_baseline else self.trajectories
-        is_baseline_awaited = self.has_baseline and self.trajectories[-1] is None
-        return not is_baseline_awaited and sum(one is not None and one.is_usable for one in siblings) >= group_size
-
-    def group(self) -> Group:
-        usable = [trajectory for trajectory in self.trajectories if trajectory and trajectory.is_usable]
-        baseline = self.trajectories[-1] if self.has_baseline else None
-        return Group(
-            ticket=self.ticket.number,
-            prompt=self.ticket.prompt,
-            trajectories=tuple(trajectory for trajectory in usable if trajectory is not baseline),
-            version=self.ticket.version,
-            baseline=baseline.reward if baseline and baseline.is_usable else None,
-        )
-
-    def whole_ids(self) -> list[str]:
-        """Samples that did not fail, ended or not."""
-        return [
-            self.sample_id(index)
-            for index, trajectory in enumerate(self.trajectories)
-            if trajectory is None or trajectory.is_usable
-        ]
 
 
 class RolloutScheduler:
@@ -85,7 +50,9 @@ class RolloutScheduler:
 
     Sampling starts with the first `take`. A sample is scored the moment it ends; a group is ready when its last sample is.
     A failed sample is left out of its group; a group with too few samples left, or without signal where the config asks
-    for it, is dropped and another prompt takes its slot. All methods are called from one event loop.
+    for it, is dropped and another prompt of its domain takes its slot. The prompts are told of a group's rewards when it is
+    dropped, or when it was trained on: never of a group that a resumed run would sample again. All methods are called from
+    one event loop.
     """
 
     def __init__(
@@ -108,20 +75,24 @@ class RolloutScheduler:
         self._ledger = ledger
         self._seed = seed
         self._admission: Admission[Prompt] = Admission(
-            prompts.next,
+            prompts,
             prompts_per_step=config.prompts_per_step,
             max_staleness=config.max_staleness,
             oversample=config.oversample,
             window=config.window,
+            max_tries=config.max_tries,
+            max_drops=config.max_drops,
         )
-        self._flights: dict[int, _Flight] = {}
+        self._flights: dict[int, Flight] = {}
         """By ticket: running, finished, or taken and not released."""
         self._stopping: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
         self._error: Exception | None = None
-        self._tally = Tally()
+        self._tally = Tally(prompts.shares)
         self._recent = RecentFailures(max(_MIN_RECENT_SAMPLES, config.prompts_per_step * config.group_size))
         self._num_dropped_in_a_row = 0
+        self._ceding: set[str] = set()
+        """Domains that ceded places of the step that is waited for."""
 
     async def take(self, num_prompts: int) -> list[Group]:
         """The next step's groups, oldest first, fresh enough to be trained on now. Release them before the next take.
@@ -141,6 +112,7 @@ class RolloutScheduler:
             self._wake.clear()
             await self._wake.wait()
         self._stop(taken.returned, "queued again")
+        self._ceding.clear()
         now = _now()
         groups = []
         for ticket in taken.tickets:
@@ -158,13 +130,15 @@ class RolloutScheduler:
         outdated = self._admission.release([group.ticket for group in groups], version=version)
         for group in groups:
             self._record(self._flights.pop(group.ticket), SampleState.TRAINED, version=version)
+            self._tally.trained_groups[group.prompt.domain] += 1
+            self._prompts.saw(group.prompt, group.rewards)
         self._stop(outdated, "queued again")
         self._admit()
 
     def stats(self) -> Stats:
         """What happened since the last call."""
-        tally, self._tally = self._tally, Tally()
-        return tally.stats()
+        tally, self._tally = self._tally, Tally(self._prompts.shares)
+        return tally.stats() + self._prompts.stats()
 
     def state(self) -> dict[str, Any]:
         """Plain data to resume from, without a prompt lost or trained on twice. Read it after `release`; also after `close`."""
@@ -172,7 +146,10 @@ class RolloutScheduler:
         return {
             "prompts": self._prompts.state(),
             "version": snapshot.version,
-            "next_number": snapshot.next_number,
+            "num_issued": snapshot.num_issued,
+            "places": snapshot.places,
+            "num_dropped": snapshot.num_dropped,
+            "num_ceded_to": snapshot.num_ceded_to,
             "queue": [
                 {"number": queued.number, "num_tries": queued.num_tries, "prompt": _to_plain(queued.prompt)}
                 for queued in snapshot.queue
@@ -182,8 +159,16 @@ class RolloutScheduler:
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from `state()`, before the first take. Groups that were in flight are sampled again with the same seeds."""
         self._prompts.restore(state["prompts"])
-        queue = [Queued(_from_plain(row["prompt"]), row["num_tries"], row["number"]) for row in state["queue"]]
-        self._admission.restore(Snapshot(state["version"], state["next_number"], queue))
+        self._admission.restore(
+            Snapshot(
+                version=state["version"],
+                num_issued=state["num_issued"],
+                queue=[_queued(row) for row in state["queue"]],
+                places=state["places"],
+                num_dropped=state["num_dropped"],
+                num_ceded_to=state["num_ceded_to"],
+            )
+        )
 
     async def close(self) -> None:
         """Stop every sample and wait until each has cleaned up. Safe to call twice."""
@@ -197,14 +182,15 @@ class RolloutScheduler:
             return
         now = _now()
         has_baseline = self._greedy is not None
-        num_samples = self._config.group_size + self._config.redundant + has_baseline
         for ticket in self._admission.admit():
-            flight = _Flight(ticket, now, [None] * num_samples, num_samples, has_baseline=has_baseline)
+            group_size = self._config.of(ticket.domain).group_size
+            num_samples = group_size + self._config.redundant + has_baseline
+            flight = Flight(ticket, now, [None] * num_samples, num_samples, group_size, has_baseline=has_baseline)
             self._flights[ticket.number] = flight
             self._record(flight, SampleState.QUEUED, prompt=ticket.prompt.id, version=ticket.version)
             flight.tasks = [asyncio.create_task(self._run_sample(flight, index)) for index in range(num_samples)]
 
-    async def _run_sample(self, flight: _Flight, index: int) -> None:
+    async def _run_sample(self, flight: Flight, index: int) -> None:
         try:
             trajectory = await self._live(flight, index)
             if not flight.is_stopped and flight.trajectories[index] is None:
@@ -216,7 +202,7 @@ class RolloutScheduler:
         except Exception as error:  # A bug or a dead worker: `take` raises it, whoever runs this task cannot.
             self._break(error)
 
-    async def _live(self, flight: _Flight, index: int) -> Trajectory:
+    async def _live(self, flight: Flight, index: int) -> Trajectory:
         """One sample's life, up to its reward."""
         ticket = flight.ticket
         id = flight.sample_id(index)
@@ -241,9 +227,9 @@ class RolloutScheduler:
         self._tally.score_s.add(_now() - generated_s)
         if not math.isfinite(score.value):
             return replace(trajectory, status=Status.FAILED, reason=f"its reward is {score.value}")
-        return replace(trajectory, reward=score.value, reward_parts=score.parts)
+        return trajectory.scored(score)
 
-    def _end_sample(self, flight: _Flight, index: int, trajectory: Trajectory) -> None:
+    def _end_sample(self, flight: Flight, index: int, trajectory: Trajectory) -> None:
         id = flight.sample_id(index)
         flight.trajectories[index] = trajectory
         flight.num_left -= 1
@@ -257,12 +243,12 @@ class RolloutScheduler:
             self._ledger.record(id, SampleState.FAILED, reason=reason)
             if self._recent.exceed(self._config.max_failed_fraction):
                 self._break(TooManyFailures(f"{self._recent.describe()}\nThe limit is rollout.max_failed_fraction."))
-        if flight.num_left and flight.has_enough(self._config.group_size):
+        if flight.num_left and flight.has_enough:
             self._abort_slowest(flight)
         if flight.num_left == 0:
             self._end_group(flight)
 
-    def _abort_slowest(self, flight: _Flight) -> None:
+    def _abort_slowest(self, flight: Flight) -> None:
         """The group is whole without those that still run."""
         for index, trajectory in enumerate(flight.trajectories):
             if trajectory is None:
@@ -275,10 +261,10 @@ class RolloutScheduler:
                 self._tally.ends[SampleState.ABORTED] += 1
                 self._cancel(flight.tasks[index])
 
-    def _end_group(self, flight: _Flight) -> None:
+    def _end_group(self, flight: Flight) -> None:
         group = flight.group()
         # A group baseline needs a sibling.
-        if len(group.trajectories) < min(2, self._config.group_size):
+        if len(group.trajectories) < min(2, flight.group_size):
             self._drop(flight, "too few siblings are usable")
         elif flight.has_baseline and group.baseline is None:
             self._drop(flight, "its greedy sample failed")
@@ -291,14 +277,29 @@ class RolloutScheduler:
             self._admission.finish(flight.ticket, keep=True)
             self._wake.set()
 
-    def _drop(self, flight: _Flight, reason: str) -> None:
+    def _drop(self, flight: Flight, reason: str) -> None:
         del self._flights[flight.ticket.number]
         self._record(flight, SampleState.FILTERED, reason=reason)
-        self._admission.finish(flight.ticket, keep=False)
+        self._prompts.saw(flight.ticket.prompt, flight.group().rewards)
+        self._tally.dropped_groups[flight.ticket.domain] += 1
+        if self._admission.finish(flight.ticket, keep=False) is not None:
+            self._note_ceded(flight.ticket.domain, reason)
         self._num_dropped_in_a_row += 1
         if self._num_dropped_in_a_row >= _MAX_STEPS_DROPPED * self._config.prompts_per_step:
             self._break(self._nothing_is_kept(reason))
         self._admit()
+
+    def _note_ceded(self, domain: str, reason: str) -> None:
+        self._tally.ceded_groups[domain] += 1
+        if domain not in self._ceding:
+            self._ceding.add(domain)
+            _log.warning(
+                "domain %s cedes its share of this step to the others: it dropped more than rollout.max_drops=%d groups for "
+                "each that it owes, the last because %s",
+                domain,
+                self._config.max_drops,
+                reason,
+            )
 
     def _nothing_is_kept(self, reason: str) -> RerollError:
         dropped = f"{self._num_dropped_in_a_row} groups in a row were dropped, the last because {reason}"
@@ -323,7 +324,7 @@ class RolloutScheduler:
             self._stopping.add(task)
             task.add_done_callback(self._stopping.discard)
 
-    def _record(self, flight: _Flight, state: SampleState, **detail: Any) -> None:
+    def _record(self, flight: Flight, state: SampleState, **detail: Any) -> None:
         """The same event for every sample of the group that has not failed."""
         ids = flight.whole_ids()
         for id in ids:
@@ -353,5 +354,7 @@ def _to_plain(prompt: Prompt) -> dict[str, Any]:
     }
 
 
-def _from_plain(row: dict[str, Any]) -> Prompt:
-    return Prompt(**{**row, "messages": tuple(row["messages"])})
+def _queued(row: dict[str, Any]) -> Queued[Prompt]:
+    plain = row["prompt"]
+    prompt = Prompt(**{**plain, "messages": tuple(plain["messages"])})
+    return Queued(prompt=prompt, domain=prompt.domain, num_tries=row["num_tries"], number=row["number"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Collection
 
 from reroll.observe.ledger import SampleState
 from reroll.observe.metrics import Max, Mean, Metric, Stats, Sum
@@ -33,9 +34,10 @@ class Spread:
 
 
 class Tally:
-    """Counts since it was made: a report is `stats()`, then a new one."""
+    """Counts since it was made: a report is `stats()`, then a new one. With several domains, groups are counted by domain."""
 
-    def __init__(self) -> None:
+    def __init__(self, domains: Collection[str] = ()) -> None:
+        self._domains = domains if len(domains) > 1 else ()
         self.queue_s = Spread()
         """Per sample: from admission until its coroutine first runs."""
         self.generate_s = Spread()
@@ -48,9 +50,14 @@ class Tally:
         """Per group taken: weight versions between admission and training."""
         self.ends: Counter[SampleState] = Counter()
         """Samples by how they ended."""
+        self.trained_groups: Counter[str] = Counter()
+        """By domain, as are the next two."""
+        self.dropped_groups: Counter[str] = Counter()
+        self.ceded_groups: Counter[str] = Counter()
+        """Groups that a domain owed a step and others gave instead."""
 
     def stats(self) -> Stats:
-        """Times in seconds, counts in samples."""
+        """Times in seconds, counts in samples or, where the name says so, in groups."""
         metrics: dict[str, Metric] = {}
         for name, spread in (
             ("time/queue_s", self.queue_s),
@@ -64,6 +71,10 @@ class Tally:
             metrics[f"rollout/{state}_samples"] = Sum(self.ends[state])
         if num_ended := self.ends.total():
             metrics["rollout/failed_fraction"] = Mean(self.ends[SampleState.FAILED], num_ended)
+        for domain in self._domains:
+            metrics[f"rollout/{domain}/trained_groups"] = Sum(self.trained_groups[domain])
+            metrics[f"rollout/{domain}/dropped_groups"] = Sum(self.dropped_groups[domain])
+            metrics[f"rollout/{domain}/ceded_groups"] = Sum(self.ceded_groups[domain])
         return Stats(metrics)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from reroll.envs.tools.calls import Call
 from reroll.errors import RewardError
-from reroll.rewards.child import as_score
+from reroll.rewards.verifiers import as_score
 from reroll.rollout.conversation import Ask, Conversation, Exchange, Refused, Said
 from reroll.types import Message, Score, ToolSchema
 

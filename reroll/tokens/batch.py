@@ -25,6 +25,7 @@ _PER_TOKEN = (
     "teacher_ids",
     "teacher_logp",
     "selected",
+    "temperature",
 )
 
 
@@ -52,8 +53,8 @@ class Batch:
     """Global count of tokens in the loss."""
     num_sequences: int
     """Global count of sequences with at least one token in the loss."""
-    temperature: float = 1.0
-    """Log-probs are of softmax(logits / temperature), as the sampler's."""
+    temperature: float | Tensor = 1.0
+    """Log-probs are of softmax(logits / temperature), as the sampler's; [T] where rows were drawn at different ones."""
     old_logp: Tensor | None = None
     """[T] log-prob under the policy at the start of the update; None: the first forward pass defines it."""
     ref_logp: Tensor | None = None
@@ -143,7 +144,7 @@ class Batch:
 
     def _tensors(self) -> dict[str, Tensor]:
         """Those with an entry for every token."""
-        return {name: value for name in _PER_TOKEN if (value := getattr(self, name)) is not None}
+        return {name: value for name in _PER_TOKEN if isinstance(value := getattr(self, name), Tensor)}
 
 
 def pack(samples: Sequence[Sample], *, temperature: float = 1.0) -> Batch:

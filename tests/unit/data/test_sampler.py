@@ -1,5 +1,6 @@
 import json
 from collections import Counter
+from fractions import Fraction
 
 import pytest
 from hypothesis import given, settings
@@ -30,15 +31,14 @@ def test_a_restored_sampler_gives_the_same_sequence(mix, seed, shuffle, num_befo
 
 @settings(deadline=None)
 @given(mixes, st.integers(1, 300))
-def test_no_source_ever_gets_a_whole_item_more_than_its_share(mix, num_draws):
+def test_at_any_time_every_source_is_within_one_item_of_its_share(mix, num_draws):
     sampler = make(mix)
-    total = sum(weight for _, weight in mix)
+    shares = [Fraction(str(weight)) for _, weight in mix]
     drawn = Counter()
     for num_so_far in range(1, num_draws + 1):
         drawn[int(sampler.next().split("/")[0])] += 1
-        for source, (_, weight) in enumerate(mix):
-            ahead = drawn[source] - num_so_far * weight / total
-            assert -len(mix) + 1 - 1e-6 <= ahead < 1
+        for source, share in enumerate(shares):
+            assert abs(drawn[source] - num_so_far * share / sum(shares)) < 1
 
 
 @settings(deadline=None)
@@ -64,6 +64,24 @@ def test_each_epoch_each_source_and_each_seed_has_its_own_order():
 def test_without_shuffling_items_come_in_file_order():
     sampler = make([(3, 1.0)], shuffle=False)
     assert [sampler.next() for _ in range(4)] == ["0/0", "0/1", "0/2", "0/0"]
+
+
+@settings(deadline=None, max_examples=50)
+@given(weights, weights, st.integers(0, 60), st.integers(1, 60))
+def test_over_any_stretch_two_sources_are_within_one_item_of_their_shares(one, other, num_before, num_draws):
+    sampler = make([(3, one), (3, other)])
+    drawn = [int(sampler.next()[0]) for _ in range(num_before + num_draws)][num_before:]
+    share = Fraction(str(one)) / (Fraction(str(one)) + Fraction(str(other)))
+    assert abs(drawn.count(0) - num_draws * share) < 1
+
+
+@pytest.mark.parametrize("mix", [[1, 2, 5], [3, 3, 1, 1], [0.1, 0.2, 0.3, 0.4]])
+def test_where_shares_are_whole_numbers_of_a_step_every_step_holds_them_exactly(mix):
+    sampler = make([(7, weight) for weight in mix])
+    num = round(sum(mix) / min(mix))
+    for _ in range(20):
+        counts = Counter(int(sampler.next()[0]) for _ in range(num))
+        assert [counts[source] for source in range(len(mix))] == [round(weight / min(mix)) for weight in mix]
 
 
 def test_weights_hold_within_one_step():

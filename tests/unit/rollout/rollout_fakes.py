@@ -1,28 +1,64 @@
 """Fakes around a scheduler: prompts, engines and rewards that do what a test says."""
 
 import asyncio
+from collections import Counter
+from itertools import count, cycle
 
 from reroll.config.parts import RolloutConfig
 from reroll.observe.ledger import read_ledger
+from reroll.observe.metrics import Stats
 from reroll.rollout.scheduler import RolloutScheduler
 from reroll.types import Completion, FinishReason, Prompt, Score, Status, Trajectory, Turn
 
 COMPLETION = Completion(token_ids=(7, 8), logprobs=(-1.0, -2.0), finish_reason=FinishReason.STOP, versions=((0, 2),))
 
 
-class Prompts:
-    def __init__(self, first=0):
-        self.position = first
+class Numbers:
+    """Prompts that are numbers, of domains that take turns as told: an endless cycle of letters."""
 
-    def next(self):
+    def __init__(self, turns="d", *, first=0, shares=None):
+        self.turns = cycle(turns)
+        self.numbers = count(first)
+        self.num_drawn = first
+        self.shares = shares or dict(Counter(turns))
+
+    def next_domain(self):
+        return next(self.turns)
+
+    def next(self, domain):
+        self.num_drawn += 1
+        return next(self.numbers)
+
+
+class Prompts:
+    """Prompts of one domain after the other in turn; their ids count all of them."""
+
+    def __init__(self, first=0, domains=("d",)):
+        self.position = first
+        self.num_turns = 0
+        self.shares = dict.fromkeys(domains, 1.0)
+        self.seen = []
+
+    def next_domain(self):
+        self.num_turns += 1
+        return list(self.shares)[(self.num_turns - 1) % len(self.shares)]
+
+    def next(self, domain):
         self.position += 1
-        return Prompt(id=f"p/{self.position - 1}", messages=({"role": "user", "content": "hi"},), domain="d", extra={"k": [1]})
+        messages = ({"role": "user", "content": "hi"},)
+        return Prompt(id=f"p/{self.position - 1}", messages=messages, domain=domain, extra={"k": [1]})
+
+    def saw(self, prompt, rewards):
+        self.seen.append((prompt.id, tuple(rewards)))
+
+    def stats(self):
+        return Stats()
 
     def state(self):
-        return {"position": self.position}
+        return {"position": self.position, "num_turns": self.num_turns}
 
     def restore(self, state):
-        self.position = state["position"]
+        self.position, self.num_turns = state["position"], state["num_turns"]
 
 
 def trajectory(id, status=Status.COMPLETED, **fields):

@@ -1,12 +1,11 @@
-from itertools import count
-
 import pytest
+from rollout_fakes import Numbers
 
-from reroll.rollout.admission import MAX_TRIES, Admission, Taken, Ticket
+from reroll.rollout.admission import Admission, Taken, Ticket
 
 
-def make(**options) -> Admission[int]:
-    return Admission(count().__next__, **{"prompts_per_step": 2, **options})
+def make(turns="d", **options) -> Admission[int]:
+    return Admission(Numbers(turns), **{"prompts_per_step": 2, **options})
 
 
 def finish_all(admission: Admission[int], tickets: list[Ticket[int]]) -> None:
@@ -151,9 +150,10 @@ def test_a_finished_surplus_group_is_kept_for_the_next_step_if_the_budget_allows
     assert numbers(take(admission).tickets) == [2, 3]
 
 
-def test_a_prompt_that_is_always_slowest_is_waited_for_in_the_end():
-    admission = make(prompts_per_step=1, oversample=2.0)
-    for version in range(MAX_TRIES):
+@pytest.mark.parametrize("max_tries", [1, 3, 5])
+def test_a_prompt_that_is_always_slowest_is_waited_for_at_its_last_try(max_tries):
+    admission = make(prompts_per_step=1, oversample=2.0, max_tries=max_tries)
+    for version in range(max_tries):
         slow, fast = admission.admit()
         assert slow.prompt == 0
         assert slow.num_tries == version + 1
@@ -162,7 +162,7 @@ def test_a_prompt_that_is_always_slowest_is_waited_for_in_the_end():
         if taken is None:
             break
         admission.release(numbers(taken.tickets), version=version + 1)
-    assert slow.num_tries == MAX_TRIES
+    assert slow.num_tries == max_tries
     admission.finish(slow, keep=True)
     assert take(admission).tickets == [slow]
 
@@ -215,12 +215,12 @@ def test_restore_comes_before_the_first_admission():
 
 
 def test_a_restored_group_has_the_ticket_it_had():
-    stream = count()
-    before = Admission(stream.__next__, prompts_per_step=2, max_staleness=1)
+    prompts = Numbers()
+    before = Admission(prompts, prompts_per_step=2, max_staleness=1)
     tickets = before.admit()
     finish_all(before, tickets[:2])
     before.release(numbers(take(before).tickets), version=1)
-    after = Admission(stream.__next__, prompts_per_step=2, max_staleness=1)
+    after = Admission(prompts, prompts_per_step=2, max_staleness=1)
     after.restore(before.snapshot())
     again = after.admit()
     assert [(ticket.number, ticket.prompt, ticket.version) for ticket in again] == [(2, 2, 1), (3, 3, 1), (4, 4, 1), (5, 5, 1)]
@@ -242,3 +242,131 @@ def test_a_snapshot_while_a_step_trains_counts_its_groups_as_not_trained_on():
     finish_all(admission, admission.admit())
     take(admission)
     assert [queued.number for queued in admission.snapshot().queue] == [0, 1]
+
+
+def domains(tickets: list[Ticket[int]]) -> str:
+    return "".join(ticket.domain for ticket in tickets)
+
+
+def test_places_belong_to_domains_in_the_order_of_their_turns():
+    admission = make("aab", prompts_per_step=3)
+    tickets = admission.admit()
+    assert domains(tickets) == "aab"
+    assert numbers(tickets) == [0, 2, 1], "a domain's tickets count by the number of domains: 0, 2, 4, … and 1, 3, 5, …"
+
+
+def test_a_dropped_group_is_replaced_at_once_by_one_of_its_domain():
+    admission = make("ab")
+    a, b = admission.admit()
+    assert admission.finish(a, keep=False) is None
+    (replacement,) = admission.admit()
+    assert (replacement.domain, replacement.number) == ("a", 2)
+    finish_all(admission, [b])
+    assert admission.take() is None
+    admission.finish(replacement, keep=True)
+    assert domains(take(admission).tickets) == "ba"
+
+
+def test_a_dropped_group_of_a_staleness_budget_lets_a_later_one_of_its_domain_move_up():
+    admission = make("ab", max_staleness=1)
+    tickets = admission.admit()
+    assert domains(tickets) == "abab"
+    admission.finish(tickets[0], keep=False)
+    finish_all(admission, tickets[1:])
+    assert domains(take(admission).tickets) == "ba", "nobody waits for the replacement, and the mix holds"
+    assert domains(admission.admit()) == "a"
+
+
+def test_a_step_waits_for_the_domain_it_owes_though_others_have_finished_more():
+    admission = make("ab", max_staleness=1)
+    tickets = admission.admit()
+    finish_all(admission, [ticket for ticket in tickets if ticket.domain == "a"])
+    assert admission.take() is None
+    finish_all(admission, [tickets[1]])
+    assert domains(take(admission).tickets) == "ab"
+
+
+def test_a_domain_that_dropped_its_fill_cedes_its_place_to_another_for_this_step():
+    admission = make("ab", max_drops=2)
+    a, b = admission.admit()
+    finish_all(admission, [b])
+    for _ in range(2):
+        assert admission.finish(a, keep=False) is None
+        (a,) = admission.admit()
+    assert admission.finish(a, keep=False) == "b"
+    (heir,) = admission.admit()
+    finish_all(admission, [heir])
+    taken = take(admission)
+    assert domains(taken.tickets) == "bb"
+    admission.release(numbers(taken.tickets), version=1)
+    assert domains(admission.admit()) == "ab", "its share of the next step is its own again"
+
+
+def test_a_resumed_run_remembers_how_much_a_domain_has_dropped_for_this_step():
+    prompts = Numbers("ab")
+    before = Admission(prompts, prompts_per_step=2, max_drops=2)
+    a, _ = before.admit()
+    for _ in range(2):
+        before.finish(a, keep=False)
+        (a,) = before.admit()
+    after = Admission(prompts, prompts_per_step=2, max_drops=2)
+    after.restore(before.snapshot())
+    a = next(ticket for ticket in after.admit() if ticket.domain == "a")
+    assert after.finish(a, keep=False) == "b"
+
+
+def test_a_domain_cedes_nothing_that_the_step_does_not_wait_for():
+    admission = make("ab", max_staleness=1, max_drops=1)
+    tickets = admission.admit()
+    finish_all(admission, [tickets[0]])
+    running = tickets[2]
+    for _ in range(4):
+        assert admission.finish(running, keep=False) is None
+        (running,) = admission.admit()
+        assert running.domain == "a"
+
+
+def test_ceded_places_go_to_the_others_by_their_weight():
+    admission = Admission(Numbers("abbc"), prompts_per_step=4, max_drops=1)
+    heirs = []
+    for version in range(1, 7):
+        running = admission.admit()
+        while running:
+            ticket = running.pop()
+            heir = admission.finish(ticket, keep=ticket.domain != "a")
+            heirs += [heir] if heir else []
+            running += admission.admit()
+        admission.release(numbers(take(admission).tickets), version=version)
+    assert sorted(heirs) == ["b"] * 4 + ["c"] * 2
+
+
+def test_when_every_domain_has_dropped_its_fill_each_goes_on_trying():
+    admission = make("ab", max_drops=1)
+    running = admission.admit()
+    given = []
+    for _ in range(20):
+        ticket = running.pop(0)
+        given.append(admission.finish(ticket, keep=False))
+        running += admission.admit()
+    assert len(running) == 2
+    assert given[-5:] == [None] * 5
+
+
+def test_over_sampling_passes_over_a_slow_group_only_for_one_of_its_domain():
+    admission = make("ab", oversample=1.5)
+    a, b, second_a = admission.admit()
+    finish_all(admission, [a, second_a])
+    assert admission.take() is None, "two groups are finished, but the step owes one of b"
+    finish_all(admission, [b])
+    assert domains(take(admission).tickets) == "ab"
+
+
+def test_a_restored_plan_gives_the_same_places():
+    prompts = Numbers("aab")
+    before = Admission(prompts, prompts_per_step=2, max_staleness=1)
+    finish_all(before, before.admit())
+    before.release(numbers(take(before).tickets), version=1)
+    snapshot = before.snapshot()
+    after = Admission(prompts, prompts_per_step=2, max_staleness=1)
+    after.restore(snapshot)
+    assert [ticket.domain for ticket in after.admit()][:2] == list(snapshot.places)

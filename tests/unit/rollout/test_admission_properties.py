@@ -1,14 +1,18 @@
 """Whatever the config and the order of events: the promises of Admission hold."""
 
 import random
-from itertools import count
+from collections import Counter
+from fractions import Fraction
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from rollout_fakes import Numbers
 
+from reroll.data.sampler import Mix
 from reroll.rollout.admission import Admission, Ticket
 
+TURNS = st.sampled_from(["d", "ab", "aab", "abacab"])
 OPTIONS = st.fixed_dictionaries(
     {
         "prompts_per_step": st.integers(1, 5),
@@ -22,11 +26,10 @@ OPTIONS = st.fixed_dictionaries(
 class AdmissionMachine(RuleBasedStateMachine):
     """Drives an Admission by any legal order of calls, beside a ledger of what became of each prompt."""
 
-    @initialize(options=OPTIONS)
-    def start(self, options):
+    @initialize(options=OPTIONS, turns=TURNS)
+    def start(self, options, turns):
         self.options = options
-        self.stream = count()
-        self.num_drawn = 0
+        self.prompts = Numbers(turns)
         self.admission = self.make()
         self.running: list[Ticket[int]] = []
         self.finished: list[Ticket[int]] = []
@@ -37,11 +40,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         self.versions_jumped = False
 
     def make(self) -> Admission[int]:
-        return Admission(self.draw, **self.options)
-
-    def draw(self) -> int:
-        self.num_drawn += 1
-        return next(self.stream)
+        return Admission(self.prompts, max_drops=1, **self.options)
 
     def forget(self, tickets):
         self.running = [ticket for ticket in self.running if ticket not in tickets]
@@ -66,7 +65,7 @@ class AdmissionMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.taken)
     @rule()
     def take(self):
-        oldest = sorted(ticket.number for ticket in self.running + self.finished)
+        oldest = sorted(self.running + self.finished, key=lambda ticket: ticket.number)
         decision = self.admission.take()
         if decision is None:
             return
@@ -77,7 +76,9 @@ class AdmissionMachine(RuleBasedStateMachine):
         assert all(ticket in self.finished for ticket in self.taken)
         assert all(self.admission.version - ticket.version <= self.options["max_staleness"] for ticket in self.taken)
         if self.options["window"] == 1 and self.options["oversample"] == 1.0:
-            assert numbers == oldest[: len(numbers)]
+            for domain in self.prompts.shares:
+                took = [ticket for ticket in self.taken if ticket.domain == domain]
+                assert took == [ticket for ticket in oldest if ticket.domain == domain][: len(took)]
             assert self.versions_jumped or decision.returned == [], "in strict order nothing is ever wasted"
         self.forget(self.taken + decision.returned)
 
@@ -102,7 +103,7 @@ class AdmissionMachine(RuleBasedStateMachine):
     @invariant()
     def no_prompt_is_lost_or_trained_twice(self):
         owed = [queued.prompt for queued in self.admission.snapshot().queue]
-        assert sorted(owed + self.spent) == list(range(self.num_drawn))
+        assert sorted(owed + self.spent) == list(range(self.prompts.num_drawn))
 
     @invariant()
     def no_slot_leaks(self):
@@ -150,10 +151,10 @@ def fate_of(seed):
 
 
 @settings(deadline=None)
-@given(options=OPTIONS, seed=st.integers(0, 99))
-def test_every_legal_config_makes_progress(options, seed):
+@given(options=OPTIONS, turns=TURNS, seed=st.integers(0, 99))
+def test_every_legal_config_makes_progress(options, turns, seed):
     rng = random.Random(seed)
-    admission = Admission(count().__next__, **options)
+    admission = Admission(Numbers(turns), **options)
     trained = run(admission, num_steps=12, fate=fate_of(seed), order=rng.randrange)
     assert len(trained) == 12 * options["prompts_per_step"]
     assert len({ticket.prompt for ticket in trained}) == len(trained)
@@ -162,7 +163,7 @@ def test_every_legal_config_makes_progress(options, seed):
 @settings(deadline=None)
 @given(options=OPTIONS)
 def test_no_prompt_starves_when_the_newest_always_end_first(options):
-    admission = Admission(count().__next__, **options)
+    admission = Admission(Numbers(), **options)
     run(admission, num_steps=30, fate=lambda number: True, order=lambda num_running: num_running - 1)
     owed = [queued.prompt for queued in admission.snapshot().queue]
     num_slots = (options["max_staleness"] + 1 + options["oversample"]) * options["prompts_per_step"]
@@ -177,7 +178,7 @@ def test_in_strict_order_a_resumed_run_trains_on_what_an_uninterrupted_one_does(
     fate = fate_of(seed)
 
     def fresh(first_prompt):
-        return Admission(count(first_prompt).__next__, **options)
+        return Admission(Numbers(first=first_prompt), **options)
 
     def names(tickets):
         return [(ticket.number, ticket.prompt) for ticket in tickets]
@@ -186,7 +187,59 @@ def test_in_strict_order_a_resumed_run_trains_on_what_an_uninterrupted_one_does(
     interrupted = fresh(0)
     before = names(run(interrupted, num_steps=num_steps_before, fate=fate, order=random.Random(seed + 1).randrange))
     snapshot = interrupted.snapshot()
-    resumed = fresh(snapshot.next_number)  # In strict order every ticket is a new prompt.
+    resumed = fresh(snapshot.num_issued["d"])  # In strict order every ticket is a new prompt.
     resumed.restore(snapshot)
     after = names(run(resumed, num_steps=10 - num_steps_before, fate=fate, order=random.Random(seed + 2).randrange))
     assert before + after == whole
+
+
+class Mixed(Numbers):
+    """Domains by weight, as the data's own mix gives them turns."""
+
+    def __init__(self, weights):
+        super().__init__(shares={f"d{index}": float(weight) for index, weight in enumerate(weights)})
+        self.mix = Mix(weights)
+
+    def next_domain(self):
+        return f"d{self.mix.next()}"
+
+
+@settings(deadline=None, max_examples=60)
+@given(options=OPTIONS, weights=st.lists(st.integers(1, 9), min_size=2, max_size=4), seed=st.integers(0, 99))
+def test_after_any_step_every_domain_was_trained_on_within_one_of_its_share_whatever_is_dropped(options, weights, seed):
+    rng = random.Random(seed)
+    prompts = Mixed(weights)
+    kept_rate = {domain: rng.choice([0.2, 0.5, 0.9, 1.0]) for domain in prompts.shares}
+    domains = list(prompts.shares)
+
+    def fate(number):
+        return random.Random(f"{seed}/{number}").random() < kept_rate[domains[number % len(domains)]]
+
+    admission = Admission(prompts, max_drops=1000, **options)
+    trained = run(admission, num_steps=25, fate=fate, order=rng.randrange)
+    counts = Counter()
+    for num, ticket in enumerate(trained, start=1):
+        counts[ticket.domain] += 1
+        if num % options["prompts_per_step"] == 0:
+            for domain, weight in zip(domains, weights, strict=True):
+                assert abs(counts[domain] - Fraction(num * weight, sum(weights))) < 1
+
+
+@settings(deadline=None, max_examples=40)
+@given(options=OPTIONS, seed=st.integers(0, 99))
+def test_a_domain_that_keeps_nothing_does_not_stall_the_others_and_costs_a_bounded_number_of_groups(options, seed):
+    prompts = Mixed([2, 1, 1])
+    num_started = Counter()
+
+    def fate(number):
+        num_started[number % 3] += 1
+        return number % 3 != 0
+
+    admission = Admission(prompts, max_drops=3, **options)
+    trained = run(admission, num_steps=12, fate=fate, order=random.Random(seed).randrange)
+    counts = Counter(ticket.domain for ticket in trained)
+    assert counts["d0"] == 0
+    assert abs(counts["d1"] - counts["d2"]) <= 4
+    most_places = 12 * (options["prompts_per_step"] // 2 + 1)
+    slots = (options["max_staleness"] + 1 + options["oversample"]) * options["prompts_per_step"]
+    assert num_started[0] <= (3 + 2) * most_places + 12 * slots

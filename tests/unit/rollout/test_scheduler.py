@@ -182,7 +182,7 @@ async def test_a_resumed_run_draws_the_same_samples_and_loses_no_prompt(ledger):
     resumed_engine.end("2.0", "2.1", "3.0", "3.1")
     groups = await take
     assert [group.version for group in groups] == [1, 1], "they are sampled anew, under the weights of now"
-    assert groups[0].prompt == Prompts(first=2).next()
+    assert groups[0].prompt == Prompts(first=2).next("d")
     resumed.release(groups, version=2)
     await settle()
     assert resumed_engine.started[-1][0] == "p/7"

@@ -158,10 +158,10 @@ async def test_an_unexpected_exception_surfaces_from_take(ledger, error, where):
 
 async def test_a_prompt_source_that_breaks_during_a_refill_surfaces_from_take(ledger):
     class Broken(Prompts):
-        def next(self):
+        def next(self, domain):
             if self.position == 2:
                 raise RunFolderError("the disk is gone")
-            return super().next()
+            return super().next(domain)
 
     scheduler = make(ledger, prompts=Broken(), score=flat, drop_no_signal=True)
     with pytest.raises(RunFolderError, match="the disk is gone"):
