@@ -26,7 +26,23 @@ def shape_rewards(episodes: Episodes, *, length: Mapping[str, float] | None, cli
         shaped = shaped * length_weight(episodes, **length)
     if clip is not None:
         shaped = shaped.clamp(-clip, clip)
-    gain = shaped - gross
+    return _with_gain(episodes, shaped - gross)
+
+
+def standardised(episodes: Episodes, *, mean: Tensor, std: Tensor) -> Episodes:
+    """The same episodes with rewards before the penalty, and baselines, as deviations: (reward - mean) / std, both [N].
+
+    Where the deviation is 0 only the mean is taken off. What an episode gains or loses is counted to its last turn.
+    """
+
+    def scaled(rewards: Tensor) -> Tensor:
+        return torch.where(std > 0, (rewards - mean) / (std + WHITEN_EPSILON), rewards - mean)
+
+    baseline = None if episodes.baseline is None else scaled(episodes.baseline)
+    return replace(_with_gain(episodes, scaled(episodes.gross_reward) - episodes.gross_reward), baseline=baseline)
+
+
+def _with_gain(episodes: Episodes, gain: Tensor) -> Episodes:
     turn_gain = torch.where(episodes.is_last_turn, gain[episodes.turn_episode], 0)
     return replace(episodes, reward=episodes.reward + gain, turn_reward=episodes.turn_reward + turn_gain)
 

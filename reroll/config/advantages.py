@@ -202,5 +202,8 @@ class AdvantageShaping(Node):
 class ShapingConfig(Node):
     """Rewards and advantages, adjusted whatever the estimator."""
 
+    domains: Literal["raw", "normalised"] = "raw"
+    """normalised: the rewards of each domain to mean 0 and standard deviation 1 over all steps so far, before anything else, so
+    that no domain counts more for its scale. What is below, and the estimator, then compare thresholds with deviations."""
     rewards: RewardShaping = RewardShaping()
     advantages: AdvantageShaping = AdvantageShaping()

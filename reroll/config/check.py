@@ -9,17 +9,21 @@ import importlib.util
 import json
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from reroll.config.algorithm import OwnCritic
-from reroll.config.check_algorithm import algorithm_violations
+from reroll.config.check_algorithm import algorithm_violations, group_violations
+from reroll.config.check_domains import domain_violations
 from reroll.config.check_envs import env_violations
+from reroll.config.check_rewards import reward_violations
 from reroll.config.data import DatasetsSource, JsonlSource, ParquetSource, ReasoningGymSource, SourceConfig
 from reroll.config.distill import DistillConfig
 from reroll.config.host import adapter_base, models_dir, num_visible_gpus, parse_devices
 from reroll.config.parts import Devices, RayRuntime
 from reroll.config.preference import DpoConfig, KtoLoss, RewardModelConfig
-from reroll.config.rewards import ImportReward, ReasoningGymReward
+from reroll.config.reward_judge import HostedJudge, JudgeReward, ModelReward
+from reroll.config.rewards import walk
 from reroll.config.tree import AnyConfig, RlvrConfig
 from reroll.errors import Violation
 
@@ -28,9 +32,12 @@ def violations_of(config: AnyConfig, *, folder: Path) -> list[Violation]:
     """Everything that would stop this run later, found now. User modules may lie in `folder`."""
     found = [*_models(config), *_sources(config), *_packages(config)]
     if isinstance(config, RlvrConfig):
-        found += [*_batch_arithmetic(config), *_token_limits(config), *_rewards(config, folder), *_evaluation(config)]
-        found += env_violations(config, module_exists=lambda module: _module_exists(module, folder))
-        found += algorithm_violations(config, module_exists=lambda module: _module_exists(module, folder))
+        found += [*_batch_arithmetic(config), *_token_limits(config), *_evaluation(config)]
+        is_there = partial(module_exists, folder=folder)
+        found += reward_violations(config, folder=folder, module_exists=is_there)
+        found += env_violations(config, module_exists=is_there)
+        found += domain_violations(config, rollout_rules=_drawing_rules, eval_rules=_evaluation)
+        found += algorithm_violations(config, module_exists=is_there)
         found += [*_devices(config, "engine.devices", config.engine.devices, at_most=config.engine.num_workers)]
     if isinstance(config, DpoConfig | RewardModelConfig):
         found += [*_preferences(config)]
@@ -40,7 +47,8 @@ def violations_of(config: AnyConfig, *, folder: Path) -> list[Violation]:
 def _batch_arithmetic(config: RlvrConfig) -> Iterator[Violation]:
     rollout = config.rollout
     rows, parts = rollout.prompts_per_step * rollout.group_size, config.train.mini_batches
-    if rows % parts:
+    # Where domains have groups of different sizes, so have steps: parts are equal within one row.
+    if rows % parts and not any(domain.group_size for domain in rollout.domains.values()):
         legal = [str(n) for n in range(1, rows + 1) if rows % n == 0]
         yield Violation(
             "train.mini_batches",
@@ -53,6 +61,11 @@ def _batch_arithmetic(config: RlvrConfig) -> Iterator[Violation]:
             f"{rollout.window} steps' worth of groups are never in flight with max_staleness {rollout.max_staleness}",
             f"set rollout.window to at most {rollout.max_staleness + 1}, or raise rollout.max_staleness",
         )
+
+
+def _drawing_rules(config: RlvrConfig) -> Iterator[Violation]:
+    yield from _token_limits(config)
+    yield from group_violations(config)
 
 
 def _token_limits(config: RlvrConfig) -> Iterator[Violation]:
@@ -79,21 +92,26 @@ def _token_limits(config: RlvrConfig) -> Iterator[Violation]:
         )
 
 
-def _named_models(config: AnyConfig) -> Iterator[tuple[str, str | None, Devices]]:
-    """(path, model or None for the policy's, devices) of every model of the run."""
-    yield "policy", config.policy.model, config.policy.devices
+def _named_models(config: AnyConfig) -> Iterator[tuple[str, str | None, Devices, int]]:
+    """(path, model or None for the policy's, devices, workers) of every model of the run."""
+    yield "policy", config.policy.model, config.policy.devices, 1
     if isinstance(config, DistillConfig):
-        yield "teacher", config.teacher.model, config.teacher.devices
+        yield "teacher", config.teacher.model, config.teacher.devices, 1
     if isinstance(config, RlvrConfig):
         if isinstance(config.critic, OwnCritic):
-            yield "critic", config.critic.model, config.critic.devices
+            yield "critic", config.critic.model, config.critic.devices, 1
         for name, teacher in config.teachers.items():
-            yield f"teachers.{name}", teacher.model, teacher.devices
+            yield f"teachers.{name}", teacher.model, teacher.devices, 1
+        for name, node in walk(config.rewards):
+            if isinstance(node, ModelReward):
+                yield f"rewards.{name}", node.model, node.devices, 1
+            elif isinstance(node, JudgeReward) and isinstance(node.model, HostedJudge):
+                yield f"rewards.{name}.model", node.model.model, node.model.devices, node.model.num_workers
 
 
 def _models(config: AnyConfig) -> Iterator[Violation]:
-    for where, name, devices in _named_models(config):
-        yield from _devices(config, f"{where}.devices", devices, at_most=1)
+    for where, name, devices, num_workers in _named_models(config):
+        yield from _devices(config, f"{where}.devices", devices, at_most=num_workers)
         if name is not None:
             yield from _model(f"{where}.model", name)
 
@@ -159,29 +177,8 @@ def _packages(config: AnyConfig) -> Iterator[Violation]:
             yield Violation(where, f"needs the package {package}", f"pip install 'reroll[{extra}]'")
 
 
-def _rewards(config: RlvrConfig, folder: Path) -> Iterator[Violation]:
-    for where, source in _named_sources(config):
-        reward = config.rewards.get(source.domain, config.rewards.get("default"))
-        if reward is None and (source.domain in config.envs or source.domain in config.agents):
-            continue  # It earns by itself.
-        if reward is None:
-            yield Violation(
-                f"{where}.domain", f"{source.domain!r} has no reward", f"add rewards.{source.domain}, or rewards.default"
-            )
-        elif isinstance(reward, ReasoningGymReward) and not isinstance(source, ReasoningGymSource):
-            yield Violation(
-                f"{where}.kind", f"is {source.kind}, but its reward is reasoning_gym", "use another reward kind for this domain"
-            )
-    for name, reward in config.rewards.items():
-        if isinstance(reward, ImportReward) and not _module_exists(reward.path.partition(":")[0], folder):
-            yield Violation(
-                f"rewards.{name}.path",
-                f"no module {reward.path.partition(':')[0]!r} beside the YAML, in the working directory or installed",
-                "give it as module:function",
-            )
-
-
-def _module_exists(module: str, folder: Path) -> bool:
+def module_exists(module: str, folder: Path) -> bool:
+    """Whether a module lies in the folder or the working directory, or is installed. It is not imported."""
     first = module.partition(".")[0]
     beside = any((root / f"{first}.py").is_file() or (root / first).is_dir() for root in (folder, Path.cwd()))
     return beside or importlib.util.find_spec(first) is not None

@@ -15,7 +15,7 @@ _COMPARES_SIBLINGS = {"opo", "gpg", "gdpo", "optimal_token_baseline", "gigpo"}
 def algorithm_violations(config: RlvrConfig, *, module_exists: Callable[[str], bool]) -> list[Violation]:
     """Combinations that would do nothing, or not what they say."""
     return [
-        *_groups(config),
+        *group_violations(config),
         *_critic(config),
         *_policies(config),
         *_kl(config),
@@ -24,7 +24,8 @@ def algorithm_violations(config: RlvrConfig, *, module_exists: Callable[[str], b
     ]
 
 
-def _groups(config: RlvrConfig) -> Iterator[Violation]:
+def group_violations(config: RlvrConfig) -> Iterator[Violation]:
+    """Groups too small for what is made of them."""
     advantage, size = config.advantage, config.rollout.group_size
     compares = advantage.kind in _COMPARES_SIBLINGS
     if isinstance(advantage, NormalisedAdvantage):

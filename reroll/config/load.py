@@ -47,7 +47,7 @@ _STAND_INS: dict[str, Any] = {
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> AnyConfig:
     """The config in this file with `key=value` overrides applied. Raises ConfigError with every violation."""
-    tree = _read_yaml(path)
+    tree = read_yaml(path)
     problems = apply_overrides(tree, overrides)
     return parse_config(tree, problems=problems, folder=path.parent)
 
@@ -77,7 +77,8 @@ def dump_config(config: AnyConfig) -> str:
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The tree in a file. Raises ConfigError."""
     try:
         tree = yaml.safe_load(path.read_text())
     except OSError as error:
@@ -153,15 +154,18 @@ def _validate(tree: dict[str, Any]) -> tuple[AnyConfig | None, list[Violation], 
         try:
             return _ADAPTER.validate_python(tree), problems, unchecked
         except ValidationError as error:
-            for detail in error.errors():
-                path = yaml_path(tree, detail)
-                problems.append(explain(PIPELINES[tree["pipeline"]], tree, path, detail))
-                unchecked.append(".".join(map(str, path)))
+            found = [(yaml_path(tree, detail), detail) for detail in error.errors()]
+            problems += [explain(PIPELINES[tree["pipeline"]], tree, path, detail) for path, detail in found]
+            unchecked += [".".join(map(str, path)) for path, _ in found]
+            for path, detail in found:
                 _set_aside(tree, path, detail)
     return None, problems, unchecked
 
 
 def _set_aside(tree: Any, path: list[str | int], detail: ErrorDetails) -> None:
+    if path[0] == "rewards" and len(path) > 1:  # Each kind asks for fields of its own: a whole one takes the place.
+        tree["rewards"][path[1]] = _STAND_INS["rewards"]["default"]
+        return
     node = tree
     for part in path[:-1]:
         node = node[part]

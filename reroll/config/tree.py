@@ -17,7 +17,7 @@ from reroll.config.losses import Aggregation, CorrectionConfig, LossConfig, PpoL
 from reroll.config.offline import PipelineConfig, SftConfig
 from reroll.config.parts import EmbeddedEngine, EngineConfig, EvalConfig, RolloutConfig
 from reroll.config.preference import DpoConfig, RewardModelConfig
-from reroll.config.rewards import RewardConfig
+from reroll.config.rewards import RewardConfig, RewardWorkersConfig
 
 
 class TrainConfig(Node):
@@ -39,6 +39,8 @@ class RlvrConfig(PipelineConfig):
     rewards: dict[str, RewardConfig] = Field(default_factory=dict)
     """One per domain; `default` judges the domains that have none of their own and do not earn by themselves, as
     environments do and agents may."""
+    reward_workers: RewardWorkersConfig = Field(default_factory=RewardWorkersConfig)
+    """Where rewards run that need processes of their own."""
     envs: dict[str, EnvDomain] = Field(default_factory=dict)
     """Domains that are played in an environment."""
     env_workers: EnvWorkersConfig = Field(default_factory=ProcessEnvs)

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from reroll.algo.advantages import ADVANTAGES, gae_returns
 from reroll.algo.episodes import Episodes
-from reroll.algo.shaping import shape_advantages
+from reroll.algo.running import RunningMoments
+from reroll.algo.shaping import shape_advantages, standardised
 from reroll.config.advantages import GaeAdvantage, ImportAdvantage
 from reroll.config.algorithm import MaskConfig, SharedCritic, ValueLossConfig
 from reroll.config.imports import import_object
@@ -32,6 +33,15 @@ def assign_advantages(
     advantage = taught if config.distill_only else estimate(episodes, config) + taught
     batch = batch.replace(advantage=torch.where(batch.loss_mask, advantage, 0.0))
     return batch.replace(loss_mask=batch.loss_mask & _kept(batch, episodes, groups, config.masks))
+
+
+def on_domain_scale(episodes: Episodes, groups: Sequence[Group], moments: dict[str, RunningMoments]) -> Episodes:
+    """The episodes with each domain's rewards as deviations from its mean. This step's rewards are counted into `moments`."""
+    for group in groups:
+        moments.setdefault(group.prompt.domain, RunningMoments()).update(group.rewards)
+    by_group = [moments[group.prompt.domain] for group in groups]
+    mean, std = torch.tensor([one.mean for one in by_group]), torch.tensor([one.std for one in by_group])
+    return standardised(episodes, mean=mean[episodes.group], std=std[episodes.group])
 
 
 def estimate(episodes: Episodes, config: RlvrConfig) -> Tensor:

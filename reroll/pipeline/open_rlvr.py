@@ -31,7 +31,11 @@ async def open_rlvr(config: RlvrConfig, context: RunContext, code_folder: Path) 
     prompts, held_out = load_train(config.data, seed=config.run.seed), load_eval(config.data)
     for teacher in config.teachers.values():
         shared_vocabulary(config.policy.model, teacher.model)
-    async with make_runtime(config.runtime) as runtime, open_player(config, runtime, code_folder) as player:
+    run_folder = context.folder.path
+    async with (
+        make_runtime(config.runtime) as runtime,
+        open_player(config, runtime, code_folder, run_folder=run_folder) as player,
+    ):
         head: Head = "language+score" if isinstance(config.critic, SharedCritic) else "language"
         policy = await spawn_model(runtime, config.policy, role="policy", total_steps=_num_updates(config), head=head)
         # With a staleness budget the engine writes while the policy is updated: it needs weights of its own.

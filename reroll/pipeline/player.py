@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,8 @@ from reroll.infer.cluster import CONCURRENCY, InferCluster
 from reroll.infer.worker import InferWorker
 from reroll.models.load import load_tokenizer
 from reroll.pipeline.evaluate import EvalResult, evaluate
-from reroll.rewards.worker import RewardCluster
+from reroll.pipeline.judges import open_hosts
+from reroll.rewards.cluster import RewardCluster
 from reroll.rollout.play import play
 from reroll.runtime.base import Placement, Runtime
 from reroll.tokens.renderer import Renderer
@@ -44,7 +45,7 @@ class Player:
 
     async def episode(self, prompt: Prompt, id: str, seed: int, *, temperature: float | None = None) -> Trajectory:
         """One sample's exchange with the policy, drawn as the config says (or at another temperature)."""
-        rollout = self.config.rollout
+        rollout = self.config.rollout.of(prompt.domain)
         sampling = SamplingParams(
             max_tokens=rollout.max_tokens,
             min_tokens=rollout.min_tokens,
@@ -65,7 +66,7 @@ class Player:
             id=id,
             max_prompt_tokens=rollout.max_prompt_tokens,
             max_turns=entry.max_turns if entry else 1,
-            max_total_tokens=self.config.max_total_tokens,
+            max_total_tokens=rollout.max_total_tokens or self.config.max_total_tokens,
             history=entry.history if entry else None,
         )
 
@@ -74,20 +75,23 @@ class Player:
         return await self.episode(prompt, id, seed, temperature=0.0)
 
     async def score(self, prompt: Prompt, trajectory: Trajectory) -> Score:
-        """The verdict of the domain's reward; what an environment or an agent earned by itself where it has none."""
-        if prompt.domain not in self.config.rewards:
-            if prompt.domain in self.config.envs:
-                last = trajectory.turns[-1].info
-                parts = {"success": last["success"]} if "success" in last else {}
-                return Score(value=trajectory.reward, parts=parts)
-            if prompt.domain in self.agents and trajectory.reward_parts:
-                return Score(value=trajectory.reward, parts=trajectory.reward_parts)
-        return await self.rewards.score(prompt, trajectory)
+        """The verdict of the domain's reward; what an environment or an agent earned by itself where it has none.
+
+        Where an environment tells success, that is a part too: evaluation goes by it.
+        """
+        earned = prompt.domain in self.config.envs or (prompt.domain in self.agents and trajectory.reward_parts)
+        if earned and prompt.domain not in self.config.rewards:
+            score = Score(value=trajectory.reward, parts=trajectory.reward_parts)
+        else:
+            score = await self.rewards.score(prompt, trajectory)
+        if not any("success" in turn.info for turn in trajectory.turns):
+            return score
+        return replace(score, parts={**score.parts, "success": trajectory.turns[-1].info.get("success", 0.0)})
 
     async def _agent_episode(self, prompt: Prompt, id: str, sampling: SamplingParams) -> Trajectory:
         from reroll.rollout.agent import play_agent
 
-        agent = self.config.agents[prompt.domain]
+        agent, rollout = self.config.agents[prompt.domain], self.config.rollout.of(prompt.domain)
         assert self.endpoint is not None  # There are agents.
         return await play_agent(
             self.agents[prompt.domain],
@@ -99,7 +103,7 @@ class Player:
             id=id,
             timeout_s=agent.timeout_s,
             max_turns=agent.max_turns,
-            max_total_tokens=self.config.max_total_tokens,
+            max_total_tokens=rollout.max_total_tokens or self.config.max_total_tokens,
         )
 
     async def evaluate(
@@ -108,11 +112,9 @@ class Player:
         """Every prompt played and judged as `settings` say. `on_done` ticks a progress bar."""
 
         async def episode(prompt: Prompt, id: str, seed: int) -> Trajectory:
-            return await self.episode(prompt, id, seed, temperature=settings.temperature)
+            return await self.episode(prompt, id, seed, temperature=settings.of(prompt.domain).temperature)
 
-        return await evaluate(
-            prompts, episode, self.score, samples=settings.samples, threshold=settings.threshold, seed=seed, on_done=on_done
-        )
+        return await evaluate(prompts, episode, self.score, settings=settings, seed=seed, on_done=on_done)
 
 
 class LiveParsed(AsyncParsed):
@@ -126,12 +128,25 @@ class LiveParsed(AsyncParsed):
 
 
 @asynccontextmanager
-async def open_player(config: RlvrConfig, runtime: Runtime, code_folder: Path) -> AsyncIterator[Player]:
-    """Bring up tokenizer, rewards, environments and agents, whose faults show at once, then the engine."""
+async def open_player(
+    config: RlvrConfig, runtime: Runtime, code_folder: Path, *, run_folder: Path | None = None
+) -> AsyncIterator[Player]:
+    """Bring up tokenizer, rewards, environments and agents, whose faults show at once, then the engine.
+
+    Judges remember what they said in `run_folder`.
+    """
     async with AsyncExitStack() as stack:
         renderer = Renderer(load_tokenizer(config.policy.model))
         agents, endpoint = await _open_agents(config, stack)
-        rewards = await RewardCluster.start(runtime, config.rewards, config_folder=code_folder)
+        rewards = await RewardCluster.start(
+            runtime,
+            config.rewards,
+            workers=config.reward_workers,
+            hosts=await open_hosts(config.rewards, runtime, stack),
+            config_folder=code_folder,
+            run_folder=run_folder,
+        )
+        stack.push_async_callback(rewards.close)
         nodes = {domain: entry.env for domain, entry in config.envs.items()}
         envs = await EnvCluster.start(runtime, config.env_workers if nodes else InlineEnvs(kind="inline"), nodes)
         stack.push_async_callback(envs.close)

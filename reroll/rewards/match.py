@@ -33,7 +33,7 @@ class Exact:
         given = given.strip()
         if config.ignore_case:
             expected, given = expected.casefold(), given.casefold()
-        return Score(value=config.correct if given == expected else config.wrong)
+        return Score(value=config.correct if given == expected else config.wrong, answer=given)
 
 
 class Numeric:
@@ -41,7 +41,8 @@ class Numeric:
 
     def __init__(self, config: NumericReward) -> None:
         self._config = config
-        self._tolerance = Fraction(config.tolerance)
+        self._tolerance = Fraction(repr(config.tolerance))
+        self._relative_tolerance = Fraction(repr(config.relative_tolerance))
 
     def __call__(self, prompt: Prompt, trajectory: Trajectory) -> Score:
         config = self._config
@@ -51,8 +52,9 @@ class Numeric:
             raise RewardError(f"the reference answer of prompt {prompt.id} holds no number: {answer!r}. Use reward kind exact")
         text = extract(trajectory.text, config.pattern)
         given = None if text is None else last_number(text)
-        is_correct = given is not None and abs(given - expected) <= self._tolerance
-        return Score(value=config.correct if is_correct else config.wrong)
+        tolerance = max(self._tolerance, self._relative_tolerance * abs(expected))
+        is_correct = given is not None and abs(given - expected) <= tolerance
+        return Score(value=config.correct if is_correct else config.wrong, answer=None if given is None else str(given))
 
 
 def reference(prompt: Prompt) -> str:

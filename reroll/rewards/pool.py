@@ -1,4 +1,4 @@
-"""Processes that run user rewards, kept warm. Each may hang, crash or lie without harm to anything else."""
+"""Processes that run rewards, kept warm. Each may hang, crash or lie without harm to anything else."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from multiprocessing import Pipe
 from typing import Any
 
-from reroll.config.rewards import ImportReward, ReasoningGymReward
+from reroll.config.reward_base import InProcess
 from reroll.errors import RewardError
+from reroll.rewards.memory import Spent
 from reroll.runtime.children import epitaph, kill_group
 from reroll.types import Prompt, Score, Trajectory
 
@@ -20,16 +21,23 @@ IMPORT_TIMEOUT_S = 120.0
 EXIT_TIMEOUT_S = 2.0
 """How long an idle process may take to leave."""
 
-ProcessReward = ImportReward | ReasoningGymReward
-"""The kinds that run in processes."""
-
 
 class ProcessPool:
-    """A fixed number of processes; a call takes a free one, waiting if there is none. Safe to use from many threads."""
+    """Processes that all can judge by every reward. A call takes a free one; if there is none, it starts another or, where
+    there are `max_processes` already, waits. Safe to use from many threads."""
 
-    def __init__(self, rewards: Mapping[str, ProcessReward], *, num_processes: int, search_path: Sequence[str]) -> None:
+    def __init__(
+        self,
+        rewards: Mapping[str, InProcess],
+        *,
+        num_processes: int,
+        search_path: Sequence[str],
+        max_processes: int | None = None,
+    ) -> None:
+        """`num_processes` are started at once; they import their rewards while nobody waits for them."""
         self._rewards = dict(rewards)
         self._search_path = list(search_path)
+        self._max_processes = max_processes or num_processes
         self._lock = threading.Lock()
         self._closed = False
         self._processes: set[_Process] = set()
@@ -37,25 +45,33 @@ class ProcessPool:
         for _ in range(num_processes):
             self._start()
 
-    def score(self, domain: str, prompt: Prompt, trajectory: Trajectory) -> Score:
+    @property
+    def num_processes(self) -> int:
+        """How many there are now."""
+        return len(self._processes)
+
+    def score(self, name: str, prompt: Prompt, trajectory: Trajectory) -> Score:
         """A finite score, or RewardError with the reason. A process that hung or died is replaced."""
         process = self._take()
         try:
             process.wait_until_loaded()
-            answer = process.ask((domain, prompt, trajectory), timeout_s=self._rewards[domain].timeout_s)
+            answer = process.ask((name, prompt, trajectory), timeout_s=self._rewards[name].timeout_s)
         except _Lost as lost:
             self._replace(process)
             raise RewardError(str(lost)) from None
         except BaseException:
             self._replace(process)
             raise
-        self._free.put(process)
+        if isinstance(answer, Spent):
+            self._replace(process)
+        else:
+            self._free.put(process)
         if isinstance(answer, Score):
             return answer
         raise RewardError(answer)
 
     def problems(self) -> dict[str, str]:
-        """Domains whose reward cannot be imported, and why."""
+        """Rewards that cannot be made, by name, and why."""
         process = self._take()
         try:
             problems = process.wait_until_loaded()
@@ -82,6 +98,8 @@ class ProcessPool:
                 process.kill()
 
     def _take(self) -> _Process:
+        if self._free.empty():
+            self._start()
         process = self._free.get()
         if process is None:
             self._free.put(None)  # For the next one who waits.
@@ -90,7 +108,7 @@ class ProcessPool:
 
     def _start(self) -> None:
         with self._lock:
-            if self._closed:
+            if self._closed or len(self._processes) >= self._max_processes:
                 return
             process = _Process(self._rewards, self._search_path)
             self._processes.add(process)
@@ -98,6 +116,7 @@ class ProcessPool:
 
     def _replace(self, process: _Process) -> None:
         process.kill()
+        process.hang_up()
         with self._lock:
             self._processes.discard(process)
         self._start()
@@ -110,7 +129,7 @@ class _Lost(Exception):
 class _Process:
     """One child process and the socket to it. It imports its rewards while nobody waits for it."""
 
-    def __init__(self, rewards: Mapping[str, ProcessReward], search_path: Sequence[str]) -> None:
+    def __init__(self, rewards: Mapping[str, InProcess], search_path: Sequence[str]) -> None:
         self._connection, theirs = Pipe()
         with theirs:
             # -P keeps the working directory off the path until the child's own imports are done: it may hold a `types.py`.
@@ -123,11 +142,13 @@ class _Process:
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
             )
+        self._ending = threading.Lock()
+        self._is_killed = False
         self._problems: dict[str, str] | None = None
         self._connection.send((list(search_path), dict(rewards)))
 
     def wait_until_loaded(self) -> dict[str, str]:
-        """Domains whose reward could not be imported, and why."""
+        """Rewards that could not be made, by name, and why."""
         if self._problems is None:
             self._problems = self._receive(IMPORT_TIMEOUT_S, doing="importing the rewards")
         return self._problems
@@ -142,7 +163,7 @@ class _Process:
         return answer
 
     def hang_up(self) -> None:
-        """Let the child leave when it is idle."""
+        """Let the child leave when it is idle. Only for who has taken it: another may be reading."""
         self._connection.close()
 
     def end(self) -> None:
@@ -153,10 +174,12 @@ class _Process:
             self.kill()
 
     def kill(self) -> None:
-        """End the child and everything it started, now. Safe to call twice."""
-        kill_group(self._child.pid)
-        self._child.wait()
-        self._connection.close()
+        """End the child and everything it started, now. Safe to call twice, and while another waits for an answer."""
+        with self._ending:
+            if not self._is_killed:  # Its number may be another's by the second time.
+                self._is_killed = True
+                kill_group(self._child.pid)
+                self._child.wait()
 
     def _receive(self, timeout_s: float, *, doing: str) -> Any:
         try:

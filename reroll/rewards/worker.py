@@ -1,144 +1,117 @@
-"""Where user rewards run, and how the controller reaches every reward."""
+"""Where rewards run that may hang, crash or eat memory, and how the controller reaches them."""
 
 from __future__ import annotations
 
-import os
+import asyncio
+import math
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
-from reroll.config.rewards import ExactReward, ImportReward, NumericReward, ReasoningGymReward, RewardConfig
-from reroll.errors import ConfigError, RewardError, Violation
-from reroll.observe.metrics import Max, Mean, Metric, Stats, Sum
-from reroll.rewards.base import Reward
-from reroll.rewards.match import Exact, Numeric
-from reroll.rewards.pool import ProcessPool, ProcessReward
+from reroll.config.reward_base import InProcess
+from reroll.config.rewards import RewardWorkersConfig
+from reroll.rewards.meter import RewardMeter
+from reroll.rewards.pool import ProcessPool
+from reroll.rewards.slots import FairSlots
 from reroll.runtime.base import Placement, Runtime, WorkerInfo, Workers
 from reroll.runtime.devices import num_usable_cores
 from reroll.types import Prompt, Score, Trajectory
 
 
 class RewardWorker:
-    """Runs the rewards that need processes of their own. Serves as many calls at once as it has processes."""
+    """A pool of processes. Serves as many calls at once as it may have processes."""
 
     def __init__(
-        self, info: WorkerInfo, rewards: Mapping[str, ProcessReward], *, num_processes: int, search_path: Sequence[str]
+        self,
+        info: WorkerInfo,
+        rewards: Mapping[str, InProcess],
+        *,
+        num_processes: int,
+        max_processes: int,
+        search_path: Sequence[str],
     ) -> None:
-        self._pool = ProcessPool(rewards, num_processes=num_processes, search_path=search_path)
+        self._pool = ProcessPool(rewards, num_processes=num_processes, max_processes=max_processes, search_path=search_path)
 
-    def score(self, domain: str, prompt: Prompt, trajectory: Trajectory) -> Score:
+    def score(self, name: str, prompt: Prompt, trajectory: Trajectory) -> Score:
         """A finite score; RewardError with the reason for anything else, a hang or a crash included."""
-        return self._pool.score(domain, prompt, trajectory)
+        return self._pool.score(name, prompt, trajectory)
 
     def problems(self) -> dict[str, str]:
-        """Domains whose reward cannot be imported, and why."""
+        """Rewards that cannot be made, by name, and why."""
         return self._pool.problems()
 
     def close(self) -> None:
         self._pool.close()
 
 
-class RewardCluster:
-    """Every domain's reward, as the controller calls them.
+class RewardWorkers:
+    """All workers as one. Every entry of the config has a process that no other can take, and shares the rest fairly."""
 
-    Comparisons run where they are called; user code and verifiers run in a worker's processes. Without such rewards no
-    worker is spawned.
-    """
-
-    def __init__(self, configs: Mapping[str, RewardConfig]) -> None:
-        self._configs = dict(configs)
-        self._inline = _inline_rewards(configs)
-        self._workers: Workers[RewardWorker] | None = None
-        self._latency_s = Mean(0.0, 0.0)
-        self._longest_s = 0.0
-        self._num_scored: Counter[str] = Counter()
-        self._num_failed: Counter[str] = Counter()
+    def __init__(self, workers: Workers[RewardWorker], *, num_shared: int, meter: RewardMeter) -> None:
+        self._workers = workers
+        self._slots = FairSlots(num_shared=num_shared)
+        self._meter = meter
+        self._num_busy = [0] * workers.size
 
     @classmethod
     async def start(
         cls,
         runtime: Runtime,
-        configs: Mapping[str, RewardConfig],
+        rewards: Mapping[str, InProcess],
+        config: RewardWorkersConfig,
         *,
-        config_folder: Path | None = None,
-        num_processes: int | None = None,
-    ) -> RewardCluster:
-        """Spawn what the rewards need and check that user code can be imported.
+        search_path: Sequence[str],
+        meter: RewardMeter,
+    ) -> RewardWorkers:
+        """Spawn the workers; their processes import what they need in the meantime."""
+        num_processes = config.num_processes or num_usable_cores()
+        num_shared = num_processes * config.num_workers - 1
+        num_entries = len({_entry(name) for name in rewards})
+        max_processes = math.ceil((num_shared + num_entries) / config.num_workers)
+        workers = await runtime.spawn(
+            RewardWorker,
+            Placement("reward", ("cpu",) * config.num_workers, concurrency=max_processes),
+            rewards,
+            num_processes=num_processes,
+            max_processes=max_processes,
+            search_path=search_path,
+        )
+        return cls(workers, num_shared=num_shared, meter=meter)
 
-        `config_folder` (the YAML's) and the working directory are importable. Raises ConfigError with every reward that
-        cannot be imported.
-        """
-        cluster = cls(configs)
-        remote = {name: config for name, config in configs.items() if isinstance(config, ImportReward | ReasoningGymReward)}
-        if remote:
-            num_processes = num_processes or num_usable_cores()
-            folders = [config_folder] if config_folder else []
-            search_path = [os.path.abspath(folder) for folder in (*folders, Path.cwd())]
-            placement = Placement("reward", ("cpu",), concurrency=num_processes)
-            cluster._workers = await runtime.spawn(
-                RewardWorker, placement, remote, num_processes=num_processes, search_path=search_path
-            )
-            await cluster.check()
-        return cluster
+    async def problems(self) -> dict[str, str]:
+        """Rewards that cannot be made, by name, and why."""
+        return await self._workers.one(0, RewardWorker.problems)
 
-    async def check(self) -> None:
-        """Raise ConfigError with every user reward that cannot be imported."""
-        if self._workers is None:
-            return
-        problems = await self._workers.one(0, RewardWorker.problems)
-        if problems:
-            raise ConfigError([_violation(domain, self._configs[domain], why) for domain, why in problems.items()])
+    async def score(self, name: str, prompt: Prompt, trajectory: Trajectory) -> Score:
+        """As RewardWorker's, after waiting for a turn."""
+        entry, start_s = _entry(name), time.perf_counter()
+        await self._slots.take(entry)
+        self._meter.waited(prompt.domain, time.perf_counter() - start_s)
+        rank = min(range(self._workers.size), key=self._num_busy.__getitem__)
+        self._num_busy[rank] += 1
 
-    async def score(self, prompt: Prompt, trajectory: Trajectory) -> Score:
-        """Judge by the reward of the prompt's domain, else by `default`. RewardError says why there is no score."""
-        start_s = time.monotonic()
-        try:
-            score = await self._score(prompt, trajectory)
-        except RewardError:
-            self._num_failed[prompt.domain] += 1
-            raise
-        finally:
-            elapsed_s = time.monotonic() - start_s
-            self._latency_s += Mean(elapsed_s)
-            self._longest_s = max(self._longest_s, elapsed_s)
-        self._num_scored[prompt.domain] += 1
-        return score
+        def over(call: asyncio.Future[Score]) -> None:
+            self._num_busy[rank] -= 1
+            self._slots.give_back(entry)
+            if not call.cancelled():
+                call.exception()  # Seen here, or asyncio reports it as forgotten where nobody waits any more.
 
-    def stats(self) -> Stats:
-        """What happened since the last call: latency, and scores and failures by domain."""
-        metrics: dict[str, Metric] = {}
-        if self._latency_s.weight:
-            metrics = {"reward/latency_s": self._latency_s, "reward/latency_max_s": Max(self._longest_s)}
-        for domain in sorted({*self._num_scored, *self._num_failed}):
-            metrics[f"reward/{domain}/scored"] = Sum(self._num_scored[domain])
-            metrics[f"reward/{domain}/failed"] = Sum(self._num_failed[domain])
-        self._latency_s, self._longest_s = Mean(0.0, 0.0), 0.0
-        self._num_scored.clear()
-        self._num_failed.clear()
-        return Stats(metrics)
-
-    async def _score(self, prompt: Prompt, trajectory: Trajectory) -> Score:
-        name = prompt.domain if prompt.domain in self._configs else "default"
-        if name in self._inline:
-            return self._inline[name](prompt, trajectory)
-        if name in self._configs and self._workers is not None:
-            return await self._workers.one(0, RewardWorker.score, name, prompt, trajectory)
-        raise RewardError(f"no reward judges domain {prompt.domain}: add rewards.{prompt.domain} or rewards.default")
+        call = asyncio.ensure_future(self._workers.one(rank, RewardWorker.score, name, prompt, trajectory))
+        call.add_done_callback(over)
+        # A process is busy until its call ends, whether or not anybody still waits for it.
+        return await asyncio.shield(call)
 
 
-def _inline_rewards(configs: Mapping[str, RewardConfig]) -> dict[str, Reward]:
-    rewards: dict[str, Reward] = {}
-    for name, config in configs.items():
-        if isinstance(config, ExactReward):
-            rewards[name] = Exact(config)
-        elif isinstance(config, NumericReward):
-            rewards[name] = Numeric(config)
-    return rewards
+class Remote:
+    """A reward that runs in the workers."""
+
+    def __init__(self, name: str, workers: RewardWorkers) -> None:
+        self._name = name
+        self._workers = workers
+
+    async def __call__(self, prompt: Prompt, trajectory: Trajectory) -> Score:
+        return await self._workers.score(self._name, prompt, trajectory)
 
 
-def _violation(domain: str, config: RewardConfig, why: str) -> Violation:
-    if isinstance(config, ImportReward):
-        fix = "the folder of the YAML and the working directory are searched: correct the path or the module"
-        return Violation(f"rewards.{domain}.path", f"{config.path} cannot be imported: {why}", fix)
-    return Violation(f"rewards.{domain}.kind", f"reasoning_gym cannot be imported: {why}", "pip install 'reroll[data]'")
+def _entry(name: str) -> str:
+    """The entry of `rewards` that a name path begins with."""
+    return name.partition(".")[0]

@@ -13,9 +13,9 @@ from pydantic import TypeAdapter
 
 from reroll.config.parts import LocalRuntime as LocalConfig
 from reroll.config.parts import RayRuntime as RayConfig
-from reroll.config.rewards import ImportReward, RewardConfig
+from reroll.config.rewards import ImportReward, RewardConfig, RewardWorkersConfig
 from reroll.errors import ConfigError, RewardError
-from reroll.rewards.worker import RewardCluster
+from reroll.rewards.cluster import RewardCluster
 from reroll.runtime import make_runtime
 from reroll.runtime.base import Runtime
 from reroll.types import Completion, FinishReason, Prompt, Score, Status, Trajectory, Turn
@@ -27,6 +27,14 @@ def length(prompt, trajectory):
     if trajectory.text == "die": os._exit(1)
     if trajectory.text == "hang": time.sleep(600)
     return len(trajectory.text)
+
+def nap(prompt, trajectory):
+    time.sleep(8)
+    return 0.0
+
+def short_nap(prompt, trajectory):
+    time.sleep(0.5)
+    return 0.0
 
 async def later(prompt, trajectory):
     return {"good": 1.0, "bad": -1.0}[trajectory.text]
@@ -76,9 +84,9 @@ async def test_each_domain_is_judged_by_its_own_reward_and_the_rest_by_default(r
             default={"kind": "import", "path": "my_judges:later"},
         ),
         config_folder=folder,
-        num_processes=2,
+        workers=RewardWorkersConfig(num_processes=2),
     )
-    assert await cluster.score(asked("math", "7"), said("it is 7")) == Score(value=1.0)
+    assert await cluster.score(asked("math", "7"), said("it is 7")) == Score(value=1.0, answer="7")
     assert await cluster.score(asked("style"), said("four")) == Score(value=4.0)
     assert await cluster.score(asked("poems"), said("bad")) == Score(value=-1.0)
 
@@ -96,11 +104,11 @@ async def test_each_domain_is_judged_by_its_own_reward_and_the_rest_by_default(r
     assert "no reference answer" in str(verdicts[4])
 
     stats = cluster.stats().values_by_name()
-    assert (stats["reward/style/scored"], stats["reward/style/failed"]) == (2, 2)
-    assert (stats["reward/poems/scored"], stats["reward/poems/failed"]) == (1, 1)
-    assert (stats["reward/math/scored"], stats["reward/math/failed"]) == (1, 1)
-    assert 0 < stats["reward/latency_s"] <= stats["reward/latency_max_s"]
-    assert stats["reward/latency_max_s"] >= 1.0
+    assert (stats["judging/style/scored"], stats["judging/style/failed"]) == (2, 2)
+    assert (stats["judging/poems/scored"], stats["judging/poems/failed"]) == (1, 1)
+    assert (stats["judging/math/scored"], stats["judging/math/failed"]) == (1, 1)
+    assert 0 < stats["judging/style/latency_s"] <= stats["judging/style/latency_max_s"]
+    assert stats["judging/style/latency_max_s"] >= 1.0 > stats["judging/math/latency_max_s"]
     assert not cluster.stats()
 
 
@@ -111,9 +119,75 @@ async def test_every_reward_that_cannot_be_imported_is_reported_before_any_work(
         c={"kind": "import", "path": "my_judges:length"},
     )
     with pytest.raises(ConfigError) as caught:
-        await RewardCluster.start(runtime, configs, config_folder=folder, num_processes=1)
+        await RewardCluster.start(runtime, configs, config_folder=folder, workers=RewardWorkersConfig(num_processes=1))
     assert [violation.path for violation in caught.value.violations] == ["rewards.a.path", "rewards.b.path"]
     assert "No module named 'no_such_module'" in str(caught.value)
+
+
+async def test_one_stack_may_hold_rewards_that_run_in_different_places(runtime: Runtime, folder: Path) -> None:
+    parts = {
+        "here": {"kind": "substring"},
+        "process": {"kind": "numeric", "pattern": r"return (\d+)"},
+        "mine": {"kind": "import", "path": "my_judges:length", "weight": 0.01},
+        "sandbox": {"kind": "code", "weight": 2.0},
+        "ladder": {"kind": "cascade", "steps": [{"kind": "exact"}, {"kind": "import", "path": "my_judges:length"}]},
+    }
+    cluster = await RewardCluster.start(
+        runtime,
+        rewards(code={"kind": "stack", "parts": parts}),
+        config_folder=folder,
+        workers=RewardWorkersConfig(num_processes=1),
+    )
+    try:
+        tests = {"function": "f", "calls": [{"args": [], "returns": 7}]}
+        prompt = Prompt(id="code/0", messages=(), domain="code", answer="7", extra={"tests": tests})
+        text = "def f(): return 7"
+        score = await cluster.score(prompt, said(text))
+    finally:
+        await cluster.close()
+        await cluster.close()
+    expected = {"here": 1.0, "process": 1.0, "mine": len(text), "sandbox": 1.0, "ladder": len(text), "ladder.decided_by": 1.0}
+    assert expected.items() <= score.parts.items()
+    assert score.value == pytest.approx(1 + 1 + 0.01 * len(text) + 2 + len(text))
+
+
+async def test_a_slow_domain_does_not_delay_another(runtime: Runtime, folder: Path) -> None:
+    configs = rewards(
+        slow={"kind": "import", "path": "my_judges:nap", "timeout_s": 30.0},
+        quick={"kind": "stack", "parts": {"style": {"kind": "import", "path": "my_judges:length"}}},
+    )
+    cluster = await RewardCluster.start(
+        runtime, configs, config_folder=folder, workers=RewardWorkersConfig(num_workers=2, num_processes=1)
+    )
+    await asyncio.gather(*(cluster.score(asked("quick"), said("warm up")) for _ in range(4)))
+    slow = [asyncio.create_task(cluster.score(asked("slow"), said("x"))) for _ in range(12)]
+    await asyncio.sleep(0.2)
+    assert not any(task.done() for task in slow)
+    started_s = time.monotonic()
+    for _ in range(3):
+        assert (await cluster.score(asked("quick"), said("four"))).value == 4.0
+    quick_s = time.monotonic() - started_s
+    assert not any(task.done() for task in slow), f"the quick domain took {quick_s:.1f} s"
+    stats = cluster.stats().values_by_name()
+    assert stats["judging/quick/scored"] == 7
+    assert stats["judging/quick/wait_s"] < 0.5
+    for task in slow:
+        task.cancel()
+    await asyncio.gather(*slow, return_exceptions=True)
+
+
+async def test_a_call_that_nobody_waits_for_holds_its_process_until_it_ends(folder: Path) -> None:
+    async with make_runtime(LocalConfig()) as runtime:
+        configs = rewards(slow={"kind": "import", "path": "my_judges:short_nap"})
+        cluster = await RewardCluster.start(
+            runtime, configs, config_folder=folder, workers=RewardWorkersConfig(num_processes=1)
+        )
+        given_up = asyncio.create_task(cluster.score(asked("slow"), said("x")))
+        await asyncio.sleep(0.1)
+        given_up.cancel()
+        cluster.stats()
+        await cluster.score(asked("slow"), said("x"))
+        assert cluster.stats().values_by_name()["judging/slow/wait_s"] > 0.1
 
 
 async def test_a_domain_without_reward_and_without_default_fails_with_the_fix() -> None:
@@ -127,7 +201,9 @@ async def test_the_working_directory_is_importable(folder: Path, monkeypatch: py
     monkeypatch.chdir(folder)
     async with make_runtime(LocalConfig()) as runtime:
         cluster = await RewardCluster.start(
-            runtime, {"default": ImportReward(kind="import", path="my_judges:length")}, num_processes=1
+            runtime,
+            {"default": ImportReward(kind="import", path="my_judges:length")},
+            workers=RewardWorkersConfig(num_processes=1),
         )
         assert (await cluster.score(asked("any"), said("abc"))).value == 3.0
 
@@ -135,7 +211,9 @@ async def test_the_working_directory_is_importable(folder: Path, monkeypatch: py
 async def test_trivial_rewards_run_at_hundreds_a_second(folder: Path) -> None:
     async with make_runtime(LocalConfig()) as runtime:
         configs = {"default": ImportReward(kind="import", path="my_judges:length")}
-        cluster = await RewardCluster.start(runtime, configs, config_folder=folder, num_processes=1)
+        cluster = await RewardCluster.start(
+            runtime, configs, config_folder=folder, workers=RewardWorkersConfig(num_processes=1)
+        )
         start_s = time.process_time()
         scores = await asyncio.gather(*(cluster.score(asked("any"), said("abc")) for _ in range(400)))
         # Processor time of this side: the wall clock of a busy machine says nothing.

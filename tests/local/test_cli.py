@@ -68,7 +68,7 @@ def test_train_then_eval_from_the_command_line(config_file: Path, tmp_path: Path
     assert "step 2/2" in done.stdout
     checkpoint = tmp_path / "runs" / "cli" / "checkpoints" / "step-000002"
     out = tmp_path / "eval.json"
-    done = reroll("eval", str(config_file), "--model", str(checkpoint), "-k", "2", "--out", str(out))
+    done = reroll("eval", str(checkpoint), "-c", str(config_file), "-k", "2", "--out", str(out))
     assert done.returncode == 0, done.stderr
     assert "pass@2" in done.stdout
     assert json.loads(out.read_text())["metrics"]["eval/pass@2"] >= 0

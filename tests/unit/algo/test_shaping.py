@@ -8,7 +8,7 @@ from episode_cases import Case, Episode, Token, Turn, case_of, floats, random_ca
 
 from reroll.algo.advantages import normalised, returns
 from reroll.algo.episodes import Episodes
-from reroll.algo.shaping import difficulty_weight, length_weight, shape_advantages, shape_rewards
+from reroll.algo.shaping import difficulty_weight, length_weight, shape_advantages, shape_rewards, standardised
 from reroll.config.advantages import AdvantageShaping, DifficultyWeight, LengthWeight, RewardShaping, ShapingConfig
 
 SEEDS = range(8)
@@ -145,6 +145,27 @@ def test_nothing_changes_unless_it_is_asked_for(flat: Episodes) -> None:
     torch.testing.assert_close(shaped.turn_reward, flat.turn_reward, rtol=0, atol=0)
     advantage = flat.spread(flat.reward)
     torch.testing.assert_close(shape_advantages(advantage, flat, **config.advantages.model_dump()), advantage, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_rewards_and_baselines_become_deviations_and_turns_still_sum_to_them(seed: int) -> None:
+    case = random_case(seed)
+    flat = replace(case.flat(), baseline=torch.full((len(case.episodes),), 0.5, dtype=torch.float64))
+    mean, std = torch.full_like(flat.reward, 0.25), torch.full_like(flat.reward, 2.0)
+    shaped = standardised(flat, mean=mean, std=std)
+    expected = [episode.reward + (episode.gross - 0.25) / 2.0 - episode.gross for episode in case.episodes]
+    np.testing.assert_allclose(shaped.reward.numpy(), expected, rtol=1e-7, atol=1e-7)
+    assert shaped.baseline is not None
+    np.testing.assert_allclose(shaped.baseline.numpy(), 0.125, rtol=1e-7)
+    sums = torch.zeros_like(shaped.reward).index_add(0, shaped.turn_episode, shaped.turn_reward)
+    has_turns = shaped.turn_episode.unique()
+    torch.testing.assert_close(sums[has_turns], shaped.reward[has_turns])
+
+
+def test_where_all_rewards_were_equal_only_the_mean_is_taken_off() -> None:
+    flat = case_of([3.0, 3.0]).flat()
+    shaped = standardised(flat, mean=torch.full_like(flat.reward, 3.0), std=torch.zeros_like(flat.reward))
+    assert shaped.reward.tolist() == [0.0, 0.0]
 
 
 def test_an_empty_batch_can_be_shaped() -> None:

@@ -75,7 +75,7 @@ def test_a_sound_config_passes(tree: dict[str, Any]) -> None:
         ("rewards.default", {"kind": "reasoning_gym"}, "data.train.0.kind", "reasoning_gym"),
         ("rewards.default", {"kind": "import", "path": "no_such_module_here:f"}, "rewards.default.path", "no module"),
         ("rewards", {"math": {"kind": "exact"}}, "data.train.0.domain", "no reward"),
-        ("rewards", {"default": {}}, "rewards.default", "exact, numeric, reasoning_gym, import"),
+        ("rewards", {"default": {}}, "rewards.default", "one of exact, numeric, math"),
         ("eval.every", 5, "eval.every", "data.eval is empty"),
         ("eval.samples", 4, "eval.samples", "greedy"),
         ("rollout.window", 2, "rollout.window", "at most 1"),

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from reroll.algo.running import RunningMoments
 from reroll.config.load import parse_config
 from reroll.config.tree import RlvrConfig
-from reroll.pipeline.credit import advantage_stats, assign_advantages, critic_targets, policy_loss_of
+from reroll.pipeline.credit import advantage_stats, assign_advantages, critic_targets, on_domain_scale, policy_loss_of
 from reroll.tokens.batch import Batch, pack
 from reroll.tokens.samples import rows_of
 from reroll.train.loss import PolicyLoss, ValueLoss
@@ -154,3 +155,14 @@ def test_a_critic_on_the_policys_trunk_joins_the_loss() -> None:
 def test_the_report_on_advantages_counts_tokens_in_the_loss_only() -> None:
     values = advantage_stats(assigned(TWO[:1], algorithm="dr_grpo")).values_by_name()
     assert values == pytest.approx({"advantage/mean": 0, "advantage/std": 0.5, "advantage/max": 0.5})
+
+
+def test_domains_of_different_scale_count_alike_over_all_steps_so_far() -> None:
+    moments: dict[str, RunningMoments] = {}
+    first = [group(trajectory(1.0), trajectory(0.0), domain="sums"), group(trajectory(100.0), trajectory(0.0), domain="games")]
+    scaled = on_domain_scale(rows_of(first).episodes, first, moments)
+    assert scaled.reward.tolist() == pytest.approx([0.5**0.5, -(0.5**0.5)] * 2, rel=1e-5)
+    second = [group(trajectory(50.0), trajectory(50.0), domain="games")]
+    again = on_domain_scale(rows_of(second).episodes, second, moments)
+    assert again.reward.tolist() == pytest.approx([0.0, 0.0], abs=1e-6)
+    assert (moments["games"].count, moments["sums"].count) == (4, 2)

@@ -95,6 +95,14 @@ def test_numeric_tolerance_is_absolute_and_inclusive() -> None:
     assert reward(prompt("10"), said("10.51")).value == 0.0
 
 
+def test_numeric_relative_tolerance_grows_with_the_reference_and_the_wider_one_counts() -> None:
+    reward = Numeric(NumericReward(kind="numeric", tolerance=0.5, relative_tolerance=0.01))
+    assert reward(prompt("-1000"), said("-990")).value == 1.0
+    assert reward(prompt("-1000"), said("-989.9")).value == 0.0
+    assert reward(prompt("10"), said("10.5")).value == 1.0
+    assert reward(prompt("0"), said("0.6")).value == 0.0
+
+
 @pytest.mark.parametrize("text", ["nan", "inf", "-inf", "1e999"])
 def test_nan_and_infinity_never_match(text: str) -> None:
     reward = Numeric(NumericReward(kind="numeric", tolerance=1e300))

@@ -8,6 +8,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,7 @@ def act(prompt, trajectory, *, bonus=0.0):
     if text == "score": return Score(value=0.5, parts={"style": 0.25})
     if text == "bad part": return Score(value=0.5, parts={"style": float("nan")})
     if text == "calls": return calls
+    if text == "eat memory": return len(bytearray(300 * 2**20))
     if text == "pid": return os.getpid()
     values = {"nan": float("nan"), "inf": float("-inf"), "str": "1.0", "none": None, "true": True, "int": 3,
               "numpy": np.float32(0.5), "numpy bool": np.bool_(True), "complex": 1j, "huge": 10**400}
@@ -195,6 +197,48 @@ def test_a_module_that_kills_the_process_on_import_is_a_problem_and_not_a_hang(f
     with pytest.raises(RewardError, match="died importing"):
         pool.score("deadly", asked(), said(""))
     pool.close()
+
+
+def test_a_call_that_wants_too_much_memory_fails_its_sample_and_its_process_is_replaced(folder: Path) -> None:
+    limited = ImportReward(kind="import", path="judges:act", memory_mb=100)
+    rewards = {"limited": limited, "free": ImportReward(kind="import", path="judges:act", memory_mb=None)}
+    pool = ProcessPool(rewards, num_processes=1, search_path=[str(folder)])
+    before = pool.score("limited", asked(), said("pid"))
+    with pytest.raises(RewardError, match="wanted more memory than its memory_mb allows"):
+        pool.score("limited", asked(), said("eat memory"))
+    assert pool.score("limited", asked(), said("pid")) != before
+    assert pool.score("free", asked(), said("eat memory")).value == 300 * 2**20
+    pool.close()
+
+
+def test_options_that_a_function_does_not_take_are_found_before_the_first_call(folder: Path) -> None:
+    pool = ProcessPool({"user": imported("judges:act", malus=1.0)}, num_processes=1, search_path=[str(folder)])
+    assert "unexpected keyword argument 'malus'" in pool.problems()["user"]
+    pool.close()
+
+
+def test_a_call_that_finds_all_processes_busy_starts_another_up_to_the_limit(folder: Path) -> None:
+    rewards = {"user": imported("judges:act", timeout_s=60.0)}
+    pool = ProcessPool(rewards, num_processes=1, max_processes=2, search_path=[str(folder)])
+    assert pool.score("user", asked(), said("pid")) == pool.score("user", asked(), said("pid"))
+
+    def hang() -> None:
+        with suppress(RewardError):
+            pool.score("user", asked(), said("hang"))
+
+    for _ in range(2):
+        threading.Thread(target=hang, daemon=True).start()
+        time.sleep(0.1)
+    waiting = threading.Thread(target=hang, daemon=True)
+    waiting.start()
+    deadline_s = time.monotonic() + 2.0
+    while pool.num_processes < 2 and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    time.sleep(0.1)
+    assert pool.num_processes == 2
+    pool.close()
+    waiting.join(10)
+    assert not waiting.is_alive()
 
 
 def test_processes_work_side_by_side_and_close_ends_busy_ones(folder: Path) -> None:

@@ -1,0 +1,42 @@
+"""What every reward node shares. Kinds import from here; `rewards` gathers them into one union."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from reroll.config.base import Node, Pattern
+
+
+class Judged(Node):
+    """A reward node."""
+
+    in_process: ClassVar[bool] = False
+    """Whether it may hang, crash or eat memory, and so runs in worker processes; others run where they are called."""
+
+    kind: str
+    weight: float = 1.0
+    """What it counts inside a stack; it changes nothing elsewhere."""
+
+
+class InProcess(Judged):
+    """A reward that runs in worker processes, which are killed when a call hangs."""
+
+    in_process: ClassVar[bool] = True
+
+    timeout_s: float = Field(default=10.0, gt=0)
+    """A call that takes longer is killed and its sample fails."""
+    memory_mb: int | None = Field(default=1024, ge=16)
+    """What its process may allocate beyond what importing took; null: no limit. A call that wants more fails its sample."""
+
+
+class Extracting(InProcess):
+    """What rewards that compare with a reference answer share. A pattern may take for ever: with one they run in processes."""
+
+    in_process: ClassVar[bool] = False
+
+    pattern: Pattern | None = None
+    """A regular expression whose first group (or whole match) is the answer; the last match counts. Default: the whole text."""
+    correct: float = 1.0
+    wrong: float = 0.0

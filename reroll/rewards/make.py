@@ -1,0 +1,78 @@
+"""From the config's rewards to what the controller awaits, whatever each needs to run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from reroll.config.reward_code import CodeReward
+from reroll.config.reward_judge import JudgeReward, ModelReward
+from reroll.config.rewards import CascadeReward, RewardConfig, StackReward, needs_process, nested_in
+from reroll.config.sandbox import SandboxConfig
+from reroll.rewards.base import Inline, Reward
+from reroll.rewards.stack import Cascade, Stack
+from reroll.rewards.verifiers import make_verifier
+from reroll.rewards.worker import Remote, RewardWorkers
+from reroll.runtime.devices import num_usable_cores
+
+if TYPE_CHECKING:  # They load what only runs with judges need.
+    from reroll.rewards.judge import Complete
+    from reroll.rewards.reward_model import ScoreModel
+    from reroll.sandbox.base import Sandbox
+
+
+@dataclass(slots=True, kw_only=True)
+class Maker:
+    """Makes rewards, and keeps all that it made, nested ones too, by their name path."""
+
+    workers: RewardWorkers | None = None
+    """Where rewards run that need a process; None if there are none."""
+    hosts: Mapping[str, Complete | ScoreModel] = field(default_factory=dict)
+    """Models that the run hosts, by the name path of the reward that asks them."""
+    config_folder: Path | None = None
+    run_folder: Path | None = None
+    made: dict[str, Reward] = field(default_factory=dict)
+    sandboxes: dict[SandboxConfig, Sandbox] = field(default_factory=dict)
+    """Rewards whose programs run in the same way share one."""
+
+    def rewards(self, configs: Mapping[str, RewardConfig]) -> dict[str, Reward]:
+        """One for each entry of the config. Raises ConfigError, or what a verifier raises that cannot be made."""
+        return {name: self._keep(name, node) for name, node in configs.items()}
+
+    def _keep(self, name: str, node: RewardConfig) -> Reward:
+        nested = {below: self._keep(f"{name}.{below}", part) for below, part in nested_in(node).items()}
+        reward = self.made[name] = self._reward(name, node, list(nested.values()))
+        return reward
+
+    def _reward(self, name: str, node: RewardConfig, nested: list[Reward]) -> Reward:
+        host: Any = self.hosts.get(name)
+        match node:
+            case StackReward():
+                return Stack(node, dict(zip(node.parts, nested, strict=True)))
+            case CascadeReward():
+                return Cascade(node, nested)
+            case CodeReward():
+                from reroll.rewards.code import Code
+
+                return Code(node, self._sandbox(node.sandbox))
+            case JudgeReward():
+                from reroll.rewards.judge import open_judge
+
+                return open_judge(name, node, host=host, run_folder=self.run_folder, config_folder=self.config_folder)
+            case ModelReward():
+                from reroll.rewards.reward_model import RewardModel
+
+                return RewardModel(node, host)
+        if needs_process(node):
+            assert self.workers is not None  # They were started for it.
+            return Remote(name, self.workers)
+        return Inline(make_verifier(node))
+
+    def _sandbox(self, config: SandboxConfig) -> Sandbox:
+        from reroll.sandbox.make import open_sandbox
+
+        if config not in self.sandboxes:
+            self.sandboxes[config] = open_sandbox(config, num_processes=num_usable_cores())
+        return self.sandboxes[config]

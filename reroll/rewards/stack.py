@@ -1,0 +1,87 @@
+"""Rewards made of rewards, and what an episode earned by itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from reroll.config.rewards import CascadeReward, EarnedReward, StackReward
+from reroll.errors import RewardError
+from reroll.rewards.base import Reward
+from reroll.types import Prompt, Score, Trajectory
+
+
+class Stack:
+    """The weighted sum of its parts, which judge at the same time. If one cannot judge, none of it counts."""
+
+    def __init__(self, config: StackReward, parts: Mapping[str, Reward]) -> None:
+        self._config = config
+        self._parts = parts
+
+    async def __call__(self, prompt: Prompt, trajectory: Trajectory) -> Score:
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = {name: group.create_task(_named(name, part, prompt, trajectory)) for name, part in self._parts.items()}
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+        return self._sum({name: task.result() for name, task in tasks.items()})
+
+    def _sum(self, scores: Mapping[str, Score]) -> Score:
+        value = sum(self._config.parts[name].weight * score.value for name, score in scores.items())
+        if self._config.clip is not None:
+            low, high = self._config.clip
+            value = min(max(value, low), high)
+        return Score(value=value, parts=dict(_flat(scores)), answer=_answer(scores.values()))
+
+
+class Cascade:
+    """Asks one after the other until one passes the answer. The last one asked has the say; its index is `decided_by`."""
+
+    def __init__(self, config: CascadeReward, steps: Sequence[Reward]) -> None:
+        self._threshold = config.threshold
+        self._steps = steps
+
+    async def __call__(self, prompt: Prompt, trajectory: Trajectory) -> Score:
+        scores: dict[str, Score] = {}
+        for index, step in enumerate(self._steps):
+            is_last = index == len(self._steps) - 1
+            try:
+                score = scores[f"step_{index}"] = await _named(f"step {index}", step, prompt, trajectory)
+            except RewardError:
+                if is_last:
+                    raise
+                continue
+            if is_last or score.value >= self._threshold:
+                break
+        parts = {**dict(_flat(scores)), "decided_by": float(index)}
+        return Score(value=score.value, parts=parts, answer=_answer(reversed(scores.values())))
+
+
+class Earned:
+    """What the environment gave, or the agent reported."""
+
+    def __init__(self, config: EarnedReward) -> None:
+        pass
+
+    def __call__(self, prompt: Prompt, trajectory: Trajectory) -> Score:
+        return Score(value=trajectory.reward, parts=trajectory.reward_parts, answer=trajectory.answer)
+
+
+async def _named(name: str, reward: Reward, prompt: Prompt, trajectory: Trajectory) -> Score:
+    try:
+        return await reward(prompt, trajectory)
+    except RewardError as error:
+        raise RewardError(f"{name}: {error}") from error
+
+
+def _flat(scores: Mapping[str, Score]) -> Iterator[tuple[str, float]]:
+    """Values by name, and the parts of parts behind a dot."""
+    for name, score in scores.items():
+        yield name, score.value
+        for part, value in score.parts.items():
+            yield f"{name}.{part}", value
+
+
+def _answer(scores: Iterable[Score]) -> str | None:
+    """The first final answer that one of them read."""
+    return next((score.answer for score in scores if score.answer is not None), None)
