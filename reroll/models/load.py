@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
@@ -22,6 +23,7 @@ from reroll.config.host import adapter_base, models_dir
 from reroll.config.parts import LoraConfig
 from reroll.errors import ModelError
 from reroll.models.attention import IMPLEMENTATION, check_supported
+from reroll.models.fused import fuse_norms
 from reroll.models.heads import SCORE, add_score_head, score_head
 
 Precision = Literal["fp32", "bf16"]
@@ -86,7 +88,26 @@ def load_model(
     except _LOAD_FAILURES as error:
         raise _load_error(name, "model", error) from error
     check_supported(model)
+    if torch.device(device).type == "cuda":
+        fuse_norms(model)
     return model.to(device).eval()  # type: ignore[no-any-return, arg-type]
+
+
+def skeleton(name: str, *, lora: LoraConfig | None = None) -> PreTrainedModel:
+    """The decoder `name` without its weights: parameters have names and shapes, and lie on no device."""
+    source = resolve_model(name)
+    while base := adapter_base(Path(source)):
+        source = _resolve_base(base, adapter=source)
+    try:
+        with _LOADING, torch.device("meta"):
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source))  # type: ignore[no-untyped-call]
+            if lora is not None:
+                from reroll.models.lora import add_lora
+
+                add_lora(model, lora, base=name)
+    except _LOAD_FAILURES as error:
+        raise _load_error(name, "model", error) from error
+    return model
 
 
 def _build(source: str, dtype: torch.dtype, head: Head) -> PreTrainedModel:

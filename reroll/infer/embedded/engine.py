@@ -47,10 +47,13 @@ class _Sequence:
     """Leading tokens of the context whose keys and values are in its slot."""
     is_current: bool = False
     """Whether the weights now in use computed all that is cached."""
+    length: int = field(init=False)
+    """Of the context."""
     _row: Row = field(init=False)
     _early_row: Row = field(init=False)
 
     def __post_init__(self) -> None:
+        self.length = len(self.request.prompt_ids)
         sampling = self.request.sampling
         self._row = Row(seed=sampling.seed, temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k)
         self._early_row = replace(self._row, forbidden=tuple(sorted(self.end_ids)))
@@ -58,10 +61,6 @@ class _Sequence:
     @property
     def context(self) -> tuple[int, ...]:
         return (*self.request.prompt_ids, *self.tokens)
-
-    @property
-    def length(self) -> int:
-        return len(self.request.prompt_ids) + len(self.tokens)
 
     @property
     def unread(self) -> tuple[int, ...]:
@@ -78,6 +77,7 @@ class _Sequence:
     def append(self, token: int, logprob: float, version: int) -> None:
         self.tokens.append(token)
         self.logprobs.append(logprob)
+        self.length += 1
         if self.versions and self.versions[-1][0] == version:
             self.versions[-1] = (version, self.versions[-1][1] + 1)
         else:
@@ -277,26 +277,25 @@ class EmbeddedEngine(Engine):
         for slot, leader in enumerate(leaders, num_readers):
             self._running[slot].cached = self._running[leader].cached
             self._memory.copy(leader, slot, length=self._running[leader].cached)
-        for sequence, token, logprob in zip(self._running, tokens, logprobs, strict=True):
-            sequence.append(token, logprob, self._version)
         self.counts.add_step(num_running=len(self._running))
-        self._retire()
-
-    def _retire(self) -> None:
-        """Report the sequences that ended with their last token, and free their slots."""
-        for slot in reversed(range(len(self._running))):
+        ended = []
+        for slot, (sequence, token, logprob) in enumerate(zip(self._running, tokens, logprobs, strict=True)):
+            sequence.append(token, logprob, self._version)
+            if (reason := self._finish_reason(sequence, token)) is not None:
+                ended.append((slot, reason))
+        for slot, reason in reversed(ended):
             sequence = self._running[slot]
-            if (reason := self._finish_reason(sequence)) is not None:
-                self._vacate(slot)
-                self._reports.append(sequence.finish(reason))
+            self._vacate(slot)
+            self._reports.append(sequence.finish(reason))
 
-    def _finish_reason(self, sequence: _Sequence) -> FinishReason | None:
+    def _finish_reason(self, sequence: _Sequence, token: int) -> FinishReason | None:
+        """Why a sequence ends with its last token, if it does."""
         sampling, num_tokens = sequence.request.sampling, len(sequence.tokens)
-        if num_tokens >= sampling.min_tokens:
-            if sequence.tokens[-1] in sequence.end_ids:
-                return FinishReason.STOP
-            if completes_stop(self._tokenizer, sequence.tokens, sampling.stop):
-                return FinishReason.STOP
+        may_stop = num_tokens >= sampling.min_tokens
+        if may_stop and token in sequence.end_ids:
+            return FinishReason.STOP
+        if may_stop and sampling.stop and completes_stop(self._tokenizer, sequence.tokens, sampling.stop):
+            return FinishReason.STOP
         if num_tokens >= sampling.max_tokens or sequence.length >= self._max_length:
             return FinishReason.LENGTH
         return None

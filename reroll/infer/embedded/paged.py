@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,6 +26,7 @@ class PagedMemory(Memory[KeptPages]):
         self._data = self._zeros(1)
         self._pool = PagePool()
         self._tables: list[list[int]] = []
+        self._table_rows = np.zeros((0, 16), np.int32)
         self._copies: list[tuple[int, int]] = []
         self._steps = Steps(network, self.attention, end_ids)
 
@@ -37,12 +39,14 @@ class PagedMemory(Memory[KeptPages]):
         self, starts: Sequence[int], unread: Sequence[Sequence[int]], *, leaders: Sequence[int], rows: Sequence[Row]
     ) -> tuple[list[int], list[float]]:
         self._tables += [[] for _ in range(len(starts) - len(self._tables))]
-        for table, start, tokens in zip(self._tables, starts, unread, strict=False):
+        for slot, (start, tokens) in enumerate(zip(starts, unread, strict=True)):
+            table = self._tables[slot]
             missing = -(-(start + len(tokens)) // PAGE) - len(table)
             if missing > 0:
                 table += [self._take() for _ in range(missing)]
+                self._write_row(slot)
         self._flush_copies()
-        return self._steps.run(starts, unread, leaders, rows, self._tables)
+        return self._steps.run(starts, unread, leaders, rows, self._table_rows)
 
     def attention(self, step: StepTensors) -> PagedAttention:
         """What the tokens of a step look at."""
@@ -62,6 +66,7 @@ class PagedMemory(Memory[KeptPages]):
         moved = self._tables.pop()
         if slot != last:
             self._tables[slot] = moved
+            self._write_row(slot)
 
     def free(self) -> None:
         for table in self._tables:
@@ -83,6 +88,16 @@ class PagedMemory(Memory[KeptPages]):
             self._copies.append((pages[num_full], own))
             table.append(own)
         self._tables.append(table)
+        self._write_row(slot)
+
+    def _write_row(self, slot: int) -> None:
+        """Note a slot's pages where the steps read them."""
+        table, (num_slots, num_pages) = self._tables[slot], self._table_rows.shape
+        if slot >= num_slots or len(table) > num_pages:
+            larger = np.zeros((max(num_slots, 2 * slot + 16), max(num_pages, 2 * len(table))), np.int32)
+            larger[:num_slots, :num_pages] = self._table_rows
+            self._table_rows = larger
+        self._table_rows[slot, : len(table)] = table
 
     def _flush_copies(self) -> None:
         """Copy pages that were to be copied, all at once. In order of asking: a copy may be copied again."""

@@ -44,6 +44,12 @@ def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.float
 
 
 def sample(logits: Tensor, rows: Sequence[Row], positions: Sequence[int]) -> tuple[list[int], list[float]]:
+    """As `choose`, on the host."""
+    tokens, logprobs = choose(logits, rows, positions)
+    return tokens.tolist(), logprobs.tolist()
+
+
+def choose(logits: Tensor, rows: Sequence[Row], positions: Sequence[int]) -> tuple[Tensor, Tensor]:
     """One token for each row of `logits` [R, vocab], and its log-prob under softmax(logits / temperature).
 
     `positions` are the places of the drawn tokens in their sequences, prompts included.
@@ -58,8 +64,7 @@ def sample(logits: Tensor, rows: Sequence[Row], positions: Sequence[int]) -> tup
         tokens[cut] = _sample_cut(weights[cut], uniform[cut], [rows[i] for i in cut])
     if greedy := [i for i, row in enumerate(rows) if not row.temperature]:
         tokens[greedy] = weights[greedy].argmax(-1)
-    logprobs = probs.gather(1, tokens[:, None])[:, 0].log()
-    return tokens.tolist(), logprobs.tolist()
+    return tokens, probs.gather(1, tokens[:, None])[:, 0].log()
 
 
 def is_plain(row: Row, end_ids: tuple[int, ...]) -> bool:

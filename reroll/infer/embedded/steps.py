@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from reroll.infer.embedded.kernels import PAGE, tokens_per_block
@@ -117,13 +118,13 @@ class Steps:
         unread: Sequence[Sequence[int]],
         leaders: Sequence[int],
         rows: Sequence[Row],
-        tables: Sequence[Sequence[int]],
+        tables: NDArray[np.int32],
     ) -> tuple[list[int], list[float]]:
-        """A token and its log-prob for every row; see `Memory.advance`."""
+        """A token and its log-prob for every row; see `Memory.advance`. Row i of `tables` holds the pages of slot i."""
         lengths = [len(tokens) for tokens in unread]
         ends = [start + length for start, length in zip(starts, lengths, strict=True)]
         positions = [*ends, *(ends[leader] for leader in leaders)]
-        size, is_graph = self._size(lengths, num_rows=len(rows), num_pages=max(map(len, tables)))
+        size, is_graph = self._size(lengths, num_rows=len(rows), num_pages=-(-max(ends) // PAGE))
         whole = _whole(size, starts, unread, leaders, tables, self._tokens(size.block_rows))
         fractions = _fractions(size, rows, positions)
         graph = self._graph(size) if is_graph else None
@@ -227,7 +228,7 @@ def _whole(
     starts: Sequence[int],
     unread: Sequence[Sequence[int]],
     leaders: Sequence[int],
-    tables: Sequence[Sequence[int]],
+    tables: NDArray[np.int32],
     tokens_per_block: int,
 ) -> Tensor:
     """The whole numbers of a step, on the host."""
@@ -245,8 +246,8 @@ def _whole(
     ids[:num_tokens] = [token for tokens in unread for token in tokens]
     places[:num_tokens] = np.arange(num_tokens) + (first_places[:num_sequences] - ends + lengths)[sequence]
     pages_here = pages.reshape(size.num_rows, size.num_pages)
-    for row, table in enumerate(tables[:num_sequences]):
-        pages_here[row, : len(table)] = table
+    width = min(size.num_pages, tables.shape[1])
+    pages_here[:num_sequences, :width] = tables[:num_sequences, :width]
     here = places[:num_tokens]
     targets[:num_tokens] = pages_here[sequence, here // PAGE] * PAGE + here % PAGE
     last[:num_sequences] = ends - 1

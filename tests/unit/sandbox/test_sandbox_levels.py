@@ -41,8 +41,9 @@ def forbid(monkeypatch: pytest.MonkeyPatch, *levels: str) -> None:
     monkeypatch.setattr(warm, "_BOOT", f"import sys\n{check}\n{warm._BOOT}")
 
 
-def descendants() -> set[int]:
-    """The processes that this one has started, and those that they have."""
+def descendants(root: int | None = None) -> set[int]:
+    """The processes that this one (or `root`) has started, and those that they have."""
+    root = root or os.getpid()
     parents = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -51,10 +52,10 @@ def descendants() -> set[int]:
             continue
         if state != "Z":
             parents[int(folder.name)] = int(parent)
-    family = {os.getpid()}
+    family = {root}
     while more := {pid for pid, parent in parents.items() if parent in family} - family:
         family |= more
-    return family - {os.getpid()}
+    return family - {root}
 
 
 def gone(pids: set[int], *, within_s: float = 5.0) -> bool:
@@ -196,7 +197,7 @@ asyncio.run(main())
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=environment) as controller:
         assert controller.stdout is not None
         assert controller.stdout.readline() == b"ready\n"
-        family = descendants()
+        family = descendants(controller.pid)
         assert len(family) > 4
         controller.send_signal(signal.SIGKILL)
     assert gone(family)

@@ -1,0 +1,72 @@
+"""From what a trainer publishes to what vLLM's loader takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from reroll.config.parts import LoraConfig
+from reroll.models.load import load_model, skeleton
+
+_A, _B, _FROZEN = ".lora_A.default.weight", ".lora_B.default.weight", ".base_layer."
+"""How peft names the parts of an adapted layer."""
+
+
+class Weights:
+    """Checks weights against a model and makes whole ones of them, by the names of its Hugging Face folder.
+
+    Of a policy with an adapter, the adapter alone is enough: it is merged into the base, in fp32, at every push. vLLM then
+    runs one plain matrix per layer: faster than an adapter beside it, and the same for every rank, family and layer. The
+    base is what was pushed of it, if anything was (a trainer in this process hands it over), else read from the folder.
+    """
+
+    def __init__(self, model: str, *, lora: LoraConfig | None) -> None:
+        shape = skeleton(model, lora=lora)
+        self._model = model
+        self._parameters = dict(shape.named_parameters())  # Tied parameters appear once.
+        self._aliases = {name for name, _ in shape.named_parameters(remove_duplicate=False)} - set(self._parameters)
+        self._scale = lora.alpha / lora.rank if lora else None
+        self._base: dict[str, Tensor] = {}
+
+    def whole(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Every weight of the model without adapters. Raises ValueError if those given do not fit."""
+        self._check(given)
+        tensors = {name: tensor.detach() for name, tensor in given.items() if name in self._parameters}
+        if self._scale is None:
+            return tensors
+        self._base |= {_plain(name): tensor for name, tensor in tensors.items() if not name.endswith((_A, _B))}
+        base = self._complete_base()
+        return base | _merged(base, tensors, scale=self._scale)
+
+    def _check(self, given: Mapping[str, Tensor]) -> None:
+        trained = {name for name, parameter in self._parameters.items() if parameter.requires_grad}
+        missing, unknown = trained - set(given), set(given) - set(self._parameters) - self._aliases
+        if missing or unknown:
+            raise ValueError(f"weights do not fit the model: missing {sorted(missing)[:3]}, unknown {sorted(unknown)[:3]}")
+        for name, tensor in given.items():
+            if name in self._parameters and tensor.shape != (needed := self._parameters[name].shape):
+                raise ValueError(f"weight {name} has shape {tuple(tensor.shape)}, the model needs {tuple(needed)}")
+
+    def _complete_base(self) -> dict[str, Tensor]:
+        names = {_plain(name) for name in self._parameters if not name.endswith((_A, _B))}
+        if names - set(self._base):
+            stored = load_model(self._model, dtype=torch.float32, device="cpu")
+            self._base = {name: parameter.detach() for name, parameter in stored.named_parameters()} | self._base
+        return self._base
+
+
+def _plain(name: str) -> str:
+    return name.replace(_FROZEN, ".")
+
+
+def _merged(base: Mapping[str, Tensor], adapter: Mapping[str, Tensor], *, scale: float) -> dict[str, Tensor]:
+    """The weights of the adapted layers: W + scale · B A."""
+    merged = {}
+    for name, a in adapter.items():
+        if name.endswith(_A):
+            layer = name.removesuffix(_A)
+            b, weight = adapter[layer + _B], base[f"{layer}.weight"]
+            merged[f"{layer}.weight"] = weight.float().to(a.device) + scale * (b.float() @ a.float())
+    return merged
