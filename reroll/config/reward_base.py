@@ -26,9 +26,17 @@ class InProcess(Judged):
     in_process: ClassVar[bool] = True
 
     timeout_s: float = Field(default=10.0, gt=0)
-    """A call that takes longer is killed and its sample fails."""
+    """A call that takes longer is killed. Your own function then fails the sample; a bundled verifier says that the answer
+    is wrong, since an answer that nobody can judge must not be a way out."""
     memory_mb: int | None = Field(default=1024, ge=16)
-    """What its process may allocate beyond what importing took; null: no limit. A call that wants more fails its sample."""
+    """What its process may allocate beyond what importing took; null: no limit. A call that wants more ends
+    as one that takes too long."""
+
+
+    @property
+    def verdict_on_hang(self) -> float | None:
+        """The score of an answer on which judging hangs or dies; None: the sample fails."""
+        return None
 
 
 class Extracting(InProcess):
@@ -40,3 +48,7 @@ class Extracting(InProcess):
     """A regular expression whose first group (or whole match) is the answer; the last match counts. Default: the whole text."""
     correct: float = 1.0
     wrong: float = 0.0
+
+    @property
+    def verdict_on_hang(self) -> float | None:
+        return self.wrong

@@ -63,6 +63,10 @@ class RegexReward(InProcess):
     correct: float = 1.0
     wrong: float = 0.0
 
+    @property
+    def verdict_on_hang(self) -> float | None:
+        return self.wrong
+
 
 class JsonSchemaReward(Extracting):
     """The answer, or its last fenced block, is JSON that fits a JSON Schema."""

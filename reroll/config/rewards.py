@@ -40,6 +40,10 @@ class ReasoningGymReward(InProcess):
     pattern: Pattern | None = None
     """As in the other kinds: what part of the text is the answer."""
 
+    @property
+    def verdict_on_hang(self) -> float | None:
+        return 0.0
+
 
 class ImportReward(InProcess):
     """Your own function: `(prompt, trajectory, **options) -> float | Score`, plain or async, run in worker processes."""

@@ -56,6 +56,9 @@ class ProcessPool:
         try:
             process.wait_until_loaded()
             answer = process.ask((name, prompt, trajectory), timeout_s=self._rewards[name].timeout_s)
+        except _LostJudging as lost:
+            self._replace(process)
+            return self._unjudged(name, str(lost))
         except _Lost as lost:
             self._replace(process)
             raise RewardError(str(lost)) from None
@@ -64,11 +67,18 @@ class ProcessPool:
             raise
         if isinstance(answer, Spent):
             self._replace(process)
-        else:
-            self._free.put(process)
+            return self._unjudged(name, answer)
+        self._free.put(process)
         if isinstance(answer, Score):
             return answer
         raise RewardError(answer)
+
+    def _unjudged(self, name: str, why: str) -> Score:
+        """The verdict on an answer that could not be judged."""
+        verdict = self._rewards[name].verdict_on_hang
+        if verdict is None:
+            raise RewardError(why)
+        return Score(value=verdict, parts={"unjudged": 1.0})
 
     def problems(self) -> dict[str, str]:
         """Rewards that cannot be made, by name, and why."""
@@ -126,6 +136,10 @@ class _Lost(Exception):
     """A process hung or died while it was being waited for."""
 
 
+class _LostJudging(_Lost):
+    """It did so over an answer."""
+
+
 class _Process:
     """One child process and the socket to it. It imports its rewards while nobody waits for it."""
 
@@ -159,7 +173,10 @@ class _Process:
             self._connection.send(message)
         except OSError:
             raise _Lost(f"the reward's process is gone{self._epitaph()}") from None
-        answer: Score | str = self._receive(timeout_s, doing="judging")
+        try:
+            answer: Score | str = self._receive(timeout_s, doing="judging")
+        except _Lost as lost:
+            raise _LostJudging(str(lost)) from None
         return answer
 
     def hang_up(self) -> None:

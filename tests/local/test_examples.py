@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from reroll.config.load import load_config
 from reroll.pipeline.run import train
@@ -26,7 +27,14 @@ def test_an_example_runs_shortened(file: Path, tiny_model: Path, tmp_path: Path,
     monkeypatch.chdir(ROOT)
     overrides = [f"policy.model={tiny_model}", "policy.devices=cpu", f"run.runs_dir={tmp_path}", "run.steps=1"]
     if "pipeline: rlvr" in file.read_text():
-        overrides += ["engine.devices=cpu", "rollout.max_tokens=4", "rollout.max_prompt_tokens=1000", "data.train.0.size=8"]
+        overrides += ["engine.devices=cpu", "rollout.max_tokens=4", "rollout.max_prompt_tokens=1000"]
+        overrides += ["rollout.prompts_per_step=4", "rollout.group_size=4"]
+        overrides += [
+            f"data.{part}.{index}.size=8"
+            for part, sources in yaml.safe_load(file.read_text())["data"].items()
+            for index, source in enumerate(sources)
+            if "size" in source
+        ]
         overrides += ["policy.strategy.micro_batch_tokens=8192"]
     if "\nteacher:" in file.read_text():
         overrides += [f"teacher.model={tiny_model}", "teacher.devices=cpu"]

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from reroll.config.reward_match import RegexReward
 from reroll.config.rewards import ImportReward, ReasoningGymReward
 from reroll.errors import RewardError
 from reroll.rewards.pool import ProcessPool
@@ -312,3 +313,14 @@ def test_reasoning_gym_tasks_are_scored_by_their_own_verifier() -> None:
     with pytest.raises(RewardError, match="p is not a reasoning-gym task"):
         pool.score("logic", asked(), said("3"))
     pool.close()
+
+
+def test_an_answer_on_which_a_bundled_verifier_hangs_is_wrong_and_fails_nothing(folder: Path) -> None:
+    node = RegexReward(kind="regex", pattern="(a+)+$", wrong=-0.5, timeout_s=0.5)
+    pool = ProcessPool({"form": node}, num_processes=1, search_path=[str(folder)])
+    try:
+        assert pool.score("form", asked(), said("aaa")).value == 1.0
+        assert pool.score("form", asked(), said("a" * 40 + "!")) == Score(value=-0.5, parts={"unjudged": 1.0})
+        assert pool.score("form", asked(), said("aaa")).value == 1.0
+    finally:
+        pool.close()
