@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from reroll.infer.base import Engine, EngineCounts, Finished
 from reroll.infer.embedded.attention import work_kind
-from reroll.infer.embedded.memory import Memory
+from reroll.infer.embedded.memory import Drawing, Memory
 from reroll.infer.embedded.network import Network
 from reroll.infer.embedded.sampler import Row
 from reroll.infer.embedded.slots import SlotMemory
@@ -74,6 +74,11 @@ class _Sequence:
         """How the next token is drawn. Stop tokens are out of the draw, though not out of its log-prob, before `min_tokens`."""
         return self._row if len(self.tokens) >= self.request.sampling.min_tokens else self._early_row
 
+    @property
+    def row_after(self) -> Row:
+        """How the token after that is drawn."""
+        return self._row if len(self.tokens) + 1 >= self.request.sampling.min_tokens else self._early_row
+
     def append(self, token: int, logprob: float, version: int) -> None:
         self.tokens.append(token)
         self.logprobs.append(logprob)
@@ -101,6 +106,14 @@ class _Group:
     parked: Any = None
     """or else in this parked context."""
     members: list[_Sequence] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step under way, and whose tokens it draws."""
+
+    drawing: Drawing
+    sequences: tuple[_Sequence, ...]
 
 
 class EmbeddedEngine(Engine):
@@ -136,6 +149,7 @@ class EmbeddedEngine(Engine):
             max_entries=self._max_parked, max_tokens=_MAX_PARKED_BYTES // self._memory.bytes_per_token
         )
         self._reports: list[Finished] = []
+        self._ahead: _Step | None = None
         self._version = 0
         self._asleep = False
         self.counts = EngineCounts()
@@ -175,13 +189,22 @@ class EmbeddedEngine(Engine):
     def step(self) -> list[Finished]:
         if self._asleep:
             raise RuntimeError("the engine sleeps: wake it before stepping")
-        groups = self._admit()
-        if self._running or groups:
-            self._write(self._seat(groups))
+        step, self._ahead = self._ahead, None
+        if step is not None:
+            for sequence in step.sequences:
+                sequence.cached = sequence.length
+        else:
+            groups = self._admit()
+            if self._running or groups:
+                step = self._start(self._seat(groups))
+        if step is not None:
+            self._ahead = self._start_ahead(step)
+            self._finish(step)
         reports, self._reports = self._reports, []
         return reports
 
     def load_weights(self, weights: Mapping[str, Tensor], *, version: int) -> None:
+        self._ahead = None  # The old weights drew it.
         self._parked.clear()
         for sequence in self._running:
             sequence.is_current = False
@@ -189,6 +212,7 @@ class EmbeddedEngine(Engine):
         self._version = version
 
     def sleep(self) -> None:
+        self._ahead = None
         for sequence in self._running:
             sequence.cached = 0
         self._waiting.extendleft(reversed(self._running))
@@ -265,25 +289,55 @@ class EmbeddedEngine(Engine):
             sequence.is_current = True
         return leaders
 
-    def _write(self, leaders: list[int]) -> None:
-        """One forward pass, one token for every running sequence. The last ones copy what their `leaders` read."""
+    def _start(self, leaders: list[int]) -> _Step:
+        """Start a forward pass that draws a token for every running sequence. The last ones copy what their `leaders` read."""
         num_readers = len(self._running) - len(leaders)
         readers = self._running[:num_readers]
         starts, unread = [sequence.cached for sequence in readers], [sequence.unread for sequence in readers]
         rows = [sequence.row for sequence in self._running]
-        tokens, logprobs = self._memory.advance(starts, unread, leaders=leaders, rows=rows)
+        drawing = self._memory.read(starts, unread, leaders=leaders, rows=rows)
         for sequence in readers:
             sequence.cached = sequence.length
         for slot, leader in enumerate(leaders, num_readers):
             self._running[slot].cached = self._running[leader].cached
             self._memory.copy(leader, slot, length=self._running[leader].cached)
+        return _Step(drawing, tuple(self._running))
+
+    def _start_ahead(self, step: _Step) -> _Step | None:
+        """Start the step after this one, before its tokens are known: the device need not wait for the host.
+
+        What it draws for sequences that turn out to have ended is thrown away. None if others should be admitted first,
+        or if most will have ended.
+        """
+        if self._waiting and len(self._running) < self._max_running:
+            return None
+        running = self._running
+        if any(sequence.length + 1 >= self._max_length for sequence in running):
+            return None
+        num_going_on = sum(len(sequence.tokens) + 1 < sequence.request.sampling.max_tokens for sequence in running)
+        if 2 * num_going_on < len(running):
+            return None
+        place = {id(sequence): row for row, sequence in enumerate(step.sequences)}
+        drawing = self._memory.read_on(
+            step.drawing,
+            [place[id(sequence)] for sequence in running],
+            [sequence.length for sequence in running],
+            rows=[sequence.row_after for sequence in running],
+        )
+        return None if drawing is None else _Step(drawing, tuple(running))
+
+    def _finish(self, step: _Step) -> None:
+        """Write down what a step drew, and report the sequences that ended with it."""
         self.counts.add_step(num_running=len(self._running))
         ended = []
-        for slot, (sequence, token, logprob) in enumerate(zip(self._running, tokens, logprobs, strict=True)):
+        slots = {id(sequence): slot for slot, sequence in enumerate(self._running)}
+        for sequence, token, logprob in zip(step.sequences, *step.drawing.wait(), strict=True):
+            if id(sequence) not in slots:
+                continue
             sequence.append(token, logprob, self._version)
             if (reason := self._finish_reason(sequence, token)) is not None:
-                ended.append((slot, reason))
-        for slot, reason in reversed(ended):
+                ended.append((slots[id(sequence)], reason))
+        for slot, reason in sorted(ended, reverse=True):
             sequence = self._running[slot]
             self._vacate(slot)
             self._reports.append(sequence.finish(reason))

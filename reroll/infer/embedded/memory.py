@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from reroll.infer.embedded.sampler import Row
 
 K = TypeVar("K")
 """What a memory hands out when a slot's content is to outlive the slot."""
+
+
+class Drawing(Protocol):
+    """A step under way."""
+
+    def wait(self) -> tuple[list[int], list[float]]:
+        """A token and its log-prob for every row, when they are known."""
 
 
 class Memory(ABC, Generic[K]):
@@ -20,14 +27,24 @@ class Memory(ABC, Generic[K]):
     def bytes_per_token(self) -> int: ...
 
     @abstractmethod
-    def advance(
+    def read(
         self, starts: Sequence[int], unread: Sequence[Sequence[int]], *, leaders: Sequence[int], rows: Sequence[Row]
-    ) -> tuple[list[int], list[float]]:
+    ) -> Drawing:
         """Slot i, which holds `starts[i]` tokens, reads `unread[i]`; then a token and its log-prob is drawn for every row.
 
         The first rows are those slots'. The others are siblings that have read nothing themselves: each draws from what
         the slot in `leaders` predicts. Which token of its sequence is drawn follows from what was read.
         """
+
+    def read_on(
+        self, before: Drawing, drawn_as: Sequence[int], starts: Sequence[int], *, rows: Sequence[Row]
+    ) -> Drawing | None:
+        """As `read`, of slots that each read one token: slot i the one in row `drawn_as[i]` of the step `before`, which
+        nobody knows yet.
+
+        None where a device must be waited for anyway.
+        """
+        return None
 
     @abstractmethod
     def copy(self, source: int, target: int, *, length: int) -> None:

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from reroll.infer.embedded.kernels import PAGE, attend, store
-from reroll.infer.embedded.memory import Memory
+from reroll.infer.embedded.memory import Drawing, Memory
 from reroll.infer.embedded.network import Network
 from reroll.infer.embedded.pages import KeptPages, PagePool
 from reroll.infer.embedded.sampler import Row
-from reroll.infer.embedded.steps import Steps, StepTensors
+from reroll.infer.embedded.steps import StepDrawing, Steps, StepTensors
 from reroll.models.attention import Scoring
 
 
@@ -35,18 +35,31 @@ class PagedMemory(Memory[KeptPages]):
         data = self._data
         return data.shape[0] * 2 * data.shape[4] * data.shape[5] * data.element_size()
 
-    def advance(
+    def read(
         self, starts: Sequence[int], unread: Sequence[Sequence[int]], *, leaders: Sequence[int], rows: Sequence[Row]
-    ) -> tuple[list[int], list[float]]:
-        self._tables += [[] for _ in range(len(starts) - len(self._tables))]
-        for slot, (start, tokens) in enumerate(zip(starts, unread, strict=True)):
+    ) -> Drawing:
+        self._make_room([start + len(tokens) for start, tokens in zip(starts, unread, strict=True)])
+        return self._steps.run(starts, unread, leaders, rows, self._table_rows)
+
+    def read_on(
+        self, before: Drawing, drawn_as: Sequence[int], starts: Sequence[int], *, rows: Sequence[Row]
+    ) -> Drawing | None:
+        assert isinstance(before, StepDrawing)
+        if not before.is_plain or not self._steps.are_plain(rows):
+            return None
+        self._make_room([start + 1 for start in starts])
+        tokens = before.tokens_of(drawn_as)
+        return self._steps.run(starts, [(0,)] * len(starts), (), rows, self._table_rows, tokens=tokens)
+
+    def _make_room(self, ends: Sequence[int]) -> None:
+        """Slot i gets pages for `ends[i]` tokens."""
+        self._tables += [[] for _ in range(len(ends) - len(self._tables))]
+        for slot, end in enumerate(ends):
             table = self._tables[slot]
-            missing = -(-(start + len(tokens)) // PAGE) - len(table)
-            if missing > 0:
-                table += [self._take() for _ in range(missing)]
+            if end > len(table) * PAGE:
+                table += [self._take() for _ in range(-(-end // PAGE) - len(table))]
                 self._write_row(slot)
         self._flush_copies()
-        return self._steps.run(starts, unread, leaders, rows, self._table_rows)
 
     def attention(self, step: StepTensors) -> PagedAttention:
         """What the tokens of a step look at."""

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from reroll.infer.embedded.attention import StepAttention
 from reroll.infer.embedded.cache import SlotCache
-from reroll.infer.embedded.memory import Memory
+from reroll.infer.embedded.memory import Drawing, Memory
 from reroll.infer.embedded.network import Network
 from reroll.infer.embedded.sampler import Row, sample
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A step that is over."""
+
+    tokens: list[int]
+    logprobs: list[float]
+
+    def wait(self) -> tuple[list[int], list[float]]:
+        return self.tokens, self.logprobs
 
 
 class SlotMemory(Memory[Tensor]):
@@ -31,9 +43,9 @@ class SlotMemory(Memory[Tensor]):
     def bytes_per_token(self) -> int:
         return self._cache.bytes_per_token
 
-    def advance(
+    def read(
         self, starts: Sequence[int], unread: Sequence[Sequence[int]], *, leaders: Sequence[int], rows: Sequence[Row]
-    ) -> tuple[list[int], list[float]]:
+    ) -> Drawing:
         lengths = [len(tokens) for tokens in unread]
         ends = [start + length for start, length in zip(starts, lengths, strict=True)]
         self._cache.reserve(num_slots=len(rows), length=max(ends))
@@ -46,7 +58,7 @@ class SlotMemory(Memory[Tensor]):
         logits = self._network.logits(hidden)
         if leaders:
             logits = logits[torch.tensor([*range(len(lengths)), *leaders], device=device)]
-        return sample(logits, rows, [*ends, *(ends[leader] for leader in leaders)])
+        return Drawn(*sample(logits, rows, [*ends, *(ends[leader] for leader in leaders)]))
 
     def copy(self, source: int, target: int, *, length: int) -> None:
         self._cache.reserve(num_slots=target + 1, length=length)

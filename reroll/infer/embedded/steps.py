@@ -99,6 +99,46 @@ class _Graph:
     logits: Tensor
 
 
+class StepDrawing:
+    """A step that the device works on. Its tokens are on their way to the host, whatever runs after it."""
+
+    def __init__(
+        self, drawn: Tensor, logits: Tensor, rows: Sequence[Row], positions: Sequence[int], others: Sequence[int]
+    ) -> None:
+        self._drawn = drawn  # Another step of the same size overwrites it.
+        self._rows, self._positions, self._others = rows, positions, others
+        self._other_logits = logits[torch.tensor(others, device=logits.device)] if others else None
+        is_cuda = drawn.device.type == "cuda"
+        self._host = torch.empty(drawn.shape, dtype=drawn.dtype, pin_memory=is_cuda)
+        self._host.copy_(drawn, non_blocking=True)
+        self._arrived = torch.cuda.Event() if is_cuda else None  # type: ignore[no-untyped-call]
+        if self._arrived is not None:
+            self._arrived.record()
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether every token is drawn on the device."""
+        return not self._others
+
+    def tokens_of(self, rows: Sequence[int]) -> Tensor:
+        """The tokens of these rows, on the device, where nobody waits for them. Only until another step is started."""
+        if list(rows) == list(range(len(rows))):
+            return self._drawn[0, : len(rows)]
+        return self._drawn[0, torch.tensor(rows, device=self._drawn.device)]
+
+    def wait(self) -> tuple[list[int], list[float]]:
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        numbers = self._host[:, : len(self._rows)].numpy()
+        tokens, logprobs = numbers[0].astype(int).tolist(), numbers[1].tolist()
+        if self._other_logits is not None:
+            rows = [self._rows[place] for place in self._others]
+            positions = [self._positions[place] for place in self._others]
+            for place, token, logprob in zip(self._others, *sample(self._other_logits, rows, positions), strict=True):
+                tokens[place], logprobs[place] = token, logprob
+        return tokens, logprobs
+
+
 class Steps:
     """Runs steps; captures the graphs it needs as it goes."""
 
@@ -119,8 +159,13 @@ class Steps:
         leaders: Sequence[int],
         rows: Sequence[Row],
         tables: NDArray[np.int32],
-    ) -> tuple[list[int], list[float]]:
-        """A token and its log-prob for every row; see `Memory.advance`. Row i of `tables` holds the pages of slot i."""
+        *,
+        tokens: Tensor | None = None,
+    ) -> StepDrawing:
+        """Start a step; see `Memory.read`. Row i of `tables` holds the pages of slot i.
+
+        `tokens` [R], on the device, stand in the place of `unread`, which then says only that each slot reads one.
+        """
         lengths = [len(tokens) for tokens in unread]
         ends = [start + length for start, length in zip(starts, lengths, strict=True)]
         positions = [*ends, *(ends[leader] for leader in leaders)]
@@ -128,18 +173,26 @@ class Steps:
         whole = _whole(size, starts, unread, leaders, tables, self._tokens(size.block_rows))
         fractions = _fractions(size, rows, positions)
         graph = self._graph(size) if is_graph else None
+        device = self._network.device
         if graph is None:
-            device = self._network.device
-            drawn, logits = self._forward(size, whole.to(device), fractions.to(device))
+            there, fractions_there = whole.to(device), fractions.to(device)
         else:
-            graph.whole.copy_(whole, non_blocking=True)
-            graph.fractions.copy_(fractions, non_blocking=True)
+            there, fractions_there = graph.whole, graph.fractions
+            there.copy_(whole, non_blocking=True)
+            fractions_there.copy_(fractions, non_blocking=True)
+        if tokens is not None:
+            there[: len(rows)] = tokens
+        if graph is None:
+            drawn, logits = self._forward(size, there, fractions_there)
+        else:
             graph.graph.replay()
             drawn, logits = graph.drawn, graph.logits
-        numbers = drawn[:, : len(rows)].cpu().numpy()
-        tokens, logprobs = numbers[0].astype(int).tolist(), numbers[1].tolist()
-        self._draw_others(rows, positions, logits, tokens, logprobs)
-        return tokens, logprobs
+        others = [place for place, row in enumerate(rows) if not is_plain(row, self._end_ids)]
+        return StepDrawing(drawn, logits, rows, positions, others)
+
+    def are_plain(self, rows: Sequence[Row]) -> bool:
+        """Whether all these can be drawn on the device."""
+        return all(is_plain(row, self._end_ids) for row in rows)
 
     def forget(self) -> None:
         """Addresses changed: every graph is captured anew when it is next needed."""
@@ -156,17 +209,6 @@ class Steps:
         block_rows = _WRITING_ROWS if is_writing else _READING_ROWS
         num_blocks = num_tokens if is_writing else num_tokens // self._tokens(block_rows) + num_rows
         return Size(num_tokens, num_rows, num_blocks, num_pages, block_rows), is_graph
-
-    def _draw_others(
-        self, rows: Sequence[Row], positions: Sequence[int], logits: Tensor, tokens: list[int], logprobs: list[float]
-    ) -> None:
-        """Put right the rows that are not drawn plainly."""
-        others = [place for place, row in enumerate(rows) if not is_plain(row, self._end_ids)]
-        if others:
-            index = torch.tensor(others, device=logits.device)
-            drawn = sample(logits[index], [rows[place] for place in others], [positions[place] for place in others])
-            for place, token, logprob in zip(others, *drawn, strict=True):
-                tokens[place], logprobs[place] = token, logprob
 
     def _tokens(self, block_rows: int) -> int:
         return tokens_per_block(self._network.num_heads, self._network.num_kv_heads, rows=block_rows)
