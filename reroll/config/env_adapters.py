@@ -33,6 +33,9 @@ class GymnasiumEnv(Node):
     """Steps of the environment until the episode is cut. Default: its own limit."""
     success_at: float | None = None
     """Sum of rewards from which an episode is a success. Default: the environment's reward threshold, else an end that pays."""
+    fresh: bool = False
+    """Make a new environment for every episode. By default one serves again after `reset(seed=…)`, which Gymnasium promises to
+    be the same; `reroll envs check` tells whether yours keeps the promise."""
 
 
 class TextArenaEnv(Node):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import gymnasium
@@ -18,6 +18,13 @@ from reroll.types import Message
 
 MAX_NUMBERS = 256
 """Arrays with more numbers than this (pictures) are no text that a policy could read."""
+
+MAX_SPARES = 256
+"""Environments of one kind that wait for their next episode."""
+
+_SPARES: dict[str, list[Any]] = {}
+"""Environments between two episodes, by what they were made with. Making one takes longer than many an episode, and
+Gymnasium's `reset(seed=…)` makes a used one as good as new."""
 
 COLOURS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
 """Of terminals, by the last digit of their code; 3x colours the letters, 4x what is behind them."""
@@ -39,8 +46,11 @@ class Gymnasium:
         repeat: int = 1,
         max_steps: int | None = None,
         success_at: float | None = None,
+        fresh: bool = False,
     ) -> None:
-        self._env = _make(env_id, options={**(options or {})} | ({"render_mode": "ansi"} if ansi else {}), max_steps=max_steps)
+        made_with = {**(options or {})} | ({"render_mode": "ansi"} if ansi else {})
+        self._spares = [] if fresh else _SPARES.setdefault(repr((env_id, made_with, max_steps)), [])
+        self._env = _spare(self._spares) or _make(env_id, options=made_with, max_steps=max_steps)
         self._actions = action_reader(self._env.action_space, names=action_names)
         self._rules = f"{rules or f'You play {env_id}.'} {self._actions.grammar}"
         self._names = list(observation_names) if observation_names is not None else None
@@ -50,12 +60,13 @@ class Gymnasium:
         threshold = None if self._env.spec is None else self._env.spec.reward_threshold
         self._success_at = threshold if success_at is None else success_at
         self._is_under_way = False
+        self._may_be_used_again = not fresh
         if not ansi:
             _check_readable(self._env.observation_space, names=self._names, env_id=env_id)
 
     def reset(self, seed: int) -> tuple[Message, ...]:
         """The episode of this seed: a system message with the rules, a user message with what there is to see."""
-        self._observation, _ = self._env.reset(seed=seed)
+        self._observation, _ = self._calling(self._env.reset, seed=seed)
         self._return = 0.0
         self._is_under_way = True
         return {"role": "system", "content": self._rules}, {"role": "user", "content": self._show()}
@@ -68,7 +79,7 @@ class Gymnasium:
         before = self._observation
         reward, last_reward, terminated, truncated = 0.0, 0.0, False, False
         for _ in range(self._repeat):
-            self._observation, paid, terminated, truncated, _ = self._env.step(chosen)
+            self._observation, paid, terminated, truncated, _ = self._calling(self._env.step, chosen)
             last_reward = float(paid)
             reward += last_reward
             if terminated or truncated:
@@ -91,9 +102,21 @@ class Gymnasium:
         )
 
     def close(self) -> None:
-        """Free what the environment holds."""
+        """Free what the environment holds, or leave it to the next episode. Safe to call twice."""
         self._is_under_way = False
-        self._env.close()
+        if self._may_be_used_again and len(self._spares) < MAX_SPARES:
+            self._spares.append(self._env)
+        else:
+            self._env.close()
+        self._may_be_used_again = False
+
+    def _calling(self, method: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """What the environment answers. One that raises is not used again."""
+        try:
+            return method(*args, **options)
+        except BaseException:
+            self._may_be_used_again = False
+            raise
 
     def _show(self) -> str:
         if self._ansi:
@@ -219,6 +242,13 @@ def _check_readable(space: spaces.Space[Any], *, names: Sequence[str] | None, en
     wanted = int(space.n) if isinstance(space, spaces.Discrete) else size
     if len(names) != wanted:
         raise ValueError(f"observation_names holds {len(names)} names for the {wanted} values of {env_id}: give one for each")
+
+
+def _spare(spares: list[Any]) -> Any:
+    try:  # Threads share the list: another may be faster.
+        return spares.pop()
+    except IndexError:
+        return None
 
 
 def _make(env_id: str, *, options: Mapping[str, Any], max_steps: int | None) -> Any:

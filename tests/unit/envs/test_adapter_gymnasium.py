@@ -239,3 +239,46 @@ def test_options_that_do_not_fit_are_refused(options: dict[str, Any], message: s
 def test_actions_without_simple_words_are_refused() -> None:
     with pytest.raises(ValueError, match="cannot be read from text"):
         action_reader(spaces.MultiBinary(3), names=None)
+
+
+def played(env, seed):
+    """An episode of a fixed walk, as text."""
+    shown = [str(env.reset(seed))]
+    for turn in range(30):
+        outcome = env.step(str(turn % 4))
+        shown.append(f"{outcome.messages} {outcome.reward} {outcome.state}")
+        if outcome.terminated or outcome.truncated:
+            break
+    env.close()
+    return shown
+
+
+def test_an_environment_that_served_before_plays_as_a_new_one():
+    options = {"env_id": "FrozenLake-v1", "options": {"is_slippery": True, "map_name": "8x8"}}
+    new = [played(Gymnasium(**options, fresh=True), seed) for seed in range(6)]
+    assert [played(Gymnasium(**options), seed) for seed in range(6)] == new
+    first, second = Gymnasium(**options), Gymnasium(**options)
+    assert first._env is not second._env
+    assert played(second, 3) == new[3]
+    third = Gymnasium(**options)
+    assert third._env is second._env
+    assert played(third, 5) == new[5]
+    assert played(first, 4) == new[4]
+
+
+def test_an_environment_that_raised_or_is_closed_twice_does_not_serve_again():
+    options = {"env_id": "CartPole-v1", "max_steps": 17}
+    broken = Gymnasium(**options)
+    broken.reset(0)
+    broken._env.unwrapped.step = None
+    with pytest.raises(TypeError):
+        broken.step("0")
+    broken.close()
+    sound = Gymnasium(**options)
+    assert sound._env is not broken._env
+    sound.reset(0)
+    sound.close()
+    sound.close()
+    first, second = Gymnasium(**options), Gymnasium(**options)
+    assert first._env is sound._env
+    assert second._env is not sound._env
