@@ -8,7 +8,6 @@ is zero on average (the mean of grad log p), so k1 is for measuring, or for a pe
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -56,20 +55,11 @@ KL_ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 """By config name."""
 
 
-@dataclass(slots=True, kw_only=True)
-class AdaptiveKl:
-    """A coefficient that grows while the measured KL is above its target and shrinks below it (arXiv 1909.08593).
+def adapted_coef(coef: float, kl: float, *, target: float, horizon: float, num_samples: int) -> float:
+    """The coefficient after a step that measured this KL: larger above the target, smaller below it (arXiv 1909.08593).
 
-    All there is to save and restore is `coef`.
+    coef × (1 + clip(kl / target - 1, ± 0.2) × num_samples / horizon): over `horizon` samples, a KL that is 20 % or more off
+    moves it by 20 %.
     """
-
-    coef: float
-    target: float
-    """KL per token to hold, in the unit in which it is measured."""
-    horizon: float
-    """Samples over which a KL that is 20 % or more off moves the coefficient by 20 %."""
-
-    def update(self, kl: float, *, num_samples: int) -> None:
-        """After a step that saw `num_samples` samples: coef *= 1 + clip(kl / target - 1, ± 0.2) * num_samples / horizon."""
-        error = min(max(kl / self.target - 1, -0.2), 0.2)
-        self.coef *= 1 + error * num_samples / self.horizon
+    error = min(max(kl / target - 1, -0.2), 0.2)
+    return coef * (1 + error * num_samples / horizon)

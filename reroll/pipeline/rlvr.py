@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from reroll.algo.episodes import Episodes
-from reroll.algo.kl import KL_ESTIMATORS, AdaptiveKl, k3
+from reroll.algo.kl import KL_ESTIMATORS, adapted_coef, k3
 from reroll.algo.running import RunningMoments
 from reroll.algo.shaping import shape_rewards
 from reroll.config.advantages import GaeAdvantage, OptimalTokenBaselineAdvantage
@@ -159,9 +159,9 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
         kl = float(k3(batch.logp, batch.ref_logp)[batch.loss_mask].mean())
         stats = Stats({"kl/reference": Last(kl), "kl/coef": Last(self.kl_coef)})
         if adaptive := self.config.kl.adaptive:
-            controller = AdaptiveKl(coef=self.kl_coef, target=adaptive.target, horizon=adaptive.horizon)
-            controller.update(kl, num_samples=len(batch))
-            self.kl_coef = controller.coef
+            self.kl_coef = adapted_coef(
+                self.kl_coef, kl, target=adaptive.target, horizon=adaptive.horizon, num_samples=len(batch)
+            )
         return stats
 
     async def start(self, num_steps: int) -> None:

@@ -8,10 +8,8 @@ import json
 import logging
 import os
 import shutil
-import signal
 import tempfile
 import threading
-import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,6 +23,7 @@ from reroll.rollout.conversation import Conversation
 from reroll.rollout.endpoint import Endpoint
 from reroll.rollout.play import Generate
 from reroll.rollout.wire import reported_score
+from reroll.runtime.children import kill_group, last_lines
 from reroll.types import Prompt, SamplingParams, Score, Status, Trajectory
 
 if TYPE_CHECKING:  # It loads transformers, which a simulated run does not need.
@@ -134,7 +133,7 @@ def _failure(work: asyncio.Future[object], conversation: Conversation) -> str:
     if isinstance(error, AgentFailed):
         return str(error)
     if error is not None:
-        return f"the agent raised {_last_line(error)}"
+        return f"the agent raised {last_lines(error)}"
     try:
         if (report := work.result()) is not None:
             conversation.score = reported_score(report)
@@ -159,7 +158,7 @@ async def _call_function(function: Callable[..., Any], options: Mapping[str, Any
     try:
         return await call()
     except SystemExit as error:  # Else it would end the run.
-        raise AgentFailed(f"the agent raised {_last_line(error)}") from error
+        raise AgentFailed(f"the agent raised {last_lines(error)}") from error
 
 
 async def _in_thread(call: Callable[[], object], sample_id: str) -> object:
@@ -175,7 +174,7 @@ async def _in_thread(call: Callable[[], object], sample_id: str) -> object:
         try:
             outcome = partial(result.set_result, call())
         except BaseException as error:
-            outcome = partial(result.set_exception, AgentFailed(f"the agent raised {_last_line(error)}"))
+            outcome = partial(result.set_exception, AgentFailed(f"the agent raised {last_lines(error)}"))
         with suppress(RuntimeError):  # The run is over: nobody listens.
             loop.call_soon_threadsafe(settle, outcome)
 
@@ -205,8 +204,7 @@ async def _run_command(argv: Sequence[str], environment: Mapping[str, str], prom
         try:
             code = await process.wait()
         finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            kill_group(process.pid)
             await process.wait()
         if code:
             how = f"exited with code {code}" if code > 0 else f"was killed by signal {-code}"
@@ -217,10 +215,3 @@ def _tail(file: IO[bytes]) -> str:
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - _STDERR_BYTES))
     return file.read().decode(errors="replace").strip()
-
-
-def _last_line(error: BaseException) -> str:
-    """Type, message and place of an exception in the agent's code."""
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    return "".join(traceback.format_exception_only(error)).strip() + place

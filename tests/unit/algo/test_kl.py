@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from reroll.algo.kl import KL_ESTIMATORS, AdaptiveKl, absolute, k1, k2, k3, low_variance
+from reroll.algo.kl import KL_ESTIMATORS, absolute, adapted_coef, k1, k2, k3, low_variance
 from reroll.config.losses import KlEstimator
 
 PROBS, REF_PROBS = np.array([0.5, 0.3, 0.15, 0.05]), np.array([0.4, 0.3, 0.2, 0.1])
@@ -74,9 +74,7 @@ def test_low_variance_bounds_value_and_gradient_where_k3_explodes() -> None:
     ],
 )
 def test_the_coefficient_follows_the_measured_kl(kl: float, expected: float) -> None:
-    control = AdaptiveKl(coef=0.1, target=6.0, horizon=10_000)
-    control.update(kl, num_samples=256)
-    assert control.coef == pytest.approx(expected, rel=1e-12)
+    assert adapted_coef(0.1, kl, target=6.0, horizon=10_000, num_samples=256) == pytest.approx(expected, rel=1e-12)
 
 
 def test_every_configured_estimator_has_a_function() -> None:
