@@ -15,12 +15,14 @@ from pathlib import Path
 from reroll.config.algorithm import OwnCritic
 from reroll.config.check_algorithm import algorithm_violations, group_violations
 from reroll.config.check_domains import domain_violations
+from reroll.config.check_engine import engine_violations
 from reroll.config.check_envs import env_violations
 from reroll.config.check_rewards import reward_violations
+from reroll.config.check_strategy import strategy_violations
 from reroll.config.data import DatasetsSource, JsonlSource, ParquetSource, ReasoningGymSource, SourceConfig
 from reroll.config.distill import DistillConfig
 from reroll.config.host import adapter_base, models_dir, num_visible_gpus, parse_devices
-from reroll.config.parts import Devices, RayRuntime
+from reroll.config.parts import Devices, FixedModel, RayRuntime, TorchStrategy, VllmEngine
 from reroll.config.preference import DpoConfig, KtoLoss, RewardModelConfig
 from reroll.config.reward_judge import HostedJudge, JudgeReward, ModelReward
 from reroll.config.rewards import walk
@@ -38,7 +40,9 @@ def violations_of(config: AnyConfig, *, folder: Path) -> list[Violation]:
         found += env_violations(config, module_exists=is_there)
         found += domain_violations(config, rollout_rules=_drawing_rules, eval_rules=_evaluation)
         found += algorithm_violations(config, module_exists=is_there)
-        found += [*_devices(config, "engine.devices", config.engine.devices, at_most=config.engine.num_workers)]
+        width = config.engine.tensor_parallel if isinstance(config.engine, VllmEngine) else 1
+        at_most = config.engine.num_workers * width
+        found += [*_devices(config, "engine.devices", config.engine.devices, at_most=at_most), *engine_violations(config)]
     if isinstance(config, DpoConfig | RewardModelConfig):
         found += [*_preferences(config)]
     return found
@@ -92,28 +96,34 @@ def _token_limits(config: RlvrConfig) -> Iterator[Violation]:
         )
 
 
-def _named_models(config: AnyConfig) -> Iterator[tuple[str, str | None, Devices, int]]:
-    """(path, model or None for the policy's, devices, workers) of every model of the run."""
-    yield "policy", config.policy.model, config.policy.devices, 1
+def _named_models(config: AnyConfig) -> Iterator[tuple[str, FixedModel | HostedJudge]]:
+    """(path, config) of every model of the run."""
+    yield "policy", config.policy
     if isinstance(config, DistillConfig):
-        yield "teacher", config.teacher.model, config.teacher.devices, 1
+        yield "teacher", config.teacher
     if isinstance(config, RlvrConfig):
         if isinstance(config.critic, OwnCritic):
-            yield "critic", config.critic.model, config.critic.devices, 1
+            yield "critic", config.critic
         for name, teacher in config.teachers.items():
-            yield f"teachers.{name}", teacher.model, teacher.devices, 1
+            yield f"teachers.{name}", teacher
         for name, node in walk(config.rewards):
             if isinstance(node, ModelReward):
-                yield f"rewards.{name}", node.model, node.devices, 1
+                yield f"rewards.{name}", node
             elif isinstance(node, JudgeReward) and isinstance(node.model, HostedJudge):
-                yield f"rewards.{name}.model", node.model.model, node.model.devices, node.model.num_workers
+                yield f"rewards.{name}.model", node.model
 
 
 def _models(config: AnyConfig) -> Iterator[Violation]:
-    for where, name, devices, num_workers in _named_models(config):
-        yield from _devices(config, f"{where}.devices", devices, at_most=num_workers)
-        if name is not None:
-            yield from _model(f"{where}.model", name)
+    num_gpus = _num_gpus(config)
+    for where, node in _named_models(config):
+        if isinstance(node, HostedJudge):
+            yield from _devices(config, f"{where}.devices", node.devices, at_most=node.num_workers)
+        else:
+            is_alone = isinstance(node.strategy, TorchStrategy)
+            yield from _devices(config, f"{where}.devices", node.devices, at_most=1 if is_alone else None)
+            yield from strategy_violations(where, node, runtime=config.runtime, num_gpus=num_gpus)
+        if node.model is not None:  # A critic without one of its own starts as the policy's.
+            yield from _model(f"{where}.model", node.model)
 
 
 def _model(where: str, name: str) -> Iterator[Violation]:
@@ -164,6 +174,8 @@ def _packages(config: AnyConfig) -> Iterator[Violation]:
     wanted: list[tuple[str, str, str]] = [("run.trackers", tracker, "trackers") for tracker in config.run.trackers]
     if isinstance(config.runtime, RayRuntime):
         wanted.append(("runtime.kind", "ray", "ray"))
+    if isinstance(config, RlvrConfig) and isinstance(config.engine, VllmEngine):
+        wanted.append(("engine.kind", "vllm", "vllm"))
     if config.policy.lora or adapter_base(Path(config.policy.model)):
         wanted.append(("policy.lora" if config.policy.lora else "policy.model", "peft", "lora"))
     if isinstance(config, RlvrConfig) and isinstance(config.critic, OwnCritic) and config.critic.lora:
@@ -207,7 +219,7 @@ def _preferences(config: DpoConfig | RewardModelConfig) -> Iterator[Violation]:
         )
 
 
-def _devices(config: AnyConfig, where: str, value: Devices, *, at_most: int) -> Iterator[Violation]:
+def _devices(config: AnyConfig, where: str, value: Devices, *, at_most: int | None) -> Iterator[Violation]:
     try:
         devices = parse_devices(value)
     except ValueError as error:
@@ -215,7 +227,7 @@ def _devices(config: AnyConfig, where: str, value: Devices, *, at_most: int) -> 
         return
     if value == "auto" or devices == ("cpu",):
         return
-    if len(devices) > at_most:
+    if at_most is not None and len(devices) > at_most:
         yield Violation(where, f"names {len(devices)} devices for {at_most} worker{'s' if at_most > 1 else ''}", "name fewer")
     available = _num_gpus(config)
     missing = [device for device in devices if available is not None and int(device) >= available]
@@ -232,6 +244,8 @@ def _num_gpus(config: AnyConfig) -> int | None:
     if isinstance(config.runtime, RayRuntime):
         if config.runtime.num_gpus is not None:
             return config.runtime.num_gpus
+        if config.cluster is not None:
+            return 0 if config.cluster.has_only_cpus else config.cluster.num_devices
         if config.runtime.address is not None:
             return None
     return num_visible_gpus()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from reroll.config.base import Node
 
@@ -49,20 +49,54 @@ class OptimConfig(Node):
     min_lr_ratio: float = Field(default=0.0, ge=0, le=1)
 
 
-class TorchStrategy(Node):
-    """One process, one device, plain PyTorch: the oracle of every other kind."""
+class StrategyBase(Node):
+    """What every way to hold and train a model has."""
 
-    kind: Literal["torch"] = "torch"
     precision: Literal["fp32", "bf16"] = "fp32"
     """bf16 computes in bf16 and keeps fp32 master weights for the optimizer."""
     gradient_checkpointing: bool = False
+    """Keep one activation per layer and make the others again in the backward pass: less memory, a third more time."""
     micro_batch_tokens: int = Field(default=8192, ge=1)
-    """Tokens that one forward and backward pass may hold."""
+    """Tokens that one forward and backward pass may hold, on each rank."""
     logprob_chunk: int = Field(default=1024, ge=1)
     """Rows of logits held at once: [chunk x vocabulary] is the largest tensor of the head."""
 
 
-StrategyConfig = TorchStrategy
+class TorchStrategy(StrategyBase):
+    """One process, one device, plain PyTorch: the oracle of every other kind."""
+
+    kind: Literal["torch"] = "torch"
+
+
+class Fsdp2Strategy(StrategyBase):
+    """PyTorch's fully sharded data parallelism over all devices of the role, and tensor parallelism inside it.
+
+    Ranks are laid out as replicas × shards × tp, neighbours sharing a tensor. Needs `runtime: {kind: ray}`.
+    """
+
+    kind: Literal["fsdp2"]
+    num_ranks: int | None = Field(default=None, ge=1)
+    """Processes that hold the model together; null: one per device. On the CPU, which is one device, so many share it."""
+    tp: int = Field(default=1, ge=1)
+    """So many neighbouring ranks split every layer's heads and columns among them (Llama, Mistral, Qwen2, Qwen3, SmolLM3)."""
+    replicas: int = Field(default=1, ge=1)
+    """Copies of the sharded model, e.g. one per node: weights are then gathered inside a copy only."""
+    offload: bool = False
+    """Weights, gradients and optimizer state live in host memory; a layer is on the GPU while it computes."""
+    reshard_after_forward: bool = True
+    """Free a layer's gathered weights between its forward and backward pass; false is faster and holds them all."""
+
+
+def _strategy_kind(value: object) -> str | None:
+    """A strategy that names no kind is `torch`."""
+    if isinstance(value, TorchStrategy | Fsdp2Strategy):
+        return value.kind
+    return str(value.get("kind", "torch")) if isinstance(value, dict) else None
+
+
+StrategyConfig = Annotated[
+    Annotated[TorchStrategy, Tag("torch")] | Annotated[Fsdp2Strategy, Tag("fsdp2")], Discriminator(_strategy_kind)
+]
 
 
 class LoraConfig(Node):
@@ -89,6 +123,9 @@ class ModelConfig(FixedModel):
 
     lora: LoraConfig | None = None
     """null: every weight is trained."""
+    offload: Literal["none", "optimizer", "all"] = "none"
+    """What moves to the host's memory while another role holds the same devices: nothing, masters and optimizer, or the
+    weights too. Says nothing where no device is shared."""
     optim: OptimConfig = Field(default_factory=OptimConfig)
 
 
@@ -107,9 +144,49 @@ class EmbeddedEngine(Node):
     """Sequences decoded together."""
     precision: Literal["same", "fp32", "bf16"] = "same"
     """`same` follows the policy's precision. Equal precision on one device shares the trainer's parameters."""
+    offload: Literal["none", "all"] = "none"
+    """What leaves a device while another role holds it. none: the engine only pauses; all: it frees its cache, and requests
+    in flight are read again when it is back."""
 
 
-EngineConfig = EmbeddedEngine
+class VllmEngine(Node):
+    """vLLM, in the worker's process. Needs the extra `vllm`. It draws tokens as the embedded engine does: seeds, log-probs
+    and stops mean the same.
+    """
+
+    kind: Literal["vllm"]
+    devices: Devices = "auto"
+    num_workers: int = Field(default=1, ge=1)
+    """Independent engines; samples are spread over them by load. More than one needs `runtime: {kind: ray}`."""
+    tensor_parallel: int = Field(default=1, ge=1)
+    """GPUs that share each layer of one engine: so many neighbours of `devices`."""
+    max_running: int = Field(default=256, ge=1)
+    """Sequences decoded together."""
+    max_model_len: int | None = Field(default=None, ge=2)
+    """Longest context; null: as long as the model takes."""
+    gpu_memory_utilization: float = Field(default=0.5, gt=0, le=1)
+    """Share of each GPU that vLLM may fill with weights and cache. A trainer on the same GPU needs the rest."""
+    cpu_cache_gib: float = Field(default=1.0, gt=0)
+    """Memory for the cache where the engine runs on the CPU."""
+    enforce_eager: bool = False
+    """Neither compile the model nor capture CUDA graphs: slower, and ready at once."""
+    precision: Literal["same", "fp32", "bf16"] = "same"
+    """`same` follows the policy's precision."""
+    offload: Literal["none", "all"] = "none"
+    """What leaves a device while another role holds it. none: the engine only pauses; all: it sleeps, and requests in flight
+    are read again when it is back."""
+
+
+def _engine_kind(value: object) -> str | None:
+    """An engine that names no kind is `embedded`."""
+    if isinstance(value, EmbeddedEngine | VllmEngine):
+        return value.kind
+    return str(value.get("kind", "embedded")) if isinstance(value, dict) else None
+
+
+EngineConfig = Annotated[
+    Annotated[EmbeddedEngine, Tag("embedded")] | Annotated[VllmEngine, Tag("vllm")], Discriminator(_engine_kind)
+]
 
 
 class DomainRollout(Node):

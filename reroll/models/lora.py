@@ -15,6 +15,7 @@ from pathlib import Path
 
 import peft
 import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -73,11 +74,15 @@ def _targets(model: PreTrainedModel, wanted: list[str] | str) -> list[str]:
 @contextmanager
 def adapter_off(model: PreTrainedModel) -> Iterator[None]:
     """Inside, the model is the one it started from."""
-    model.disable_adapters()
+    # Not peft's own switch, which also freezes the adapter: a sharded model remembers what was frozen when it first ran.
+    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    for layer in layers:
+        layer._disable_adapters = True
     try:
         yield
     finally:
-        model.enable_adapters()
+        for layer in layers:
+            layer._disable_adapters = False
 
 
 def save_adapter(model: PreTrainedModel, folder: Path) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from reroll.config.parts import FixedModel, ModelConfig
+from reroll.config.parts import FixedModel, Fsdp2Strategy, ModelConfig
 from reroll.models.load import Head
 from reroll.runtime.base import Placement, Runtime
 from reroll.train.cluster import TrainCluster
+from reroll.train.parallel.ranks import MeetingPoint
 from reroll.train.worker import TrainWorker
 
 
@@ -13,8 +14,26 @@ async def spawn_model(
     runtime: Runtime, config: ModelConfig, *, role: str, total_steps: int, head: Head = "language"
 ) -> TrainCluster:
     """A model to train for `total_steps` optimizer steps; one for 0 steps is held fixed."""
-    placement = Placement(role, runtime.devices(config.devices)[:1])
-    return TrainCluster(await runtime.spawn(TrainWorker, placement, config, total_steps=total_steps, head=head))
+    placement = Placement(role, train_devices(runtime, config))
+    meeting = MeetingPoint(runtime.host) if len(placement.devices) > 1 else None
+    workers = await runtime.spawn(
+        TrainWorker, placement, config, total_steps=total_steps, head=head, meeting=meeting.address if meeting else None
+    )
+    tp = config.strategy.tp if isinstance(config.strategy, Fsdp2Strategy) else 1
+    return TrainCluster(workers, tp=tp, meeting=meeting)
+
+
+def train_devices(runtime: Runtime, config: FixedModel) -> tuple[str, ...]:
+    """The device of each of a model's workers."""
+    devices = runtime.devices(config.devices)
+    if not isinstance(config.strategy, Fsdp2Strategy):
+        return devices[:1]
+    num_ranks = config.strategy.num_ranks or len(devices)
+    if devices == ("cpu",):
+        return devices * num_ranks
+    if num_ranks > len(devices):
+        raise ValueError(f"strategy.num_ranks is {num_ranks}, but devices names {len(devices)} GPUs: name as many")
+    return devices[:num_ranks]
 
 
 async def spawn_fixed(runtime: Runtime, config: FixedModel, *, role: str, head: Head = "language") -> TrainCluster:

@@ -7,7 +7,7 @@ and so does "go to definition".
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
@@ -55,6 +55,10 @@ class Workers(ABC, Generic[W]):
     async def all(self, method: Callable[Concatenate[W, P], T], *args: P.args, **kwargs: P.kwargs) -> list[T]:
         """The same call on every worker."""
 
+    def each(self, method: Callable[Concatenate[W, P], T], *args: P.args, **kwargs: P.kwargs) -> list[Awaitable[T]]:
+        """The same call on every worker, to be awaited one by one: for whoever must act on the first failure."""
+        return [self.one(rank, method, *args, **kwargs) for rank in range(self.size)]
+
     @abstractmethod
     async def scatter(self, method: Callable[[W, A], T], shards: Sequence[A]) -> list[T]:
         """One shard to each worker; as many shards as workers."""
@@ -90,6 +94,11 @@ class Runtime(ABC):
     @abstractmethod
     def num_gpus(self) -> int:
         """GPUs that placements may name, as indices from 0."""
+
+    @property
+    def host(self) -> str:
+        """An address of this process's machine that its workers reach."""
+        return "127.0.0.1"
 
     def devices(self, value: Devices) -> tuple[str, ...]:
         """The devices a config names, as `Placement` takes them. `auto` is every GPU of this runtime, else the CPU."""

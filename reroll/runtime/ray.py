@@ -63,6 +63,11 @@ class RayRuntime(Runtime):
     def num_gpus(self) -> int:
         return sum(num_gpus for _, num_gpus in _gpu_nodes())
 
+    @property
+    def host(self) -> str:
+        address: str = ray.util.get_node_ip_address()
+        return address
+
     async def spawn(
         self, worker_class: Callable[Concatenate[WorkerInfo, P], W], placement: Placement, *args: P.args, **kwargs: P.kwargs
     ) -> Workers[W]:
@@ -113,9 +118,12 @@ class RayWorkers(Workers[W]):
         self.size = len(self._actors)
 
     async def all(self, method: Callable[Concatenate[W, P], T], *args: P.args, **kwargs: P.kwargs) -> list[T]:
+        return await gather_all(self.each(method, *args, **kwargs))
+
+    def each(self, method: Callable[Concatenate[W, P], T], *args: P.args, **kwargs: P.kwargs) -> list[Awaitable[T]]:
         # Stored once and read by every actor; passed directly, large arguments would be stored once per actor.
         arguments = ray.put((args, kwargs)) if self.size > 1 else (args, kwargs)
-        return await gather_all([actor.call(method.__name__, arguments) for actor in self._actors])
+        return [actor.call(method.__name__, arguments) for actor in self._actors]
 
     async def scatter(self, method: Callable[[W, A], T], shards: Sequence[A]) -> list[T]:
         if len(shards) != self.size:

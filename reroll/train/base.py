@@ -6,13 +6,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
 from reroll.observe.metrics import Stats
 from reroll.tokens.batch import Batch
 from reroll.tokens.packing import join, join_sequences
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +103,18 @@ class PlainLoss:
         return batch
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoLoss(PlainLoss):
+    """Asks the model what another loss asks, and learns nothing from it: a pass that is run to keep step with other ranks."""
+
+    needs: Needs
+
+    def __call__(self, batch: Batch, model: Predictions) -> LossOutput:
+        answers = (getattr(model, name) for name in Predictions.__dataclass_fields__)
+        learnable = [answer for answer in answers if answer is not None and answer.requires_grad]
+        return LossOutput(torch.stack([answer.sum() for answer in learnable]).sum() * 0.0, Stats())
+
+
 def known(value: Tensor | None) -> Tensor:
     """A prediction or a batch field that the caller has asked for, and which is therefore there."""
     if value is None:
@@ -117,8 +132,29 @@ def join_predictions(batch: Batch, parts: Sequence[Sequence[int]], answers: Sequ
     return Predictions(**joined)
 
 
+class DataParallel:
+    """A process's place among those that share out every batch. This one is alone: it waits for nobody."""
+
+    rank: int = 0
+    size: int = 1
+
+    def largest(self, count: int) -> int:
+        """The largest `count` that any of them came with."""
+        return count
+
+    def gather(self, value: T) -> list[T]:
+        """The value of each, in rank order."""
+        return [value]
+
+
 class Strategy(ABC):
-    """Seven verbs. Epochs, mini-batches and micro-batches are TrainWorker's loop over them, written once."""
+    """Seven verbs. Epochs, mini-batches and micro-batches are TrainWorker's loop over them, written once.
+
+    Where several processes hold a model together, each calls the same verbs in the same order, as often as the others.
+    """
+
+    data_parallel: DataParallel = DataParallel()
+    """Who else takes a share of each batch."""
 
     @abstractmethod
     def forward(self, batch: Batch, needs: Needs) -> Predictions:
@@ -139,16 +175,17 @@ class Strategy(ABC):
     def weights(self, *, frozen: bool = False) -> Mapping[str, Tensor]:
         """The parameters that are trained, by Hugging Face name, by reference where the strategy holds them whole.
 
-        `frozen`: those that never change instead, which is all but the adapter where there is one.
+        `frozen`: those that never change instead, which is all but the adapter where there is one. Of several processes,
+        the first gives all and the others nothing.
         """
 
     @abstractmethod
-    def to(self, device: str) -> None:
-        """Move weights and optimizer state."""
+    def to(self, device: str, *, weights: bool = True) -> None:
+        """Move masters and optimizer state, and the weights that the model computes with, unless told to leave those."""
 
     @abstractmethod
     def save(self, folder: Path) -> None:
-        """Write a Hugging Face folder (of an adapter: a peft folder) plus `trainer.pt` (optimizer, schedule)."""
+        """Write a Hugging Face folder (of an adapter: a peft folder), plus what `load` goes on from (optimizer, schedule)."""
 
     @abstractmethod
     def load(self, folder: Path) -> None:

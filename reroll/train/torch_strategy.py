@@ -47,7 +47,7 @@ class TorchStrategy(Strategy):
         self._parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         self._masters = {name: _master(parameter) for name, parameter in self._parameters.items()}
         if config.gradient_checkpointing:
-            _enable_gradient_checkpointing(model)
+            enable_gradient_checkpointing(model)
         decayed = [master for master in self._masters.values() if master.ndim > 1]
         plain = [master for master in self._masters.values() if master.ndim <= 1]  # Norms and biases do not decay.
         self._optimizer = torch.optim.AdamW(
@@ -98,10 +98,12 @@ class TorchStrategy(Strategy):
             if (name not in self._parameters) == frozen and not name.startswith(f"{SCORE}.")
         }
 
-    def to(self, device: str) -> None:
-        nn.Module.to(self._model, device)
-        for master in self._masters.values():
-            master.data = master.data.to(device)
+    def to(self, device: str, *, weights: bool = True) -> None:
+        if weights:
+            nn.Module.to(self._model, device)
+        for name, master in self._masters.items():
+            if master is not self._parameters[name]:
+                master.data = master.data.to(device)
         for state in self._optimizer.state.values():
             for key, value in state.items():
                 if key != "step":  # A host counter on every device.
@@ -163,7 +165,7 @@ def _master(parameter: nn.Parameter) -> nn.Parameter:
     return nn.Parameter(parameter.detach().float())
 
 
-def _enable_gradient_checkpointing(model: PreTrainedModel) -> None:
+def enable_gradient_checkpointing(model: PreTrainedModel) -> None:
     """Transformers checkpoints in training mode only; dropout, which that mode would switch on, is taken out."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from reroll.config.parts import ModelConfig
-from reroll.errors import ModelError
-from reroll.models.heads import keep_padding_apart, score_head
-from reroll.models.load import DTYPES, Head, load_model, load_tokenizer
+from reroll.models.load import Head
 from reroll.observe.metrics import Mean, Stats, Sum
 from reroll.runtime.base import WorkerInfo
 from reroll.tokens.batch import Batch
-from reroll.tokens.packing import fill, micro_batches, mini_batches
-from reroll.train.base import Loss, Needs, Predictions, join_predictions
-from reroll.train.torch_strategy import TorchStrategy
+from reroll.tokens.packing import balance, fill, micro_batches, mini_batches
+from reroll.train.base import Loss, Needs, NoLoss, Predictions, join_predictions, known
+from reroll.train.make import make_strategy
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,30 +42,37 @@ class TrainJob:
 
 
 class TrainWorker:
-    """Holds one model: to train for `total_steps` optimizer steps, or, with 0 of them, only to answer."""
+    """Holds one model, or this rank's part of it: to train for `total_steps` optimizer steps, or, with 0, only to answer.
 
-    def __init__(self, info: WorkerInfo, config: ModelConfig, *, total_steps: int, head: Head = "language") -> None:
-        self._world_size = info.world_size
+    `meeting` is the address where the ranks of a strategy of several find each other.
+    """
+
+    def __init__(
+        self,
+        info: WorkerInfo,
+        config: ModelConfig,
+        *,
+        total_steps: int,
+        head: Head = "language",
+        meeting: str | None = None,
+    ) -> None:
+        self._home = info.device
+        self._world_size = info.world_size if config.strategy.kind == "torch" else 1
         self._micro_batch_tokens = config.strategy.micro_batch_tokens
-        dtype = DTYPES[config.strategy.precision]
-        model = load_model(config.model, dtype=dtype, device=info.device, head=head, lora=config.lora)
-        tokenizer = load_tokenizer(config.model)
-        if head == "score":
-            keep_padding_apart(model, tokenizer)
-        if total_steps == 0:
-            if head == "score" and not score_head(model).weight.any():
-                raise ModelError(f"{config.model} has no scalar head: name a reward model, e.g. one of pipeline reward_model")
-            model.requires_grad_(False)  # Then it has no master weights either.
-        self._strategy = TorchStrategy(model, tokenizer, config.strategy, config.optim, total_steps=total_steps, head=head)
+        self._strategy = make_strategy(info, config, total_steps=total_steps, head=head, meeting=meeting)
 
     def predict(self, job: PredictJob) -> Predictions:
-        """What the model says about a batch, on the CPU."""
-        parts = fill(job.batch.lengths, max_tokens=self._micro_batch_tokens)
-        answers = [self._strategy.forward(job.batch.select(part), job.needs) for part in parts]
-        return join_predictions(job.batch, parts, answers)
+        """What the model says about a batch, on the CPU. Ranks that share the model may be asked about different batches."""
+        batch = job.batch
+        parts = fill(batch.lengths, max_tokens=self._micro_batch_tokens)
+        num_idle = self._num_idle_passes(len(parts))
+        answers = [self._strategy.forward(batch.select(part), job.needs) for part in parts]
+        for _ in range(num_idle):
+            self._strategy.forward(batch.select([_shortest(batch.lengths)]), job.needs)
+        return join_predictions(batch, parts, answers)
 
     def train(self, job: TrainJob) -> Stats:
-        """Go through the batch, one optimizer step per mini-batch.
+        """Go through the batch, one optimizer step per mini-batch. Every rank is given the same job and takes its share.
 
         With a single step the policy has not moved when it meets a token, so the training pass itself gives the old
         log-probs. With several they are computed first, unless the batch brings them.
@@ -76,20 +82,24 @@ class TrainWorker:
         started_s = time.perf_counter()
         batch = job.batch
         if job.epochs * job.mini_batches > 1 and batch.old_logp is None and job.loss.compares_with_old_policy:
-            batch = batch.replace(old_logp=self.predict(PredictJob(batch, Needs())).logp)
+            batch = batch.replace(old_logp=self._logprobs(batch))
         stats = Stats()
         for epoch in range(job.epochs):
             for step_batch in mini_batches(batch, job.mini_batches, seed=job.seed * job.epochs + epoch):
                 stats += self._step(step_batch, job.loss)
+        if self._strategy.data_parallel.rank > 0:  # What was done in all is told once.
+            return stats
         return stats + _throughput(batch, epochs=job.epochs, seconds=time.perf_counter() - started_s)
 
     def weights(self, *, frozen: bool = False) -> Mapping[str, Tensor]:
         """The parameters that are trained (or those that are frozen) by Hugging Face name, by reference."""
         return self._strategy.weights(frozen=frozen)
 
-    def to(self, device: str) -> None:
-        """Move weights and optimizer state, e.g. to `cpu` while another role uses the device."""
-        self._strategy.to(device)
+    def to(self, device: str | None, *, weights: bool = True) -> None:
+        """Move optimizer state, and weights unless told not to, to `cpu` while another role uses the device; None: back."""
+        self._strategy.to(device or self._home, weights=weights)
+        if self._home.startswith("cuda"):
+            torch.cuda.empty_cache()  # Other processes cannot use what this one only keeps for later.
 
     def save(self, folder: Path) -> None:
         """Write a Hugging Face folder and the optimizer's state."""
@@ -101,12 +111,40 @@ class TrainWorker:
 
     def _step(self, batch: Batch, loss: Loss) -> Stats:
         """One optimizer step. The losses of its micro-batches add up; over steps the reported loss is a mean."""
-        stats = Stats()
+        stats = Stats({"loss": Sum(0.0)})
         batch = loss.prepare(batch)
-        for part in micro_batches(batch, max_tokens=self._micro_batch_tokens):
+        share = self._shares(batch.unit_lengths)[self._strategy.data_parallel.rank]
+        parts = micro_batches(batch.select_units(share), max_tokens=self._micro_batch_tokens) if share else []
+        num_idle = self._num_idle_passes(len(parts))
+        for part in parts:
             stats += self._strategy.forward_backward(part, loss)
-        metrics = dict(stats) | {"loss": Mean(stats["loss"].value)}
+        for _ in range(num_idle):
+            self._strategy.forward_backward(batch.select_units([_shortest(batch.unit_lengths)]), NoLoss(needs=loss.needs))
+        # A rank has seen its part of the step only: together they weigh one.
+        metrics = dict(stats) | {"loss": Mean(stats["loss"].value, 1 / self._strategy.data_parallel.size)}
         return Stats(metrics) + self._strategy.optim_step()
+
+    def _logprobs(self, batch: Batch) -> Tensor:
+        """The whole batch's, of which this rank computes its share."""
+        shares = self._shares(batch.lengths)
+        mine = shares[self._strategy.data_parallel.rank] or [_shortest(batch.lengths)]
+        answers = self._strategy.data_parallel.gather(self.predict(PredictJob(batch.select(mine), Needs())))
+        used = [(share, answer) for share, answer in zip(shares, answers, strict=True) if share]
+        return known(join_predictions(batch, *zip(*used, strict=True)).logp)
+
+    def _shares(self, lengths: Sequence[int]) -> list[list[int]]:
+        """What each rank takes of so many rows, balanced by tokens; nothing, where there are more ranks than rows."""
+        size = self._strategy.data_parallel.size
+        shares = balance(lengths, num_parts=min(size, len(lengths)))
+        return shares + [[] for _ in range(size - len(shares))]
+
+    def _num_idle_passes(self, num_passes: int) -> int:
+        """Ranks gather each other's weights in every pass, so all must make as many as the one with the most. Asked first."""
+        return self._strategy.data_parallel.largest(num_passes) - num_passes
+
+
+def _shortest(lengths: Sequence[int]) -> int:
+    return min(range(len(lengths)), key=lengths.__getitem__)
 
 
 def _throughput(batch: Batch, *, epochs: int, seconds: float) -> Stats:

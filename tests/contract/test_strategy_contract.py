@@ -1,7 +1,8 @@
 """What every Strategy must do. Plain transformers is the oracle of the values, fp32 `torch` that of the others."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,12 @@ import numpy as np
 import peft
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from reroll.config.parts import LoraConfig, OptimConfig
+from reroll.config.parts import Fsdp2Strategy as Fsdp2Config
+from reroll.config.parts import LoraConfig, ModelConfig, OptimConfig
 from reroll.config.parts import TorchStrategy as TorchConfig
 from reroll.errors import TrainingDiverged
 from reroll.models.load import DTYPES, load_model, load_tokenizer
@@ -21,7 +24,10 @@ from reroll.models.tiny import make_tiny
 from reroll.observe.metrics import Stats
 from reroll.tokens.batch import Batch, pack
 from reroll.train.base import LossOutput, Needs, Predictions, Strategy, known
+from reroll.train.fsdp2 import Fsdp2Strategy
 from reroll.train.loss import SFT_LOSS
+from reroll.train.parallel.build import skeleton
+from reroll.train.parallel.ranks import meet
 from reroll.train.torch_strategy import TorchStrategy
 from reroll.types import Sample
 
@@ -32,7 +38,11 @@ KINDS: dict[str, dict[str, Any]] = {
     "torch-fp32-lora": {"precision": "fp32"},
     "torch-bf16-lora": {"precision": "bf16"},
     "torch-fp32-checkpointed-lora": {"precision": "fp32", "gradient_checkpointing": True, "logprob_chunk": 5},
+    "fsdp2-bf16": {"precision": "bf16"},
+    "fsdp2-fp32-checkpointed": {"precision": "fp32", "gradient_checkpointing": True, "logprob_chunk": 5},
+    "fsdp2-bf16-lora": {"precision": "bf16"},
 }
+"""One rank each; tests/invariant holds several ranks to one."""
 LORA = LoraConfig(rank=8, alpha=16)
 TOLERANCE = {"fp32": 1e-5, "bf16": 0.05}
 
@@ -68,13 +78,26 @@ def oracle(folder: Path, lora: LoraConfig | None) -> nn.Module:
     return model
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _process_group() -> Iterator[None]:
+    """What a process with one rank joins before it builds a strategy of several."""
+    meet(None, rank=0, world_size=1, device="cpu")
+    yield
+    dist.destroy_process_group()
+
+
 @pytest.fixture
 def make(kind: str, lora: LoraConfig | None, folder: Path) -> Make:
     def build(**optim: Any) -> Strategy:
-        config = TorchConfig(**KINDS[kind])
-        model = load_model(str(folder), dtype=DTYPES[config.precision], device="cpu", lora=lora)
         settings = OptimConfig(**{"lr": 1e-3} | optim)
-        return TorchStrategy(model, load_tokenizer(str(folder)), config, settings, total_steps=100)
+        tokenizer, precision = load_tokenizer(str(folder)), DTYPES[KINDS[kind]["precision"]]
+        full = load_model(str(folder), dtype=precision, device="cpu", lora=lora)
+        if kind.startswith("torch"):
+            return TorchStrategy(full, tokenizer, TorchConfig(**KINDS[kind]), settings, total_steps=100)
+        strategy = Fsdp2Config(kind="fsdp2", **KINDS[kind])
+        config = ModelConfig(model=str(folder), strategy=strategy, lora=lora)
+        empty = partial(skeleton, config, tokenizer, head="language")
+        return Fsdp2Strategy(empty, full, tokenizer, strategy, settings, device="cpu", total_steps=100)
 
     return build
 
@@ -232,7 +255,9 @@ def test_a_checkpoint_opens_with_plain_transformers_or_peft_and_has_the_same_log
     assert load_tokenizer(str(tmp_path)).chat_template
 
 
-def test_weights_are_references_that_see_the_next_step(make: Make) -> None:
+def test_weights_are_references_that_see_the_next_step_where_the_strategy_holds_them_whole(make: Make, kind: str) -> None:
+    if not kind.startswith("torch"):
+        pytest.skip("the weights are gathered from shards")
     strategy = make()
     weights = strategy.weights()
     before = {name: weight.clone() for name, weight in weights.items()}

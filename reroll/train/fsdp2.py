@@ -1,0 +1,201 @@
+"""One model over many processes: PyTorch's fully sharded data parallelism, with tensor parallelism inside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from reroll.config.parts import Fsdp2Strategy as Fsdp2Config
+from reroll.config.parts import OptimConfig
+from reroll.errors import TrainingDiverged
+from reroll.models.heads import SCORE
+from reroll.models.load import has_adapter, save_model
+from reroll.observe.metrics import Last, Max, Stats
+from reroll.tokens.batch import Batch
+from reroll.train.base import Loss, Needs, Predictions, Strategy
+from reroll.train.parallel.build import shard
+from reroll.train.parallel.checkpoint import load_shards, save_shards, sharded_state
+from reroll.train.parallel.ranks import SHARD, TP, DataParallelRanks, lay_out
+from reroll.train.parallel.tensor import has_partial_gradient
+from reroll.train.schedule import learning_rate
+from reroll.train.torch_strategy import enable_gradient_checkpointing
+
+
+class Fsdp2Strategy(Strategy):
+    """Trains a model of which every rank of the process group holds a part. All ranks call every verb.
+
+    What is trained is held in fp32 shards, on which AdamW works; layers are gathered, and computed, in the config's
+    precision, and gradients are summed over ranks and micro-batches in fp32. `make_empty` gives the model without weights;
+    the first rank brings them in `full`, on the host.
+    """
+
+    def __init__(
+        self,
+        make_empty: Callable[[], PreTrainedModel],
+        full: PreTrainedModel | None,
+        tokenizer: PreTrainedTokenizerBase,
+        config: Fsdp2Config,
+        optim: OptimConfig,
+        *,
+        device: str,
+        total_steps: int,
+    ) -> None:
+        self._make_empty, self._tokenizer, self._optim_config = make_empty, tokenizer, optim
+        self._total_steps, self._step, self._device = total_steps, 0, torch.device(device)
+        self._offloads = config.offload
+        self._mesh = lay_out(config, device=device)
+        self.data_parallel = DataParallelRanks(tp=config.tp)
+        self._model = make_empty()
+        if total_steps == 0:
+            self._model.requires_grad_(False)
+        if config.gradient_checkpointing:
+            enable_gradient_checkpointing(self._model)
+        self._root, self._units = shard(self._model, full, config, self._mesh, device=device)
+        self._local = {name: nn.Parameter(parameter.to_local()) for name, parameter in self._trained().items()}
+        self._optimizer = _adamw(self._local, self._trained(), optim)
+
+    def forward(self, batch: Batch, needs: Needs) -> Predictions:
+        with torch.no_grad():
+            answers = self._predict(batch.to(self._device), needs)
+        for unit in self._units:
+            unit.reshard()  # Without a backward pass nothing else would, and the next step would not be seen.
+        return answers
+
+    def forward_backward(self, batch: Batch, loss: Loss) -> Stats:
+        batch = batch.to(self._device)
+        value, stats = loss(batch, self._predict(batch, loss.needs))
+        value.backward()  # type: ignore[no-untyped-call]
+        return stats
+
+    def optim_step(self) -> Stats:
+        trained = self._trained()
+        for name, parameter in trained.items():
+            self._local[name].grad = None if parameter.grad is None else parameter.grad.to_local()  # type: ignore[attr-defined]
+            parameter.grad = None
+        norm = self._sum_gradients_over_tp(trained)
+        if not torch.isfinite(norm):
+            self._optimizer.zero_grad()
+            raise TrainingDiverged(
+                f"the gradient of optimizer step {self._step} is not finite; the weights are those of the step before: "
+                "lower policy.optim.lr or clip_norm, or train in fp32, and resume from the last checkpoint"
+            )
+        nn.utils.clip_grads_with_norm_(self._local.values(), self._optim_config.clip_norm, norm)
+        rate = learning_rate(self._step, self._optim_config, total_steps=self._total_steps)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        self._step += 1
+        return Stats({"grad_norm": Last(float(norm)), "grad_norm_max": Max(float(norm)), "lr": Last(rate)})
+
+    def weights(self, *, frozen: bool = False) -> Mapping[str, Tensor]:
+        return {name: tensor for name, tensor in self._collected(frozen=frozen).items() if not name.startswith(f"{SCORE}.")}
+
+    def gathered(self, *, frozen: bool = False) -> Iterator[tuple[str, Tensor]]:
+        """Whole parameters by Hugging Face name, on the device and in the model's precision, one layer gathered at a time.
+
+        Every rank must go through all of them. A tensor is valid until the next one is asked for.
+        """
+        trained = set(self._local)
+        for unit, names in self._units.items():
+            wanted = [name for name in names if (name not in trained) == frozen]
+            if not wanted:
+                continue
+            unit.unshard()
+            for name in wanted:
+                parameter = self._model.get_parameter(name).detach()
+                yield name, parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+            unit.reshard()
+
+    def to(self, device: str, *, weights: bool = True) -> None:
+        if self._offloads:
+            return  # It is at home on the host, whoever has the device.
+        if weights:
+            nn.Module.to(self._root, device)
+            for name, parameter in self._trained().items():
+                self._local[name].data = parameter.to_local()
+        for state in self._optimizer.state.values():
+            for key, value in state.items():
+                state[key] = value.to(device)
+
+    def save(self, folder: Path) -> None:
+        save_shards(self._state(), folder)
+        weights = self._collected(frozen=False)
+        if not has_adapter(self._model):
+            weights |= self._collected(frozen=True)
+        if dist.get_rank() == 0:
+            model = self._make_empty()
+            model.load_state_dict(weights, strict=False, assign=True)
+            model.tie_weights()
+            save_model(model, self._tokenizer, folder)
+        dist.barrier()
+
+    def load(self, folder: Path) -> None:
+        self._step = load_shards(self._state(), folder)
+
+    def _collected(self, *, frozen: bool) -> dict[str, Tensor]:
+        """What is gathered, as copies on the host of the first rank; the others only help."""
+        keeps = dist.get_rank() == 0
+        copies = ((name, tensor.to("cpu", copy=True) if keeps else None) for name, tensor in self.gathered(frozen=frozen))
+        return {name: tensor for name, tensor in copies if tensor is not None}
+
+    def _trained(self) -> dict[str, DTensor]:
+        """The parameters as FSDP holds them between passes: sharded."""
+        return {
+            name: parameter  # type: ignore[misc]
+            for name, parameter in self._model.named_parameters()
+            if parameter.requires_grad
+        }
+
+    def _state(self) -> dict[str, object]:
+        return sharded_state(self._trained(), self._local, self._optimizer, step=self._step)
+
+    def _predict(self, batch: Batch, needs: Needs) -> Predictions:
+        if not needs.adapter and has_adapter(self._model):
+            from reroll.models.lora import adapter_off
+
+            with adapter_off(self._model):
+                return Predictions(**self._root(batch, needs))
+        return Predictions(**self._root(batch, needs))
+
+    def _sum_gradients_over_tp(self, trained: Mapping[str, DTensor]) -> Tensor:
+        """Complete the gradients that are parts of a sum, and return the norm over all ranks' shards."""
+        tp = self._mesh[TP]
+        split: list[Tensor] = []
+        whole: list[Tensor] = []
+        for name, parameter in trained.items():
+            gradient = self._local[name].grad
+            if gradient is None:
+                continue
+            if tp.size() > 1 and has_partial_gradient(name):
+                dist.all_reduce(gradient, group=tp.get_group())
+            is_split = TP in (parameter.device_mesh.mesh_dim_names or ())
+            (split if is_split else whole).append(gradient)
+        squares = torch.stack([nn.utils.get_total_norm(part).to(self._device).square() for part in (split, whole)])
+        dist.all_reduce(squares, group=self._mesh[SHARD].get_group())
+        if tp.size() > 1:
+            dist.all_reduce(squares[:1], group=tp.get_group())
+        return squares.sum().sqrt()
+
+
+def _adamw(local: Mapping[str, nn.Parameter], trained: Mapping[str, DTensor], optim: OptimConfig) -> torch.optim.AdamW:
+    """AdamW on this rank's parts, whose state is there from the start, so that a checkpoint can be read into it."""
+    decayed = [local[name] for name, parameter in trained.items() if parameter.ndim > 1]
+    plain = [local[name] for name, parameter in trained.items() if parameter.ndim <= 1]  # Norms and biases do not decay.
+    optimizer = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": optim.weight_decay}, {"params": plain, "weight_decay": 0.0}],
+        lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True,
+    )  # fmt: skip
+    for parameter in local.values():
+        optimizer.state[parameter] = {
+            "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+            "exp_avg": torch.zeros_like(parameter.detach()),
+            "exp_avg_sq": torch.zeros_like(parameter.detach()),
+        }
+    return optimizer

@@ -1,0 +1,51 @@
+"""From a config to the strategy that trains or holds its model."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from reroll.config.parts import Fsdp2Strategy as Fsdp2Config
+from reroll.config.parts import ModelConfig
+from reroll.errors import ModelError
+from reroll.models.heads import keep_padding_apart, score_head
+from reroll.models.load import DTYPES, Head, load_model, load_tokenizer
+from reroll.runtime.base import WorkerInfo
+from reroll.train.base import Strategy
+from reroll.train.fsdp2 import Fsdp2Strategy
+from reroll.train.parallel.build import skeleton
+from reroll.train.parallel.ranks import leaving_on_error, meet, only_first
+from reroll.train.torch_strategy import TorchStrategy
+
+
+def make_strategy(
+    info: WorkerInfo, config: ModelConfig, *, total_steps: int, head: Head = "language", meeting: str | None = None
+) -> Strategy:
+    """A strategy for `total_steps` optimizer steps; one for 0 only answers, and holds nothing but weights.
+
+    `meeting` is the address where the ranks of a strategy of several find each other.
+    """
+    strategy, tokenizer = config.strategy, load_tokenizer(config.model)
+    read = partial(_read, config, tokenizer, is_fixed=total_steps == 0, head=head)
+    if not isinstance(strategy, Fsdp2Config):
+        model = read(device=info.device)
+        return TorchStrategy(model, tokenizer, strategy, config.optim, total_steps=total_steps, head=head)
+    meet(meeting, rank=info.rank, world_size=info.world_size, device=info.device)
+    with leaving_on_error():
+        full = only_first(partial(read, device="cpu"))
+        make_empty = partial(skeleton, config, tokenizer, head=head)
+        return Fsdp2Strategy(make_empty, full, tokenizer, strategy, config.optim, device=info.device, total_steps=total_steps)
+
+
+def _read(
+    config: ModelConfig, tokenizer: PreTrainedTokenizerBase, *, device: str, is_fixed: bool, head: Head
+) -> PreTrainedModel:
+    model = load_model(config.model, dtype=DTYPES[config.strategy.precision], device=device, head=head, lora=config.lora)
+    if head == "score":
+        keep_padding_apart(model, tokenizer)
+        if is_fixed and not score_head(model).weight.any():
+            raise ModelError(f"{config.model} has no scalar head: name a reward model, e.g. one of pipeline reward_model")
+    if is_fixed:
+        model.requires_grad_(False)  # Then it has no master weights either.
+    return model

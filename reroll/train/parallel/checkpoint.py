@@ -1,0 +1,55 @@
+"""Checkpoints of sharded state, which any number of ranks can go on from: each reads what it holds, whoever wrote it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.tensor import DTensor
+
+from reroll.errors import RunFolderError
+
+SHARDS_FOLDER = "shards"
+"""Inside a checkpoint: weights as they are trained, and the optimizer's state."""
+
+
+def as_shard_of(parameter: DTensor, local: Tensor) -> DTensor:
+    """A rank's own part of a tensor that is spread as `parameter` is."""
+    return DTensor.from_local(
+        local, parameter.device_mesh, parameter.placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
+    )
+
+
+def sharded_state(
+    parameters: Mapping[str, DTensor], local: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer, *, step: int
+) -> dict[str, Any]:
+    """All that a strategy must remember, by reference, as torch's checkpoints take it.
+
+    `local` are the optimizer's parameters: this rank's parts of `parameters`, under the same names.
+    """
+    state: dict[str, Any] = {"step": step, "weights": dict(parameters), "optimizer": {}}
+    for name, parameter in parameters.items():
+        state["optimizer"][name] = {
+            key: value if key == "step" else as_shard_of(parameter, value)
+            for key, value in optimizer.state[local[name]].items()
+        }
+    return state
+
+
+def save_shards(state: dict[str, Any], folder: Path) -> None:
+    """Every rank writes its part; the folder must be one that all of them see."""
+    save(state, checkpoint_id=folder / SHARDS_FOLDER)
+
+
+def load_shards(state: dict[str, Any], folder: Path) -> int:
+    """Read into the tensors of `state`; returns the step."""
+    shards = folder / SHARDS_FOLDER
+    if not shards.is_dir():
+        raise RunFolderError(f"{folder} was not written by strategy fsdp2: go on with the strategy that wrote it")
+    load(state, checkpoint_id=shards)
+    return int(state["step"])

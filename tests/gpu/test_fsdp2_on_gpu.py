@@ -1,0 +1,89 @@
+"""One rank of fsdp2 on a GPU: what tests on the CPU cannot see (bf16 kernels, offload, moving out and back)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from reroll.config.parts import Fsdp2Strategy, ModelConfig, OptimConfig, TorchStrategy
+from reroll.models.tiny import make_tiny
+from reroll.runtime.base import WorkerInfo
+from reroll.tokens.batch import Batch, pack
+from reroll.train.loss import SFT_LOSS
+from reroll.train.worker import TrainJob, TrainWorker
+from reroll.types import Sample
+
+pytestmark = pytest.mark.gpu
+
+DEVICE = "cuda:0"
+
+
+@pytest.fixture
+def _alone() -> Iterator[None]:
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny(tmp_path_factory.mktemp("tiny"), family="qwen3", hidden=128)
+
+
+def batch(seed: int) -> Batch:
+    rng = np.random.default_rng(seed)
+    samples = []
+    for length in (30, 41, 22):
+        mask = np.arange(length) >= 4
+        zeros = np.zeros(length, dtype=np.float32)
+        samples.append(Sample(ids=rng.integers(4, 90, size=length), loss_mask=mask, logp=zeros, turn=np.where(mask, 0, -1)))
+    return pack(samples)
+
+
+def worker(folder: Path, **strategy: Any) -> TrainWorker:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    kind = Fsdp2Strategy if strategy["kind"] == "fsdp2" else TorchStrategy
+    config = ModelConfig(model=str(folder), strategy=kind(micro_batch_tokens=60, **strategy), optim=OptimConfig(lr=1e-3))
+    return TrainWorker(WorkerInfo("policy", 0, 1, DEVICE), config, total_steps=10)
+
+
+def losses(policy: TrainWorker, steps: range) -> list[float]:
+    return [policy.train(TrainJob(batch=batch(step), loss=SFT_LOSS))["loss"].value for step in steps]
+
+
+@pytest.mark.usefixtures("_alone")
+@pytest.mark.parametrize("options", [{}, {"offload": True}, {"gradient_checkpointing": True, "reshard_after_forward": False}])
+def test_bf16_learns_what_plain_pytorch_learns_on_the_same_gpu(folder: Path, options: dict[str, Any]) -> None:
+    expected = losses(worker(folder, kind="torch", precision="bf16"), range(4))
+    assert losses(worker(folder, kind="fsdp2", precision="bf16", **options), range(4)) == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.usefixtures("_alone")
+def test_a_model_that_left_the_gpu_and_came_back_goes_on_as_if_it_had_stayed(folder: Path) -> None:
+    expected = losses(worker(folder, kind="fsdp2", precision="bf16"), range(4))
+    policy = worker(folder, kind="fsdp2", precision="bf16")
+    first = losses(policy, range(2))
+    before = torch.cuda.memory_allocated()
+    policy.to("cpu")
+    assert torch.cuda.memory_allocated() < before / 2
+    policy.to(DEVICE)
+    assert first + losses(policy, range(2, 4)) == expected
+
+
+@pytest.mark.usefixtures("_alone")
+@pytest.mark.parametrize("offload", [False, True])
+def test_a_checkpoint_written_on_the_gpu_goes_on(folder: Path, tmp_path: Path, offload: bool) -> None:
+    policy = worker(folder, kind="fsdp2", precision="bf16", offload=offload)
+    losses(policy, range(2))
+    policy.save(tmp_path)
+    expected = losses(policy, range(2, 4))
+    resumed = worker(folder, kind="fsdp2", precision="bf16", offload=offload)
+    resumed.load(tmp_path)
+    assert losses(resumed, range(2, 4)) == expected
