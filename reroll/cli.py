@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from reroll import __version__
+from reroll.cli_plan import plan, refuse_what_cannot_fit
 from reroll.cli_rewards import rewards
 from reroll.config.imports import search_in
 from reroll.config.load import dump_config, load_config
@@ -34,6 +35,7 @@ app.add_typer(models, name="models")
 envs = typer.Typer(help="Environments that a policy acts in.", no_args_is_help=True)
 app.add_typer(envs, name="envs")
 app.add_typer(rewards, name="rewards")
+app.command("plan")(plan)
 
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
@@ -69,6 +71,7 @@ def train(
 ) -> None:
     """Train as FILE says, into runs/NAME/."""
     config = load_config(file, overrides or ())
+    refuse_what_cannot_fit(config)
     from reroll.pipeline.run import train as run_training
 
     outcome = run_training(config, resume=resume, overwrite=overwrite, code_folder=file.parent)
@@ -88,6 +91,7 @@ def check(
 ) -> None:
     """Validate FILE without touching a model or a device; list every violation with its fix (exit code 2)."""
     config = load_config(file, overrides or ())
+    refuse_what_cannot_fit(config)
     if expand:
         typer.echo(dump_config(config), nl=False)
     else:

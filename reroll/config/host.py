@@ -37,6 +37,26 @@ def num_visible_gpus() -> int:
     return len([path for path in Path("/dev").glob("nvidia*") if path.name.removeprefix("nvidia").isdigit()])
 
 
+def gpu_names() -> list[str]:
+    """What the driver calls the GPUs of this machine, e.g. `NVIDIA H200`; empty where it does not say."""
+    names = []
+    for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+        try:
+            match = re.search(r"^Model:\s*(.+)$", file.read_text(), re.MULTILINE)
+        except OSError:
+            continue
+        names += [match[1].strip()] if match else []
+    return names
+
+
+def host_memory_bytes() -> int | None:
+    """The memory of this machine; None where it cannot be told."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
 def models_dir() -> Path:
     """Where `reroll models fetch` stores models: $REROLL_MODELS, or ./models."""
     return Path(os.environ.get("REROLL_MODELS", "models"))

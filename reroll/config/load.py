@@ -45,14 +45,19 @@ _STAND_INS: dict[str, Any] = {
 }
 
 
-def load_config(path: Path, overrides: Sequence[str] = ()) -> AnyConfig:
-    """The config in this file with `key=value` overrides applied. Raises ConfigError with every violation."""
+def load_config(path: Path, overrides: Sequence[str] = (), *, runs_here: bool = True) -> AnyConfig:
+    """The config in this file with `key=value` overrides applied. Raises ConfigError with every violation.
+
+    One that does not run here is only planned: its files, packages and devices are another machine's, and not looked for.
+    """
     tree = read_yaml(path)
     problems = apply_overrides(tree, overrides)
-    return parse_config(tree, problems=problems, folder=path.parent)
+    return parse_config(tree, problems=problems, folder=path.parent, runs_here=runs_here)
 
 
-def parse_config(tree: dict[str, Any], *, problems: Sequence[Violation] = (), folder: Path | None = None) -> AnyConfig:
+def parse_config(
+    tree: dict[str, Any], *, problems: Sequence[Violation] = (), folder: Path | None = None, runs_here: bool = True
+) -> AnyConfig:
     """As `load_config`, from a plain dict. `folder` is where user code may lie beside the working directory."""
     problems = list(problems)
     if tree.get("pipeline") not in PIPELINES:
@@ -64,7 +69,7 @@ def parse_config(tree: dict[str, Any], *, problems: Sequence[Violation] = (), fo
         problems += _expand_preset(tree)
     config, field_problems, unchecked = _validate(tree)
     problems += field_problems
-    if config is not None:
+    if config is not None and runs_here:
         found = violations_of(config, folder=folder or Path())
         problems += [violation for violation in found if not violation.path.startswith(tuple(unchecked))]
     if problems or config is None:

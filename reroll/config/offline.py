@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from reroll.config.base import Node
+from reroll.config.cluster import ClusterConfig
 from reroll.config.data import RowData
 from reroll.config.parts import CheckpointConfig, LocalRuntime, PolicyConfig, RunConfig, RuntimeConfig
 
@@ -17,6 +18,8 @@ class PipelineConfig(Node):
     pipeline: str
     run: RunConfig = Field(default_factory=RunConfig)
     runtime: RuntimeConfig = Field(default_factory=LocalRuntime)
+    cluster: ClusterConfig | None = None
+    """The machines that the run is planned and checked for; null: this machine, as far as it can be told."""
     policy: PolicyConfig
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
 

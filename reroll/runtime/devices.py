@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-Hook = Callable[[], Awaitable[None]]
+Ranks = tuple[int, ...]
+Hook = Callable[[Ranks], Awaitable[None]]
+"""Moves these workers of a role onto their devices, or off them."""
 
 
 def num_usable_cores() -> int:
@@ -26,34 +28,60 @@ class _Ask:
 
 
 class DeviceMap:
-    """Which role is on which devices, and the leases by which roles that share a GPU take turns.
+    """Which worker of which role is on which devices, and the leases by which roles that share a GPU take turns.
 
     Leases are granted in the order of asking among roles that overlap; roles on other GPUs are not held up. The CPU is
-    shared: a role that has no GPU never waits. `on_enter` and `on_leave` of a role run only when a device changes hands,
-    so a role that comes back to devices nobody used in between finds everything where it left it.
+    shared: a role that has no GPU never waits.
+
+    Beside the lease there is residence. A lease brings all workers of its role onto their devices and sends away the
+    workers of other roles that are there; who is resident stays so after its lease, until another role comes. At first all
+    are, since workers are built on their devices. Workers
+    of a role in `apart` are sent away one by one: an engine on GPUs 0-7 goes on with workers 4-7 while a trainer holds 0-3,
+    and grows back when it leases its devices again. The workers of any other role leave together, because they work together.
     """
 
-    def __init__(self, roles: Mapping[str, tuple[str, ...]]) -> None:
-        self._devices = {role: frozenset(devices) - {"cpu"} for role, devices in roles.items()}
+    def __init__(self, roles: Mapping[str, Sequence[str | Collection[str]]], *, apart: Collection[str] = ()) -> None:
+        """`roles`: the device of every worker by rank, or the several devices that one worker spans."""
+        self._seats = {role: tuple(map(_gpus, seats)) for role, seats in roles.items()}
+        self._apart = frozenset(apart)
         self._queue: deque[_Ask] = deque()
         self._active: list[str] = []
-        self._resident: set[str] = set()
+        self._resident = {role: set(range(len(seats))) for role, seats in roles.items()}
+        self._moving = asyncio.Lock()
         self._on_enter: dict[str, Hook] = {}
         self._on_leave: dict[str, Hook] = {}
 
     def set_hooks(self, role: str, *, on_enter: Hook, on_leave: Hook) -> None:
-        """What moves a role onto its devices and off them, e.g. an engine's wake and sleep."""
+        """What moves workers of a role onto their devices and off them, e.g. an engine's wake and sleep.
+
+        They run only for workers whose device changes hands: one that comes back to a device nobody used in between finds
+        everything where it left it.
+        """
         self._on_enter[role] = on_enter
         self._on_leave[role] = on_leave
 
+    def devices(self, role: str) -> frozenset[str]:
+        """The GPUs of all its workers."""
+        return frozenset[str]().union(*self._seats[role])
+
+    def resident(self, role: str) -> Ranks:
+        """Its workers that are on their devices now."""
+        return tuple(sorted(self._resident[role]))
+
     def overlap(self, role: str, other: str) -> bool:
         """Whether two roles share a GPU."""
-        return bool(self._devices[role] & self._devices[other])
+        return bool(self.devices(role) & self.devices(other))
+
+    def displaced(self, role: str, *, by: str) -> Ranks:
+        """The workers of a role that must leave their devices when another one takes its own."""
+        taken = self.devices(by)
+        ranks = tuple(rank for rank, seat in enumerate(self._seats[role]) if seat & taken)
+        return tuple(range(len(self._seats[role]))) if ranks and role not in self._apart else ranks
 
     @asynccontextmanager
     async def lease(self, role: str) -> AsyncIterator[None]:
-        """Hold the role's devices. Not re-entrant: a role that asks twice waits for itself."""
-        if not self._devices[role]:
+        """Hold the role's devices, with all its workers there. Not re-entrant: a role that asks twice waits for itself."""
+        if not self.devices(role):
             yield
             return
         ask = _Ask(role, asyncio.Event())
@@ -61,7 +89,8 @@ class DeviceMap:
         self._grant()
         try:
             await ask.granted.wait()
-            await self._move_in(role)
+            async with self._moving:
+                await self._move_in(role)
             yield
         finally:
             if ask.granted.is_set():
@@ -83,12 +112,18 @@ class DeviceMap:
         self._queue = waiting
 
     async def _move_in(self, role: str) -> None:
-        if role in self._resident:
-            return
-        for other in [other for other in self._resident if self.overlap(role, other)]:
-            if other in self._on_leave:
-                await self._on_leave[other]()
-            self._resident.remove(other)
-        if role in self._on_enter:
-            await self._on_enter[role]()
-        self._resident.add(role)
+        for other in self._seats:
+            leaving = tuple(rank for rank in self.displaced(other, by=role) if rank in self._resident[other])
+            if other != role and leaving:
+                if other in self._on_leave:
+                    await self._on_leave[other](leaving)
+                self._resident[other].difference_update(leaving)
+        missing = tuple(rank for rank in range(len(self._seats[role])) if rank not in self._resident[role])
+        if missing and role in self._on_enter:
+            await self._on_enter[role](missing)
+        self._resident[role].update(missing)
+
+
+def _gpus(seat: str | Collection[str]) -> frozenset[str]:
+    """The GPUs that a worker sits on; the CPU is none."""
+    return frozenset([seat] if isinstance(seat, str) else seat) - {"cpu"}

@@ -17,10 +17,10 @@ class Log:
     def __init__(self) -> None:
         self.lines: list[str] = []
 
-    def hook(self, line: str) -> Callable[[], Awaitable[None]]:
-        async def note() -> None:
+    def hook(self, line: str) -> Callable[[tuple[int, ...]], Awaitable[None]]:
+        async def note(ranks: tuple[int, ...]) -> None:
             await asyncio.sleep(0)
-            self.lines.append(line)
+            self.lines.append(f"{line} {list(ranks)}")
 
         return note
 
@@ -70,13 +70,82 @@ async def test_hooks_run_only_when_a_device_changes_hands() -> None:
         async with devices.lease(role):
             pass
     assert log.lines == [
-        "engine moves in",
-        "engine moves out",
-        "policy moves in",
-        "other moves in",
-        "policy moves out",
-        "engine moves in",
+        "policy moves out [0]",  # Workers are built on their devices: the first to take one sends the others away.
+        "engine moves out [0]",
+        "policy moves in [0]",
+        "policy moves out [0]",
+        "engine moves in [0]",
     ]
+
+
+async def test_an_engine_goes_on_with_the_workers_whose_devices_nobody_took_and_grows_back() -> None:
+    gpus = tuple(map(str, range(8)))
+    devices, log = DeviceMap({"policy": gpus[:4], "engine": gpus}, apart=["engine"]), Log()
+    for role in ("policy", "engine"):
+        devices.set_hooks(role, on_enter=log.hook(f"{role} in"), on_leave=log.hook(f"{role} out"))
+    async with devices.lease("engine"):
+        assert (devices.resident("policy"), devices.resident("engine")) == ((), (0, 1, 2, 3, 4, 5, 6, 7))
+    async with devices.lease("policy"):
+        assert (devices.resident("policy"), devices.resident("engine")) == ((0, 1, 2, 3), (4, 5, 6, 7))
+    assert devices.resident("engine") == (4, 5, 6, 7), "it grows back when it asks for its devices, not before"
+    async with devices.lease("engine"):
+        assert devices.resident("engine") == (0, 1, 2, 3, 4, 5, 6, 7)
+    assert log.lines == [
+        "policy out [0, 1, 2, 3]",
+        "engine out [0, 1, 2, 3]",
+        "policy in [0, 1, 2, 3]",
+        "policy out [0, 1, 2, 3]",
+        "engine in [0, 1, 2, 3]",
+    ]
+
+
+async def test_workers_that_work_together_leave_together_though_one_device_is_wanted() -> None:
+    devices, log = DeviceMap({"policy": ("0", "1"), "critic": ("1",)}), Log()
+    devices.set_hooks("policy", on_enter=log.hook("policy in"), on_leave=log.hook("policy out"))
+    assert devices.displaced("policy", by="critic") == (0, 1)
+    async with devices.lease("critic"):
+        assert devices.resident("policy") == ()
+    async with devices.lease("policy"):
+        pass
+    assert log.lines == ["policy out [0, 1]", "policy in [0, 1]"]
+
+
+async def test_a_worker_that_spans_devices_leaves_when_one_of_them_is_taken() -> None:
+    engines = (("0", "1"), ("2", "3"), ("4", "5"))
+    devices = DeviceMap({"policy": ("1", "2"), "engine": engines}, apart=["engine"])
+    assert devices.displaced("engine", by="policy") == (0, 1)
+    async with devices.lease("policy"):
+        assert devices.resident("engine") == (2,)
+
+
+async def test_two_that_take_a_third_ones_devices_at_once_send_it_away_once() -> None:
+    devices, log = DeviceMap({"left": ("0",), "right": ("1",), "both": ("0", "1")}), Log()
+    devices.set_hooks("both", on_enter=log.hook("both in"), on_leave=log.hook("both out"))
+    await asyncio.gather(hold(devices, "left", log), hold(devices, "right", log))
+    assert log.lines.count("both out [0, 1]") == 1
+    assert log.lines[0] == "both out [0, 1]"
+
+
+async def test_a_role_that_leaves_frees_its_memory_down_to_its_residue() -> None:
+    """Three fake roles count bytes on one device."""
+    residue, whole = {"policy": 10, "engine": 20, "critic": 5}, {"policy": 70, "engine": 60, "critic": 50}
+    held = dict(whole)
+    devices = DeviceMap(dict.fromkeys(whole, ("0",)))
+    peaks: list[int] = []
+
+    def mover(role: str, sizes: dict[str, int]) -> Callable[[tuple[int, ...]], Awaitable[None]]:
+        async def move(ranks: tuple[int, ...]) -> None:
+            held[role] = sizes[role]
+            peaks.append(sum(held.values()))
+
+        return move
+
+    for role in whole:
+        devices.set_hooks(role, on_enter=mover(role, whole), on_leave=mover(role, residue))
+    for role in ("engine", "policy", "critic", "policy", "engine"):
+        async with devices.lease(role):
+            assert held == {**residue, role: whole[role]}
+    assert max(peaks[2:]) == 70 + 20 + 5, "who comes waits until the one before has gone"
 
 
 async def test_a_cancelled_ask_and_a_failed_holder_leave_the_devices_free() -> None:
@@ -122,3 +191,37 @@ def test_no_gpu_is_ever_held_twice_and_everyone_gets_a_turn(seed: int) -> None:
 
     asyncio.run(run())
     assert turns == 20
+
+
+@given(st.integers(0, 2**32))
+def test_whoever_holds_a_lease_is_alone_on_its_devices_and_hooks_tell_the_truth(seed: int) -> None:
+    chance = random.Random(seed)
+    roles = {f"role{index}": tuple(map(str, chance.sample(range(5), chance.randint(1, 4)))) for index in range(4)}
+    devices = DeviceMap(roles, apart=[role for role in roles if chance.random() < 0.5])
+    present = {role: set(range(len(seats))) for role, seats in roles.items()}
+
+    def move(role: str, *, enters: bool) -> Callable[[tuple[int, ...]], Awaitable[None]]:
+        async def moved(ranks: tuple[int, ...]) -> None:
+            await asyncio.sleep(0)
+            assert ranks
+            assert present[role].isdisjoint(ranks) if enters else present[role].issuperset(ranks)
+            present[role].symmetric_difference_update(ranks)
+
+        return moved
+
+    for role in roles:
+        devices.set_hooks(role, on_enter=move(role, enters=True), on_leave=move(role, enters=False))
+
+    async def take(role: str) -> None:
+        async with devices.lease(role):
+            for _ in range(chance.randint(0, 3)):
+                await asyncio.sleep(0)
+                assert len(present[role]) == len(roles[role])
+                others = [roles[other][rank] for other in roles if other != role for rank in present[other]]
+                assert not set(others) & set(roles[role])
+
+    async def run() -> None:
+        await asyncio.wait_for(asyncio.gather(*(take(chance.choice(list(roles))) for _ in range(20))), 5)
+
+    asyncio.run(run())
+    assert {role: tuple(sorted(ranks)) for role, ranks in present.items()} == {role: devices.resident(role) for role in roles}
