@@ -32,7 +32,6 @@ class InProcess(Judged):
     """What its process may allocate beyond what importing took; null: no limit. A call that wants more ends
     as one that takes too long."""
 
-
     @property
     def verdict_on_hang(self) -> float | None:
         """The score of an answer on which judging hangs or dies; None: the sample fails."""

@@ -41,6 +41,8 @@ class Engine(ABC):
 
     counts: EngineCounts
     """Running totals, for throughput."""
+    block_tokens: int = 1
+    """Contexts are reused in whole blocks of so many tokens: what goes beyond the last is read again."""
 
     @abstractmethod
     def submit(self, request: Request) -> None:
@@ -75,3 +77,6 @@ class Engine(ABC):
 
     @abstractmethod
     def wake(self) -> None: ...
+
+    def close(self) -> None:  # noqa: B027  # Most engines hold nothing that outlives them.
+        """Let go of processes and memory. Nothing is called after it."""

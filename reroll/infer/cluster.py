@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from reroll.errors import RerollError, WorkerError
+from reroll.errors import RerollError, WorkerDied, WorkerError
 from reroll.infer.base import Finished
 from reroll.infer.prefixes import PrefixIndex
 from reroll.infer.worker import Abort, Command, EngineStatus, InferWorker, Report, Submit
@@ -29,6 +30,8 @@ _MAX_REMEMBERED = 8192
 _MAX_REMEMBERED_TOKENS = 1 << 23
 """Bounds on what the router knows of past requests."""
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(slots=True)
 class _Lane:
@@ -37,6 +40,10 @@ class _Lane:
     rank: int
     outbox: list[Command] = field(default_factory=list)
     has_mail: asyncio.Event = field(default_factory=asyncio.Event)
+    is_away: bool = False
+    """Off its device: what it has waits, and others get what is new."""
+    is_dead: bool = False
+    """Its process is gone: others have what it had."""
     load: int = 0
     """Requests sent or queued whose answer is awaited."""
     has_load: asyncio.Event = field(default_factory=asyncio.Event)
@@ -60,6 +67,7 @@ class _Home:
 class _Ticket:
     """One awaited completion."""
 
+    request: Request
     answer: asyncio.Future[Completion]
     lane: _Lane
 
@@ -69,7 +77,11 @@ class InferCluster:
     conversation where its last turn was.
 
     Each worker has one sender, which carries all commands queued since its last call, and one receiver, which waits
-    for events: the number of calls follows time, not requests. A worker that fails fails the cluster.
+    for events: the number of calls follows time, not requests.
+
+    A worker whose process dies is left out from then on, and its requests start again on the living. Seeds make them draw
+    what they would have drawn, unless the weights have changed since. A worker that raises fails the cluster: the next one
+    would raise too.
     """
 
     def __init__(self, workers: Workers[InferWorker]) -> None:
@@ -84,51 +96,49 @@ class InferCluster:
     async def generate(self, request: Request) -> Completion:
         """The completion of this request. Cancelling the call aborts the request.
 
-        Raises ValueError if the request can never run, WorkerDied or WorkerError if its engine is gone.
+        Raises ValueError if the request can never run, WorkerError if an engine raised, WorkerDied if none is left.
         """
         if self._failure is not None:
             raise self._failure
         if request.id in self._tickets:
             raise ValueError(f"request {request.id} is already in flight: ids must be unique")
         self._start_tasks()
-        lane = self._settle(request.prompt_ids)
-        ticket = _Ticket(asyncio.get_running_loop().create_future(), lane)
+        ticket = _Ticket(request, asyncio.get_running_loop().create_future(), self._settle(request.prompt_ids))
         self._tickets[request.id] = ticket
-        lane.load += 1
-        lane.has_load.set()
-        lane.post(Submit(request))
+        self._send_off(ticket)
         try:
             return await ticket.answer
         except asyncio.CancelledError:
-            lane.post(Abort(request.id))
+            ticket.lane.post(Abort(request.id))
             raise
         finally:
             del self._tickets[request.id]
-            lane.load -= 1
+            ticket.lane.load -= 1
 
     async def load_weights(self, weights: Mapping[str, Tensor], *, version: int) -> None:
         """On return, every token is written under these weights and tagged with `version`. Requests in flight go on."""
         self._homes.clear()  # What the old weights read is of no use to the new.
-        await self._workers.all(InferWorker.load_weights, weights, version=version)
+        await self._outcomes(self._lanes, self._workers.each(InferWorker.load_weights, weights, version=version))
 
-    async def pause(self) -> None:
-        """On return, no engine touches its device. Requests wait."""
-        await self._workers.all(InferWorker.pause)
+    async def pause(self, ranks: Sequence[int] | None = None) -> None:
+        """On return, no engine (of these ranks) touches its device. Its requests wait; new ones go to the others."""
+        await self._move(ranks, InferWorker.pause, is_away=True)
 
-    async def resume(self) -> None:
-        await self._workers.all(InferWorker.resume)
+    async def resume(self, ranks: Sequence[int] | None = None) -> None:
+        await self._move(ranks, InferWorker.resume, is_away=False)
 
-    async def sleep(self) -> None:
+    async def sleep(self, ranks: Sequence[int] | None = None) -> None:
         """Pause, and free the caches."""
         self._homes.clear()
-        await self._workers.all(InferWorker.sleep)
+        await self._move(ranks, InferWorker.sleep, is_away=True)
 
-    async def wake(self) -> None:
-        await self._workers.all(InferWorker.wake)
+    async def wake(self, ranks: Sequence[int] | None = None) -> None:
+        await self._move(ranks, InferWorker.wake, is_away=False)
 
     def stats(self) -> Stats:
         """What the engines did since the last call, as of their last reports."""
-        stats = Stats({"engine/in_flight": Last(len(self._tickets))})
+        num_alive = sum(not lane.is_dead for lane in self._lanes)
+        stats = Stats({"engine/in_flight": Last(len(self._tickets)), "engine/alive": Last(num_alive)})
         for lane in self._lanes:
             if lane.status is not None:
                 stats += _difference(self._reported.get(lane.rank), lane.status)
@@ -144,16 +154,41 @@ class InferCluster:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._workers.stop()
 
+    async def _move(self, ranks: Sequence[int] | None, method: Callable[[InferWorker], None], *, is_away: bool) -> None:
+        lanes = self._lanes if ranks is None else [self._lanes[rank] for rank in ranks]
+        for lane in lanes:
+            lane.is_away = is_away or lane.is_away
+        await self._outcomes(lanes, [self._workers.one(lane.rank, method) for lane in lanes])
+        for lane in lanes:
+            lane.is_away = is_away
+
+    async def _outcomes(self, lanes: Sequence[_Lane], calls: Sequence[Awaitable[object]]) -> None:
+        """Wait for a call on each of these workers. The dead are no error while one lives."""
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        for lane, outcome in zip(lanes, outcomes, strict=True):
+            if isinstance(outcome, WorkerDied):
+                self._lose(lane, outcome)
+            elif isinstance(outcome, BaseException):
+                raise outcome
+        if self._failure is not None:
+            raise self._failure
+
+    def _send_off(self, ticket: _Ticket) -> None:
+        ticket.lane.load += 1
+        ticket.lane.has_load.set()
+        ticket.lane.post(Submit(ticket.request))
+
     def _settle(self, prompt_ids: tuple[int, ...]) -> _Lane:
         """The worker for a request: its siblings' or its last turn's if that is not overloaded, else the least loaded.
 
         A beginning shared with others, such as a system prompt, binds nobody: it would draw all to one worker.
         """
-        idlest = min(self._lanes, key=lambda lane: lane.load)
+        idlest = min(self._lanes, key=lambda lane: (lane.is_dead, lane.is_away, lane.load))
         num_common, home = self._homes.find(prompt_ids) or (0, None)
         if home is None or num_common < home.num_opening:
             home = _Home(idlest, len(prompt_ids))
-        if home.lane.load - idlest.load > _MAX_IMBALANCE:
+        is_gone = home.lane.is_dead or (home.lane.is_away and not idlest.is_away)
+        if is_gone or home.lane.load - idlest.load > _MAX_IMBALANCE:
             home = replace(home, lane=idlest)
         self._homes.keep(prompt_ids, home)
         return home.lane
@@ -180,9 +215,12 @@ class InferCluster:
                 return
 
     async def _exchange(self, lane: _Lane, commands: list[Command], *, wait_s: float) -> bool:
-        """One call to a worker; False if it failed, which fails everyone who waits."""
+        """One call to a worker; False if that was the last. An error fails everyone who waits, a death no one."""
         try:
             report = await self._workers.one(lane.rank, InferWorker.exchange, commands, wait_s=wait_s)
+        except WorkerDied as error:
+            self._lose(lane, error)
+            return False
         except RerollError as error:
             self._fail(error)
             return False
@@ -199,6 +237,25 @@ class InferCluster:
                 ticket.answer.set_result(event.completion)
             else:
                 ticket.answer.set_exception(ValueError(event.reason))
+
+    def _lose(self, lane: _Lane, error: WorkerDied) -> None:
+        """Leave a dead worker out, and have others do what it was doing."""
+        if lane.is_dead:
+            return
+        lane.is_dead = True
+        if all(other.is_dead for other in self._lanes):
+            self._fail(error)
+            return
+        moved = [ticket for ticket in self._tickets.values() if ticket.lane is lane and not ticket.answer.done()]
+        log.warning(
+            "engine[%d] is gone (killed, out of memory, or its node lost): the others take over its %d requests",
+            lane.rank,
+            len(moved),
+        )
+        for ticket in moved:
+            lane.load -= 1
+            ticket.lane = self._settle(ticket.request.prompt_ids)
+            self._send_off(ticket)
 
     def _fail(self, error: RerollError) -> None:
         self._failure = self._failure or error

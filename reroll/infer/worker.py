@@ -10,9 +10,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
-from reroll.config.parts import LoraConfig
+from reroll.config.parts import LoraConfig, VllmEngine
 from reroll.errors import WorkerError
 from reroll.infer.base import Engine, Finished
 from reroll.infer.embedded.engine import EmbeddedEngine
@@ -75,10 +76,26 @@ class InferWorker:
     """Owns an engine and the daemon thread that steps it. Methods may be called from several threads at once."""
 
     def __init__(
-        self, info: WorkerInfo, *, model: str, precision: Precision, max_running: int, lora: LoraConfig | None = None
+        self,
+        info: WorkerInfo,
+        *,
+        model: str,
+        precision: Precision,
+        max_running: int,
+        lora: LoraConfig | None = None,
+        vllm: VllmEngine | None = None,
     ) -> None:
-        policy = load_model(model, dtype=DTYPES[precision], device=info.device, lora=lora)
-        self._start(EmbeddedEngine(policy, load_tokenizer(model), max_running=max_running), max_running=max_running)
+        """`vllm`: that engine, with these settings; None is the embedded one."""
+        self._device = torch.device(info.device)
+        engine: Engine
+        if vllm is not None:
+            from reroll.infer.vllm.engine import VllmEngine as Vllm  # Only who asks for vLLM needs to have it.
+
+            engine = Vllm.open(model, vllm, precision=precision, device=info.device, lora=lora)
+        else:
+            policy = load_model(model, dtype=DTYPES[precision], device=info.device, lora=lora)
+            engine = EmbeddedEngine(policy, load_tokenizer(model), max_running=max_running)
+        self._start(engine, max_running=max_running)
 
     def _start(self, engine: Engine, *, max_running: int) -> None:
         self._engine = engine
@@ -128,11 +145,13 @@ class InferWorker:
         return self._call(self._status)
 
     def close(self) -> None:
-        """Stop the thread after the step under way. Safe to call twice."""
+        """Stop the thread after the step under way, and close the engine. Safe to call twice."""
         with self._changed:
-            self._closed = True
+            was_closed, self._closed = self._closed, True
             self._changed.notify_all()
         self._thread.join()
+        if not was_closed:
+            self._engine.close()
 
     def _call(self, work: Callable[[], T]) -> T:
         """Run `work` on the engine's thread between two steps, and wait for it. Its exception is the caller's."""
@@ -167,6 +186,8 @@ class InferWorker:
     def _run(self) -> None:
         """The engine's thread. Whatever goes wrong here reaches every caller, now and later."""
         try:
+            if self._device.type == "cuda":  # Which is each thread's own, and kernels are launched on it.
+                torch.cuda.set_device(self._device)
             while self._turn():
                 pass
         except BaseException:

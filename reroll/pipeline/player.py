@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from reroll.config.envs import EnvDomain, InlineEnvs
-from reroll.config.parts import EngineConfig, EvalConfig, PolicyConfig
+from reroll.config.parts import EngineConfig, EvalConfig, PolicyConfig, VllmEngine
 from reroll.config.tree import RlvrConfig
 from reroll.envs.actions import AsyncParsed
 from reroll.envs.base import LiveEnv, SingleTurn
@@ -22,6 +22,7 @@ from reroll.pipeline.judges import open_hosts
 from reroll.rewards.cluster import RewardCluster
 from reroll.rollout.play import play
 from reroll.runtime.base import Placement, Runtime
+from reroll.runtime.plan.roles import engine_ranks
 from reroll.tokens.renderer import Renderer
 from reroll.types import Message, Prompt, SamplingParams, Score, Trajectory
 
@@ -169,11 +170,16 @@ async def _open_agents(config: RlvrConfig, stack: AsyncExitStack) -> tuple[dict[
 
 async def spawn_engine(runtime: Runtime, engine: EngineConfig, policy: PolicyConfig) -> InferCluster:
     """The engines that generate for a policy, dealt out over their devices."""
-    devices = runtime.devices(engine.devices)
-    seats = tuple(devices[rank % len(devices)] for rank in range(engine.num_workers))
+    seats = tuple(devices[0] for devices in engine_ranks(engine, runtime.devices(engine.devices)))
     precision = policy.strategy.precision if engine.precision == "same" else engine.precision
     placement = Placement("engine", seats, concurrency=CONCURRENCY)
     workers = await runtime.spawn(
-        InferWorker, placement, model=policy.model, precision=precision, max_running=engine.max_running, lora=policy.lora
+        InferWorker,
+        placement,
+        model=policy.model,
+        precision=precision,
+        max_running=engine.max_running,
+        lora=policy.lora,
+        vllm=engine if isinstance(engine, VllmEngine) else None,
     )
     return InferCluster(workers)

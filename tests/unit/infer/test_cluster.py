@@ -32,10 +32,14 @@ class ScriptedWorkers(Workers[InferWorker]):
         self.commands = [[] for _ in range(size)]
         self.events = [asyncio.Queue() for _ in range(size)]
         self.num_calls = 0
-        self.error = None
+        self.errors = {}
         self.stopped = False
 
-    async def one(self, rank, method, commands, *, wait_s):
+    async def one(self, rank, method, commands=(), *, wait_s=0.0, **_):
+        if method is not InferWorker.exchange:
+            if rank in self.errors:
+                raise self.errors[rank]
+            return None
         self.num_calls += 1
         self.commands[rank] += commands
         if self.answers:
@@ -48,8 +52,8 @@ class ScriptedWorkers(Workers[InferWorker]):
                 events.append(await asyncio.wait_for(self.events[rank].get(), wait_s))
         while not self.events[rank].empty():
             events.append(self.events[rank].get_nowait())
-        if self.error:
-            raise self.error
+        if rank in self.errors:
+            raise self.errors[rank]
         status = EngineStatus(
             num_tokens=len(events),
             num_prefill_tokens=0,
@@ -201,17 +205,94 @@ async def test_a_request_that_cannot_run_raises_its_reason():
     await cluster.close()
 
 
-async def test_a_dead_worker_fails_every_waiting_call_and_later_ones():
+async def test_an_engine_that_raises_fails_every_waiting_call_and_later_ones():
     workers = ScriptedWorkers(2, answers=False)
     cluster = InferCluster(workers)
     tasks = [asyncio.create_task(cluster.generate(ask(str(i), prompt=(i,)))) for i in range(4)]
     await settle()
-    workers.error = WorkerDied("engine[0] was killed")
+    workers.errors[0] = WorkerError("engine[0]: the cache is on fire")
     workers.events[0].put_nowait(Failed("nobody", ""))
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [str(result) for result in results] == ["engine[0]: the cache is on fire"] * 4
+    with pytest.raises(WorkerError, match="on fire"):
+        await cluster.generate(ask("later"))
+    await cluster.close()
+
+
+def kill(workers, rank):
+    workers.errors[rank] = WorkerDied(f"engine[{rank}] was killed")
+    workers.events[rank].put_nowait(Failed("nobody", ""))
+
+
+async def test_the_requests_of_a_dead_engine_start_again_on_the_living_and_each_is_answered_once():
+    workers = ScriptedWorkers(2, answers=False)
+    cluster = InferCluster(workers)
+    tasks = [asyncio.create_task(cluster.generate(ask(str(i), prompt=(i,)))) for i in range(6)]
+    await settle()
+    had = [{command.request.id for command in commands} for commands in workers.commands]
+    assert [len(ids) for ids in had] == [3, 3]
+    kill(workers, 0)
+    await settle()
+    assert {command.request.id for command in workers.commands[1]} == had[0] | had[1]
+    assert [lane.load for lane in cluster._lanes] == [0, 6]
+    for i in range(6):
+        workers.events[1].put_nowait(Finished(str(i), completion(i)))
+    assert [done.token_ids for done in await asyncio.gather(*tasks)] == [(i,) for i in range(6)]
+    assert cluster.stats()["engine/alive"].value == 1
+    await cluster.close()
+
+
+async def test_after_a_death_conversations_and_new_prompts_go_to_the_living():
+    workers = ScriptedWorkers(2)
+    cluster = InferCluster(workers)
+    assert await ranks_after(workers, cluster, [(5, 6)]) == [0]
+    busy = await occupy(workers, cluster, 0)
+    kill(workers, 0)
+    await settle()
+    assert await ranks_after(workers, cluster, [(5, 6, 1, 8), (7, 7)]) == [1, 1]
+    await cluster.close()
+    await asyncio.gather(busy, return_exceptions=True)
+
+
+async def test_a_death_found_out_by_a_push_of_weights_stops_nobody():
+    workers = ScriptedWorkers(2)
+    cluster = InferCluster(workers)
+    workers.errors[1] = WorkerDied("engine[1] was killed")
+    await cluster.load_weights({}, version=1)
+    await cluster.pause()
+    await cluster.resume()
+    assert await ranks_after(workers, cluster, [(5,), (6,)]) == [0, 0]
+    await cluster.close()
+
+
+async def test_when_the_last_engine_dies_every_waiting_call_fails_and_later_ones():
+    workers = ScriptedWorkers(2, answers=False)
+    cluster = InferCluster(workers)
+    tasks = [asyncio.create_task(cluster.generate(ask(str(i), prompt=(i,)))) for i in range(4)]
+    await settle()
+    kill(workers, 0)
+    await settle()
+    kill(workers, 1)
     results = await asyncio.gather(*tasks, return_exceptions=True)
     assert [type(result) for result in results] == [WorkerDied] * 4
     with pytest.raises(WorkerDied):
         await cluster.generate(ask("later"))
+    with pytest.raises(WorkerDied):
+        await cluster.load_weights({}, version=1)
+    await cluster.close()
+
+
+async def test_a_request_that_moved_is_aborted_where_it_is_now():
+    workers = ScriptedWorkers(2, answers=False)
+    cluster = InferCluster(workers)
+    task = asyncio.create_task(cluster.generate(ask("a")))
+    await settle()
+    kill(workers, 0)
+    await settle()
+    task.cancel()
+    await settle()
+    assert [type(command) for command in workers.commands[1]] == [Submit, Abort]
+    assert [lane.load for lane in cluster._lanes] == [0, 0]
     await cluster.close()
 
 

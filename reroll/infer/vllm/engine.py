@@ -1,0 +1,299 @@
+"""vLLM behind reroll's engine seam: stepped in this process, drawing as reroll draws."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationConfig, PreTrainedTokenizerBase
+from vllm import RequestOutput, TokensPrompt
+from vllm import SamplingParams as VllmParams
+from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.llm_engine import LLMEngine
+from vllm.v1.executor.abstract import Executor
+from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+from reroll.config.host import adapter_base
+from reroll.config.parts import LoraConfig
+from reroll.config.parts import VllmEngine as VllmConfig
+from reroll.infer.base import Engine, EngineCounts, Finished
+from reroll.infer.embedded.sampler import Row
+from reroll.infer.embedded.stop import completes_stop
+from reroll.infer.vllm.draw import Draw, instructions
+from reroll.infer.vllm.weights import Weights
+from reroll.models.load import DTYPES, Precision, load_model, load_tokenizer, resolve_model
+from reroll.types import Completion, FinishReason, Request
+
+_CPU_BLOCK_TOKENS = 32
+"""The smallest blocks that vLLM's attention takes on a CPU: the smaller they are, the more of a context siblings share."""
+
+
+@dataclass(slots=True, eq=False)
+class _Draft:
+    """A request and what was written for it."""
+
+    request: Request
+    end_ids: frozenset[int]
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def context(self) -> list[int]:
+        return [*self.request.prompt_ids, *self.tokens]
+
+    @property
+    def length(self) -> int:
+        return len(self.request.prompt_ids) + len(self.tokens)
+
+    def append(self, token: int, logprob: float, version: int) -> None:
+        self.tokens.append(token)
+        self.logprobs.append(logprob)
+        if self.versions and self.versions[-1][0] == version:
+            self.versions[-1] = (version, self.versions[-1][1] + 1)
+        else:
+            self.versions.append((version, 1))
+
+    def finish(self, reason: FinishReason) -> Finished:
+        completion = Completion(
+            token_ids=tuple(self.tokens), logprobs=tuple(self.logprobs), finish_reason=reason, versions=tuple(self.versions)
+        )
+        return Finished(self.request.id, completion)
+
+
+class VllmEngine(Engine):
+    """One vLLM engine on one device, or on several that share each layer.
+
+    vLLM schedules, keeps the cache and runs the model. reroll draws the tokens (see `draw`), decides when a completion
+    ends, and keeps what was written, so that requests outlive a sleep: they are handed in again with their tokens.
+
+    New weights also empty the cache: requests in flight are read again under them, where the embedded engine keeps their
+    keys and values.
+    """
+
+    def __init__(
+        self, llm: LLMEngine, tokenizer: PreTrainedTokenizerBase, weights: Weights, *, end_ids: frozenset[int]
+    ) -> None:
+        self._llm = llm
+        self._tokenizer = tokenizer
+        self._weights = weights
+        self._end_ids = end_ids
+        self._max_length: int = llm.model_config.max_model_len
+        self._drafts: dict[str, _Draft] = {}
+        self._reports: list[Finished] = []
+        self._version = 0
+        self._asleep = False
+        self._has_weights = True
+        """Whether they are on the device: asleep they are not, until new ones come."""
+        self.block_tokens = llm.vllm_config.cache_config.block_size
+        self.counts = EngineCounts()
+
+    @classmethod
+    def open(
+        cls, model: str, config: VllmConfig, *, precision: Precision, device: str, lora: LoraConfig | None = None
+    ) -> VllmEngine:
+        """Load `model` into a vLLM of its own, on `device` and, for tensor parallelism, those that follow it."""
+        source = resolve_model(model)
+        while base := adapter_base(Path(source)):
+            source = resolve_model(base)
+        engine = cls(
+            open_llm(source, config, precision=precision, device=device),
+            load_tokenizer(model),
+            Weights(model, lora=lora),
+            end_ids=end_ids(source, load_tokenizer(model)),
+        )
+        if source != resolve_model(model):  # vLLM has read the base; what the adapter makes of it comes by push.
+            policy = load_model(model, dtype=DTYPES[precision], device="cpu", lora=lora)
+            engine.load_weights(dict(policy.named_parameters()), version=0)
+        return engine
+
+    def submit(self, request: Request) -> None:
+        sampling, room = request.sampling, self._max_length - len(request.prompt_ids)
+        if not request.prompt_ids:
+            raise ValueError(f"request {request.id} has an empty prompt: give it at least one token")
+        if room < 1:
+            raise ValueError(
+                f"request {request.id} has a prompt of {len(request.prompt_ids)} tokens, but the model takes "
+                f"{self._max_length} tokens: lower rollout.max_prompt_tokens"
+            )
+        if sampling.max_tokens < 1:
+            raise ValueError(f"request {request.id} asks for {sampling.max_tokens} tokens: max_tokens must be at least 1")
+        draft = _Draft(request, self._end_ids | frozenset(sampling.stop_token_ids))
+        self._drafts[request.id] = draft
+        if not self._asleep:
+            self._hand_in(draft)
+
+    def abort(self, request_id: str) -> None:
+        draft = self._drafts.pop(request_id, None)
+        if draft is None:
+            return
+        if not self._asleep:
+            self._llm.abort_request([request_id])
+        self._reports.append(draft.finish(FinishReason.ABORT))
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests waiting or running, and ended ones not reported yet."""
+        return len(self._drafts) + len(self._reports)
+
+    def step(self) -> list[Finished]:
+        if self._asleep:
+            raise RuntimeError("the engine sleeps: wake it before stepping")
+        if self._drafts:
+            self._write()
+        reports, self._reports = self._reports, []
+        return reports
+
+    def load_weights(self, weights: Mapping[str, Tensor], *, version: int) -> None:
+        whole = self._weights.whole(weights)
+        if not self._has_weights:
+            self._llm.wake_up(["weights"])
+            self._has_weights = True
+        self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": list(whole.items())})
+        if self._llm.vllm_config.device_config.device_type == "cpu":
+            self._llm.apply_model(_repack_head)
+        self._forget()
+        self.counts.num_prefill_tokens += sum(draft.length for draft in self._drafts.values() if draft.tokens)
+        self._version = version
+
+    def sleep(self) -> None:
+        self._llm.abort_request(list(self._drafts))
+        self._forget()
+        if self._can_sleep:
+            self._llm.sleep(level=1)
+            self._has_weights = False
+        self._asleep = True
+
+    def wake(self) -> None:
+        if self._can_sleep:
+            self._llm.wake_up(["kv_cache"] if self._has_weights else None)
+            self._has_weights = True
+        self._asleep = False
+        for draft in self._drafts.values():
+            self._hand_in(draft)
+
+    def close(self) -> None:
+        """Let vLLM's processes and memory go: this process may then open another engine."""
+        self._llm.engine_core.shutdown()
+        del self._llm
+
+    @property
+    def _can_sleep(self) -> bool:
+        return bool(self._llm.model_config.enable_sleep_mode)
+
+    def _forget(self) -> None:
+        """Empty the cache. Requests that run are queued again by vLLM, and read anew."""
+        self._llm.reset_prefix_cache(reset_running_requests=True)
+
+    def _hand_in(self, draft: _Draft) -> None:
+        sampling = draft.request.sampling
+        row = Row(
+            seed=sampling.seed,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            forbidden=tuple(sorted(draft.end_ids)),
+        )
+        params = VllmParams(
+            temperature=0.0,  # The processor draws.
+            max_tokens=min(sampling.max_tokens - len(draft.tokens), self._max_length - draft.length),
+            ignore_eos=True,  # What ends a completion is decided here, once for all engines.
+            logprobs=0,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+            extra_args=instructions(row, num_held_back=sampling.min_tokens - len(draft.tokens)),
+        )
+        self._llm.add_request(draft.request.id, TokensPrompt(prompt_token_ids=draft.context), params)
+
+    def _write(self) -> None:
+        """One step of vLLM: a token for every request that it runs."""
+        num_written, ended = 0, []
+        for output in self._llm.step():
+            assert isinstance(output, RequestOutput)
+            draft, [part] = self._drafts[output.request_id], output.outputs
+            if part.token_ids and not draft.tokens:
+                self._count_context(draft, num_reused=output.num_cached_tokens or 0)
+            for token, known in zip(part.token_ids, part.logprobs or (), strict=True):
+                draft.append(token, known[token].logprob, self._version)
+            num_written += len(part.token_ids)
+            if (reason := self._finish_reason(draft)) is not None:
+                del self._drafts[output.request_id]
+                self._reports.append(draft.finish(reason))
+                ended += [] if output.finished else [output.request_id]
+        self._llm.abort_request(ended)
+        self.counts.add_step(num_running=num_written)
+
+    def _count_context(self, draft: _Draft, *, num_reused: int) -> None:
+        self.counts.num_reused_tokens += num_reused
+        self.counts.num_prefill_tokens += draft.length - num_reused
+
+    def _finish_reason(self, draft: _Draft) -> FinishReason | None:
+        sampling, num_tokens = draft.request.sampling, len(draft.tokens)
+        if num_tokens and num_tokens >= sampling.min_tokens:
+            if draft.tokens[-1] in draft.end_ids:
+                return FinishReason.STOP
+            if completes_stop(self._tokenizer, draft.tokens, sampling.stop):
+                return FinishReason.STOP
+        if num_tokens >= sampling.max_tokens or draft.length >= self._max_length:
+            return FinishReason.LENGTH
+        return None
+
+
+def open_llm(folder: str, config: VllmConfig, *, precision: Precision, device: str) -> LLMEngine:
+    """vLLM's engine with its core in this process. With tensor parallelism, vLLM starts a process per device."""
+    where = torch.device(device)
+    is_cuda = where.type == "cuda"
+    arguments = EngineArgs(
+        model=folder,
+        dtype={"fp32": "float32", "bf16": "bfloat16"}[precision],
+        tensor_parallel_size=config.tensor_parallel,
+        device_ids=[(where.index or 0) + rank for rank in range(config.tensor_parallel)] if is_cuda else None,
+        max_model_len=config.max_model_len,
+        max_num_seqs=config.max_running,
+        enforce_eager=config.enforce_eager,
+        enable_prefix_caching=True,
+        block_size=None if is_cuda else _CPU_BLOCK_TOKENS,
+        gpu_memory_utilization=config.gpu_memory_utilization,
+        kv_cache_memory_bytes=None if is_cuda else int(config.cpu_cache_gib * 2**30),
+        enable_sleep_mode=is_cuda,
+        logits_processors=[Draw],
+        logprobs_mode="processed_logits",
+        async_scheduling=False,  # A token is known, and tagged with its weights, before the next step begins.
+        disable_log_stats=True,
+        use_tqdm_on_load=False,
+    )
+    _hush()
+    settings = arguments.create_engine_config()
+    _hush()  # Again: some versions have set up logging anew.
+    # The core in this process: steps are calls, and weights of the same device are passed by reference.
+    executor = UniProcExecutor if config.tensor_parallel == 1 else Executor.get_class(settings)
+    return LLMEngine(settings, executor, log_stats=False, multiprocess_mode=False)
+
+
+def _hush() -> None:
+    """vLLM reports every step of its start, and every push of weights."""
+    logging.getLogger("vllm").setLevel(logging.ERROR)
+
+
+def _repack_head(model: nn.Module) -> None:
+    """A head tied to the embeddings has a copy of its own on a CPU, in a faster layout, which a reload leaves as it was."""
+    for module in model.modules():
+        if isinstance(module, ParallelLMHead):
+            module.quant_method.process_weights_after_loading(module)
+
+
+def end_ids(folder: str, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Tokens that end a completion: the tokenizer's, and those that the model's generation settings name."""
+    try:
+        named = GenerationConfig.from_pretrained(folder).eos_token_id
+    except OSError:  # A folder need not have any.
+        named = None
+    return frozenset(
+        token for token in (tokenizer.eos_token_id, *(named if isinstance(named, list) else [named])) if token is not None
+    )

@@ -1,0 +1,104 @@
+"""An engine whose process is killed while it writes: the others take over its samples, and the run is the same."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+from reroll.config.load import parse_config
+from reroll.config.parts import RayRuntime as RayConfig
+from reroll.infer.cluster import CONCURRENCY, InferCluster
+from reroll.infer.worker import InferWorker
+from reroll.models.tiny import make_tiny
+from reroll.observe.ledger import SampleState, read_ledger
+from reroll.pipeline.base import Outcome
+from reroll.pipeline.run import train
+from reroll.runtime import make_runtime
+from reroll.runtime.base import Placement
+from reroll.types import Completion, Request, SamplingParams
+
+
+class MortalWorker(InferWorker):
+    """An engine that tells where it can be killed."""
+
+    def pid(self) -> int:
+        return os.getpid()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_ray() -> Any:
+    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    yield
+    ray.shutdown()
+
+
+async def test_what_a_killed_engine_was_writing_is_written_by_another_as_it_would_have_been(tmp_path: Path) -> None:
+    folder = str(make_tiny(tmp_path / "model"))
+    prompts = [(5 + i, 9, 30) for i in range(16)]
+
+    def ask(i: int) -> Request:
+        return Request(id=str(i), prompt_ids=prompts[i], sampling=SamplingParams(max_tokens=400, min_tokens=400, seed=i))
+
+    async with make_runtime(RayConfig(kind="ray")) as runtime:
+        place = Placement("engine", ("cpu", "cpu"), concurrency=CONCURRENCY)
+        workers = await runtime.spawn(MortalWorker, place, model=folder, precision="fp32", max_running=8)
+        cluster = InferCluster(workers)  # type: ignore[arg-type]
+        undisturbed = await asyncio.gather(*(cluster.generate(ask(i)) for i in range(16)))
+        pids, before = await workers.all(MortalWorker.pid), await workers.all(MortalWorker.stats)
+        tasks = [asyncio.create_task(cluster.generate(ask(i))) for i in range(16)]
+        while (await workers.one(0, MortalWorker.stats)).num_tokens < before[0].num_tokens + 100:
+            await asyncio.sleep(0.005)
+        os.kill(pids[0], signal.SIGKILL)
+        done = await asyncio.gather(*tasks)
+        await cluster.close()
+    assert [completion.token_ids for completion in done] == [completion.token_ids for completion in undisturbed]
+
+
+def test_a_run_that_loses_an_engine_goes_on_and_trains_every_sample_once(
+    rlvr_tree: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rlvr_tree["engine"]["num_workers"] = 2
+    whole = run(rlvr_tree, name="whole")
+    num_asked = 0
+
+    async def generate(self: InferCluster, request: Request, _generate: Any = InferCluster.generate) -> Completion:
+        nonlocal num_asked
+        num_asked += 1
+        if num_asked == 40:  # In the midst of the second step, after the evaluation's ten.
+            ray.kill(self._workers._actors[0]._actor)  # type: ignore[attr-defined]
+        completion: Completion = await _generate(self, request)
+        return completion
+
+    monkeypatch.setattr(InferCluster, "generate", generate)
+    killed = run(rlvr_tree, name="killed")
+    assert [row["engine/alive"] for row in rows(whole)] == [2, 2, 2]
+    assert [row["engine/alive"] for row in rows(killed)] == [2, 1, 1]
+    assert [row["reward/mean"] for row in rows(killed)] == pytest.approx([row["reward/mean"] for row in rows(whole)], abs=1e-6)
+    assert set(trained(killed).values()) == {1}
+    assert trained(killed) == trained(whole)
+
+
+def run(tree: dict[str, Any], *, name: str) -> Outcome:
+    tree["run"]["name"] = name
+    tree["runtime"] = {"kind": "ray"}
+    folder = Path(tree["run"]["runs_dir"]).parent
+    return train(parse_config(tree, folder=folder), code_folder=folder)
+
+
+def rows(outcome: Outcome) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (outcome.folder / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in lines if "train/loss" in row]
+
+
+def trained(outcome: Outcome) -> dict[str, int]:
+    """How often each sample was trained on."""
+    events = read_ledger(outcome.folder / "ledger.jsonl")
+    return collections.Counter(event.sample_id for event in events if event.state is SampleState.TRAINED)

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reroll.config.load import parse_config
+from reroll.config.parts import EmbeddedEngine, VllmEngine
+from reroll.errors import ConfigError
+
+
+def parse(tree: dict[str, Any], **engine: Any) -> Any:
+    return parse_config(tree | {"engine": {"devices": "cpu", **engine}}, folder=Path(tree["run"]["runs_dir"]).parent)
+
+
+@pytest.fixture
+def with_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the package were there: checks look for it, and do not import it."""
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: object() if name == "vllm" else find(name, *rest))
+
+
+def test_an_engine_without_a_kind_is_embedded(rlvr_tree: dict[str, Any]) -> None:
+    assert isinstance(parse(rlvr_tree, max_running=9).engine, EmbeddedEngine)
+
+
+@pytest.mark.usefixtures("with_vllm")
+def test_vllm_is_asked_for_by_its_kind(rlvr_tree: dict[str, Any]) -> None:
+    assert isinstance(parse(rlvr_tree, kind="vllm", enforce_eager=True).engine, VllmEngine)
+
+
+def test_without_the_package_the_check_says_what_to_install(rlvr_tree: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "vllm" else find(name, *rest))
+    with pytest.raises(ConfigError, match=r"engine.kind: needs the package vllm \(pip install 'reroll\[vllm\]'\)"):
+        parse(rlvr_tree, kind="vllm")
+
+
+@pytest.mark.usefixtures("with_vllm")
+def test_one_process_holds_one_vllm_engine(rlvr_tree: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"engine.num_workers: .*runtime.kind to ray"):
+        parse(rlvr_tree, kind="vllm", num_workers=2)
+    assert parse(rlvr_tree | {"runtime": {"kind": "ray"}}, kind="vllm", num_workers=2)
+
+
+@pytest.mark.usefixtures("with_vllm")
+def test_a_ray_worker_cannot_spread_a_vllm_engine_over_gpus(rlvr_tree: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"engine.tensor_parallel: .*engine.num_workers"):
+        parse(rlvr_tree | {"runtime": {"kind": "ray"}}, kind="vllm", tensor_parallel=2)
+
+
+@pytest.mark.usefixtures("with_vllm")
+def test_a_context_limit_must_hold_a_prompt_and_its_completion(rlvr_tree: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"engine.max_model_len: 37 is less than .* 38"):
+        parse(rlvr_tree, kind="vllm", max_model_len=37)
+    assert parse(rlvr_tree, kind="vllm", max_model_len=38)
+
+
+def test_an_unknown_kind_names_the_known_ones(rlvr_tree: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="embedded"):
+        parse(rlvr_tree, kind="sglang")

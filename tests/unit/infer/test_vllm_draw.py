@@ -1,0 +1,67 @@
+import pytest
+import torch
+
+pytest.importorskip("vllm", reason="vllm is not installed: make test-vllm")
+
+from vllm import SamplingParams as VllmParams
+from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
+
+from reroll.infer.embedded.sampler import Row, sample
+from reroll.infer.vllm.draw import Draw, instructions
+
+
+def params(row, *, num_held_back=0):
+    return VllmParams(temperature=0.0, extra_args=instructions(row, num_held_back=num_held_back))
+
+
+def update(size, *, added=(), removed=(), moved=()):
+    return BatchUpdate(batch_size=size, added=list(added), removed=list(removed), moved=list(moved))
+
+
+def drawn(processor, logits):
+    """What vLLM takes, greedily, and the number it reports."""
+    processed = processor.apply(logits.clone())
+    tokens = processed.argmax(-1)
+    return tokens.tolist(), processed.gather(1, tokens[:, None])[:, 0].tolist()
+
+
+ROWS = [Row(seed=1), Row(seed=2, temperature=0.5), Row(seed=3, top_k=2, top_p=0.9), Row(seed=4, temperature=0.0)]
+LOGITS = 3 * torch.randn((4, 40), generator=torch.Generator().manual_seed(0))
+
+
+def seated():
+    processor = Draw(None, torch.device("cpu"), False)
+    written = [[] for _ in ROWS]
+    processor.update_state(update(4, added=[(i, params(row), [5] * (i + 1), written[i]) for i, row in enumerate(ROWS)]))
+    return processor, written
+
+
+def test_each_row_is_drawn_as_the_embedded_engine_draws_it():
+    processor, written = seated()
+    assert drawn(processor, LOGITS) == sample(LOGITS, ROWS, [1, 2, 3, 4])
+    for tokens in written:
+        tokens.append(7)
+    assert drawn(processor, LOGITS) == sample(LOGITS, ROWS, [2, 3, 4, 5])
+
+
+def test_rows_follow_their_requests_when_the_batch_changes():
+    processor, written = seated()
+    written[3] += [7, 7]
+    processor.update_state(update(3, removed=[1], moved=[(3, 1, MoveDirectionality.UNIDIRECTIONAL)]))
+    processor.update_state(update(3, moved=[(0, 2, MoveDirectionality.SWAP)]))
+    assert drawn(processor, LOGITS[:3]) == sample(LOGITS[:3], [ROWS[2], ROWS[3], ROWS[0]], [3, 6, 1])
+
+
+def test_held_back_tokens_are_not_drawn_too_early_and_their_log_prob_is_the_whole_distributions():
+    processor, written = Draw(None, torch.device("cpu"), False), []
+    row = Row(seed=1, temperature=0.0, forbidden=(int(LOGITS[0].argmax()),))
+    processor.update_state(update(1, added=[(0, params(row, num_held_back=1), [5], written)]))
+    [early], [logprob] = drawn(processor, LOGITS[:1])
+    assert early == LOGITS[0].topk(2).indices[1]
+    assert logprob == pytest.approx(LOGITS[0].log_softmax(-1)[early].item(), abs=1e-6)
+    written.append(early)
+    assert drawn(processor, LOGITS[:1])[0] == [int(LOGITS[0].argmax())]
+
+
+def test_before_there_are_requests_logits_pass():
+    assert torch.equal(Draw(None, torch.device("cpu"), False).apply(LOGITS), LOGITS)

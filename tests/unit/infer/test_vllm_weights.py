@@ -1,0 +1,74 @@
+import pytest
+import torch
+
+from reroll.config.parts import LoraConfig
+from reroll.infer.vllm.weights import Weights
+from reroll.models.load import load_model
+from reroll.models.tiny import make_tiny
+
+peft = pytest.importorskip("peft")
+LORA = LoraConfig(rank=4, alpha=8, targets=["q_proj", "down_proj"])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return str(make_tiny(tmp_path_factory.mktemp("tiny"), hidden=32))
+
+
+def load(folder, lora=None):
+    return load_model(folder, dtype=torch.float32, device="cpu", lora=lora)
+
+
+def trained(folder):
+    """A policy whose adapter has learned something."""
+    model = load(folder, LORA)
+    generator = torch.Generator().manual_seed(3)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            parameter.data = torch.randn(parameter.shape, generator=generator)
+    return model
+
+
+def adapter_of(model):
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def merged_by_peft(folder):
+    model = trained(folder)
+    return {
+        name.replace(".base_layer", ""): module.get_delta_weight("default") + module.base_layer.weight
+        for name, module in ((f"{name}.weight", module) for name, module in model.named_modules())
+        if hasattr(module, "get_delta_weight")
+    }
+
+
+def test_whole_weights_pass_as_they_are(folder):
+    given = dict(load(folder).named_parameters())
+    whole = Weights(folder, lora=None).whole(given)
+    assert set(whole) == set(given)
+    assert all(whole[name].data_ptr() == given[name].data_ptr() for name in given)
+    assert not any(tensor.requires_grad for tensor in whole.values())
+
+
+@pytest.mark.parametrize("hands_over_base", [True, False])
+def test_an_adapter_is_merged_as_peft_merges_it(folder, hands_over_base):
+    policy = trained(folder)
+    whole = Weights(folder, lora=LORA).whole(dict(policy.named_parameters()) if hands_over_base else adapter_of(policy))
+    base, merged = dict(load(folder).named_parameters()), merged_by_peft(folder)
+    assert set(whole) == set(base)
+    assert len(merged) == 4
+    for name in base:
+        torch.testing.assert_close(whole[name], merged.get(name, base[name]).detach(), atol=1e-6, rtol=0)
+
+
+def test_a_second_push_merges_into_the_base_and_not_into_the_first(folder):
+    weights, policy = Weights(folder, lora=LORA), trained(folder)
+    first = weights.whole(dict(policy.named_parameters()))
+    second = weights.whole(adapter_of(policy))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_base_in_the_trainers_process_is_held_once(folder):
+    policy = trained(folder)
+    whole = Weights(folder, lora=LORA).whole(dict(policy.named_parameters()))
+    assert whole["model.embed_tokens.weight"].data_ptr() == policy.get_input_embeddings().weight.data_ptr()
