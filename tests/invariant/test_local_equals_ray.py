@@ -68,21 +68,33 @@ from reroll_test_rewards import has_digit
 count = 0
 
 
+def title(pid):
+    try:
+        return pathlib.Path(f"/proc/{{pid}}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def parent(pid):
+    try:
+        return int(pathlib.Path(f"/proc/{{pid}}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return None
+
+
 def kill_actors_once(prompt, trajectory):
-    """After the first step, kill every actor but the one this reward runs under."""
+    """After the first step, kill every actor of this run's Ray but the one this reward runs under."""
     global count
     count += 1
     flag = pathlib.Path({flag!r})
     if count > 16 and not flag.exists():
         flag.touch()
-        me = {{os.getpid(), os.getppid()}}
+        mine = os.getpid()
+        while not title(mine).startswith(b"ray::_Actor"):
+            mine = parent(mine)
         for entry in pathlib.Path("/proc").iterdir():
-            if entry.name.isdigit() and int(entry.name) not in me:
-                try:
-                    title = (entry / "cmdline").read_bytes()
-                except OSError:
-                    continue
-                if title.startswith(b"ray::_Actor"):
+            if entry.name.isdigit() and title(entry.name).startswith(b"ray::_Actor") and parent(entry.name) == parent(mine):
+                if int(entry.name) != mine:
                     os.kill(int(entry.name), {signal})
     return has_digit(prompt, trajectory)
 '''
