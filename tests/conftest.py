@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # A test that reaches for the hub must fail at once, not wait for it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # Tiny models: threads would only wait for each other.
+os.environ.setdefault("TRITON_INTERPRET", "1" if shutil.which("nvidia-smi") is None else "0")  # Kernels run on a CPU, slowly.
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,7 @@ from reroll.config.host import adapter_base, models_dir
 from reroll.config.parts import LoraConfig
 from reroll.errors import ModelError
 from reroll.models.attention import IMPLEMENTATION, check_supported
-from reroll.models.fused import fuse_norms
+from reroll.models.fused import fuse
 from reroll.models.heads import SCORE, add_score_head, score_head
 
 Precision = Literal["fp32", "bf16"]
@@ -38,7 +38,8 @@ _LOAD_FAILURES = (OSError, ValueError, KeyError, ImportError, RuntimeError)
 """What transformers raises for a folder or hub id that it cannot use."""
 
 _LOADING = threading.Lock()
-"""Transformers changes process-wide defaults while it builds a model, so workers in threads must load one by one."""
+"""Transformers changes process-wide defaults while it builds a model, so workers in threads must load one by one. They save
+one by one too: progress bars are switched off for the whole process."""
 
 
 @contextmanager
@@ -89,7 +90,7 @@ def load_model(
         raise _load_error(name, "model", error) from error
     check_supported(model)
     if torch.device(device).type == "cuda":
-        fuse_norms(model)
+        fuse(model)
     return model.to(device).eval()  # type: ignore[no-any-return, arg-type]
 
 
@@ -185,7 +186,7 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folde
 
         save_adapter(model, folder)
     else:
-        with quiet():
+        with _LOADING, quiet():
             model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 

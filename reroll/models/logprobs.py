@@ -14,6 +14,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
+from reroll.models import fused
 from reroll.models.attention import shape_logits
 
 
@@ -55,11 +56,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
         raw = None
         for rows in _chunks(len(targets), chunk):
             raw = linear(hidden[rows], weight, bias)
-            logits = _scale(shape_logits(model, raw), _of(temperature, rows))
-            target_logits = logits.gather(1, targets[rows, None]).squeeze(1)
-            peak = logits.amax(-1)
-            normaliser[rows] = logits.sub_(peak[:, None]).exp_().sum(-1).log_().add_(peak)
-            logp[rows] = target_logits - normaliser[rows]
+            shaped = shape_logits(model, raw)
+            logp[rows], normaliser[rows] = _chosen_logprobs(shaped, targets[rows], _of(temperature, rows))
         ctx.save_for_backward(hidden, weight, bias, targets, normaliser)
         ctx.model, ctx.temperature, ctx.chunk = model, temperature, chunk
         ctx.last_raw = raw if any(ctx.needs_input_grad) else None  # The one chunk that backward need not make again.
@@ -88,6 +86,19 @@ class _ChunkedLogprobs(torch.autograd.Function):
         return grad_hidden, grad_weight, grad_bias, None, None, None, None
 
 
+def _chosen_logprobs(logits: Tensor, targets: Tensor, temperature: float | Tensor) -> tuple[Tensor, Tensor]:
+    """fp32 log-probs of `targets` and the normalisers of all rows."""
+    if fused.runs_kernels(logits):
+        from reroll.models import kernels
+
+        return kernels.chosen_logprobs(logits, targets, temperature=_row(temperature))
+    scaled = _scale(logits, temperature)
+    target_logits = scaled.gather(1, targets[:, None]).squeeze(1)
+    peak = scaled.amax(-1)
+    normaliser = scaled.sub_(peak[:, None]).exp_().sum(-1).log_().add_(peak)
+    return target_logits - normaliser, normaliser
+
+
 def _logits_gradient(
     model: PreTrainedModel, raw: Tensor, targets: Tensor, normaliser: Tensor, grad: Tensor, temperature: float | Tensor
 ) -> Tensor:
@@ -95,6 +106,11 @@ def _logits_gradient(
     with torch.enable_grad():
         raw = raw.detach().requires_grad_()
         shaped = shape_logits(model, raw)
+    if shaped is raw and fused.runs_kernels(raw):
+        from reroll.models import kernels
+
+        logits = raw.detach()
+        return kernels.logits_gradient_(logits, targets, normaliser, grad.squeeze(1), temperature=_row(temperature))
     scale = grad / temperature
     logits = _scale(shaped.detach(), temperature)
     grad_shaped = logits.sub_(normaliser[:, None]).exp_().mul_(-scale)
@@ -113,6 +129,11 @@ def _scale(logits: Tensor, temperature: float | Tensor) -> Tensor:
 def _of(temperature: float | Tensor, rows: slice) -> float | Tensor:
     """The temperature of a chunk: one for all, or [P, 1]."""
     return temperature[rows] if isinstance(temperature, Tensor) else temperature
+
+
+def _row(temperature: float | Tensor) -> float | Tensor:
+    """A chunk's temperature as the kernels take it: one for all, or [P]."""
+    return temperature.squeeze(1) if isinstance(temperature, Tensor) else float(temperature)
 
 
 def _accumulate(total: Tensor | None, part: Tensor) -> Tensor:

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
+from reroll.models import fused
+
 _BLOCK = 256
 """Probabilities are summed in blocks first: two short searches in place of one cumulative sum over the vocabulary."""
 
@@ -77,6 +79,10 @@ def draw(logits: Tensor, *, temperatures: Tensor, uniform: Tensor, may_end: Tens
 
     Where `may_end` is 0, the tokens `end_ids` are not drawn; it is 1 elsewhere.
     """
+    if fused.runs_kernels(logits):
+        from reroll.infer.embedded import draw_kernel
+
+        return draw_kernel.draw(logits, temperatures=temperatures, uniform=uniform, may_end=may_end, end_ids=end_ids)
     scale = torch.where(temperatures > 0, temperatures, 1.0)
     probs = torch.softmax(logits.float() / scale[:, None].float(), -1)
     probs[:, end_ids] *= may_end[:, None].float()  # Nothing is lost: no such token is asked for its log-prob.

@@ -4,9 +4,9 @@ import contextlib
 
 import pytest
 
-from reroll.errors import WorkerDied, WorkerError
+from reroll.errors import RerollError, WorkerDied, WorkerError
 from reroll.infer.base import Finished
-from reroll.infer.cluster import CONCURRENCY, InferCluster
+from reroll.infer.cluster import CONCURRENCY, MAX_REVIVALS, InferCluster
 from reroll.infer.worker import Abort, EngineStatus, Failed, InferWorker, Report, Submit
 from reroll.models.load import load_model
 from reroll.models.tiny import make_tiny
@@ -33,6 +33,8 @@ class ScriptedWorkers(Workers[InferWorker]):
         self.events = [asyncio.Queue() for _ in range(size)]
         self.num_calls = 0
         self.errors = {}
+        self.revivals = collections.Counter()
+        self.has_room = True
         self.stopped = False
 
     async def one(self, rank, method, commands=(), *, wait_s=0.0, **_):
@@ -70,6 +72,12 @@ class ScriptedWorkers(Workers[InferWorker]):
 
     async def scatter(self, method, shards):
         raise NotImplementedError
+
+    async def revive(self, rank):
+        self.revivals[rank] += 1
+        if not self.has_room:
+            raise RerollError("no room")
+        self.errors.pop(rank, None)
 
     async def stop(self):
         self.stopped = True
@@ -293,6 +301,71 @@ async def test_a_request_that_moved_is_aborted_where_it_is_now():
     await settle()
     assert [type(command) for command in workers.commands[1]] == [Submit, Abort]
     assert [lane.load for lane in cluster._lanes] == [0, 0]
+    await cluster.close()
+
+
+@pytest.fixture
+def _at_once(monkeypatch):
+    monkeypatch.setattr("reroll.infer.cluster.REVIVAL_PAUSE_S", 0.0)
+
+
+@pytest.mark.usefixtures("_at_once")
+async def test_a_dead_engine_is_started_anew_and_serves_from_the_next_push_on():
+    workers = ScriptedWorkers(2)
+    cluster = InferCluster(workers)
+    await cluster.load_weights({}, version=0)
+    busy = await occupy(workers, cluster, 0)
+    kill(workers, 0)
+    await settle()
+    assert workers.revivals == {0: 1}
+    assert cluster.stats()["engine/alive"].value == 1
+    assert await ranks_after(workers, cluster, [(5,), (6,)]) == [1, 1]
+    await cluster.load_weights({}, version=1)
+    assert cluster.stats()["engine/alive"].value == 2
+    assert await ranks_after(workers, cluster, [(7,)]) == [0]
+    await cluster.close()
+    await asyncio.gather(busy, return_exceptions=True)
+
+
+@pytest.mark.usefixtures("_at_once")
+async def test_a_judges_engine_that_nobody_pushes_weights_to_serves_as_soon_as_it_is_back():
+    workers = ScriptedWorkers(2)
+    cluster = InferCluster(workers)
+    busy = await occupy(workers, cluster, 0)
+    kill(workers, 0)
+    await settle()
+    assert await ranks_after(workers, cluster, [(7,)]) == [0]
+    await cluster.close()
+    await asyncio.gather(busy, return_exceptions=True)
+
+
+@pytest.mark.usefixtures("_at_once")
+async def test_an_engine_for_which_there_is_no_room_is_given_up_after_a_few_tries():
+    workers = ScriptedWorkers(2)
+    workers.has_room = False
+    cluster = InferCluster(workers)
+    busy = await occupy(workers, cluster, 0)
+    kill(workers, 0)
+    await settle()
+    assert workers.revivals == {0: MAX_REVIVALS}
+    assert await ranks_after(workers, cluster, [(7,)]) == [1]
+    await cluster.close()
+    await asyncio.gather(busy, return_exceptions=True)
+
+
+@pytest.mark.usefixtures("_at_once")
+async def test_an_engine_does_not_come_back_to_a_device_that_another_role_has():
+    workers = ScriptedWorkers(2)
+    cluster = InferCluster(workers)
+    await cluster.load_weights({}, version=0)
+    await cluster.sleep([0])
+    workers.errors[0] = WorkerDied("engine[0] was killed")
+    await cluster.load_weights({}, version=1)  # Tells of the death.
+    await settle()
+    assert not workers.revivals
+    await cluster.wake([0])
+    await settle()
+    assert workers.revivals == {0: 1}
     await cluster.close()
 
 

@@ -1,0 +1,232 @@
+"""Triton kernels for what training computes between matrix products: each reads its input once and writes its output once.
+
+All compute in fp32 and round once, whatever the dtype of their tensors.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+_BLOCK = 1024
+
+
+class Rotation(torch.autograd.Function):
+    """Rotary embedding: (states [T, H, D], cos [T, D], sin [T, D]) -> [T, H, D]."""
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _rotated(states, cos, sin, direction=1.0)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        return _rotated(grad, cos, sin, direction=-1.0), None, None  # A rotation's gradient is turned back.
+
+
+class GatedSilu(torch.autograd.Function):
+    """(gate, up) -> silu(gate) * up, elementwise. Keeps nothing but its inputs."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        gate, up = gate.contiguous(), up.contiguous()
+        ctx.save_for_backward(gate, up)
+        output = torch.empty_like(gate)
+        _gated_silu[(triton.cdiv(gate.numel(), _BLOCK),)](output, gate, up, gate.numel(), BLOCK=_BLOCK)
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        gate, up = ctx.saved_tensors
+        grad, grad_gate, grad_up = grad.contiguous(), torch.empty_like(gate), torch.empty_like(up)
+        _gated_silu_backward[(triton.cdiv(gate.numel(), _BLOCK),)](
+            grad_gate, grad_up, grad, gate, up, gate.numel(), BLOCK=_BLOCK
+        )
+        return grad_gate, grad_up
+
+
+class Spread(torch.autograd.Function):
+    """(values [U, ...], index [T], order [T], bounds [U + 1]) -> values[index].
+
+    `order[bounds[u]:bounds[u + 1]]` are the places where `index` is u: the gradient of a row is the sum over them, always in
+    the same order.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, index: Tensor, order: Tensor, bounds: Tensor) -> Tensor:
+        ctx.save_for_backward(order, bounds)
+        return values.index_select(0, index)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        order, bounds = ctx.saved_tensors
+        grad = grad.contiguous()
+        summed = torch.empty((len(bounds) - 1, *grad.shape[1:]), dtype=grad.dtype, device=grad.device)
+        width = grad[0].numel()
+        grid = (len(summed), triton.cdiv(width, _BLOCK))
+        _sum_rows[grid](summed, grad, order, bounds, width, BLOCK=_BLOCK)
+        return summed, None, None, None
+
+
+def chosen_logprobs(logits: Tensor, targets: Tensor, *, temperature: float | Tensor) -> tuple[Tensor, Tensor]:
+    """fp32 log-probs [P] of `targets` [P] under softmax(logits [P, V] / temperature), and the normalisers [P].
+
+    The temperature is one for all, or [P].
+    """
+    num_rows, vocabulary = logits.shape
+    logp = torch.empty(num_rows, dtype=torch.float32, device=logits.device)
+    normaliser = torch.empty_like(logp)
+    _chosen_logprobs[(num_rows,)](
+        logp, normaliser, logits, targets, _cooled(temperature, logp), vocabulary, logits.stride(0), BLOCK=4096, num_warps=8
+    )
+    return logp, normaliser
+
+
+def logits_gradient_(
+    logits: Tensor, targets: Tensor, normaliser: Tensor, grad: Tensor, *, temperature: float | Tensor
+) -> Tensor:
+    """Turn logits [P, V] into the gradient of `grad` [P] · `chosen_logprobs`, in place."""
+    num_rows, vocabulary = logits.shape
+    block = 4096
+    _logits_gradient[(num_rows, triton.cdiv(vocabulary, block))](
+        logits,
+        targets,
+        normaliser,
+        grad,
+        _cooled(temperature, normaliser),
+        vocabulary,
+        logits.stride(0),
+        BLOCK=block,
+        num_warps=8,
+    )
+    return logits
+
+
+def _cooled(temperature: float | Tensor, like: Tensor) -> Tensor:
+    """1 / temperature of every row."""
+    return torch.full_like(like, 1 / temperature) if isinstance(temperature, float) else 1 / temperature.float()
+
+
+def _rotated(states: Tensor, cos: Tensor, sin: Tensor, *, direction: float) -> Tensor:
+    num_tokens, num_heads, dim = states.shape
+    if states.stride(2) != 1:
+        states = states.contiguous()
+    output = torch.empty(states.shape, dtype=states.dtype, device=states.device)
+    _rotate[(num_tokens,)](
+        output,
+        states,
+        cos.contiguous(),
+        sin.contiguous(),
+        states.stride(0),
+        states.stride(1),
+        direction,
+        NUM_HEADS=num_heads,
+        HALF=dim // 2,
+        BLOCK_H=triton.next_power_of_2(num_heads),
+        BLOCK_D=triton.next_power_of_2(dim // 2),
+    )
+    return output
+
+
+@triton.jit
+def _rotate(
+    output,
+    states,
+    cos,
+    sin,
+    token_stride,
+    head_stride,
+    direction,
+    NUM_HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    heads, dims = tl.arange(0, BLOCK_H)[:, None], tl.arange(0, BLOCK_D)[None, :]
+    is_real = (heads < NUM_HEADS) & (dims < HALF)
+    # The two halves turn by the same angles.
+    across = tl.load(cos + token * 2 * HALF + dims, mask=dims < HALF).to(tl.float32)
+    along = tl.load(sin + token * 2 * HALF + dims, mask=dims < HALF).to(tl.float32) * direction
+    source = states + token * token_stride + heads * head_stride + dims
+    low = tl.load(source, mask=is_real).to(tl.float32)
+    high = tl.load(source + HALF, mask=is_real).to(tl.float32)
+    target = output + (token * NUM_HEADS + heads) * 2 * HALF + dims
+    tl.store(target, (low * across - high * along).to(output.dtype.element_ty), mask=is_real)
+    tl.store(target + HALF, (high * across + low * along).to(output.dtype.element_ty), mask=is_real)
+
+
+@triton.jit
+def _gated_silu(output, gate, up, size, BLOCK: tl.constexpr):
+    places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    is_real = places < size
+    g = tl.load(gate + places, mask=is_real).to(tl.float32)
+    u = tl.load(up + places, mask=is_real).to(tl.float32)
+    tl.store(output + places, (g * tl.sigmoid(g) * u).to(output.dtype.element_ty), mask=is_real)
+
+
+@triton.jit
+def _gated_silu_backward(grad_gate, grad_up, grad, gate, up, size, BLOCK: tl.constexpr):
+    places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    is_real = places < size
+    d = tl.load(grad + places, mask=is_real).to(tl.float32)
+    g = tl.load(gate + places, mask=is_real).to(tl.float32)
+    u = tl.load(up + places, mask=is_real).to(tl.float32)
+    s = tl.sigmoid(g)
+    tl.store(grad_gate + places, (d * u * s * (1.0 + g * (1.0 - s))).to(grad_gate.dtype.element_ty), mask=is_real)
+    tl.store(grad_up + places, (d * g * s).to(grad_up.dtype.element_ty), mask=is_real)
+
+
+@triton.jit
+def _sum_rows(output, rows, order, bounds, width, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    is_real = columns < width
+    total = tl.zeros([BLOCK], tl.float32)
+    for place in range(tl.load(bounds + row), tl.load(bounds + row + 1)):
+        source = tl.load(order + place).to(tl.int64)
+        total += tl.load(rows + source * width + columns, mask=is_real, other=0.0).to(tl.float32)
+    tl.store(output + row * width + columns, total.to(output.dtype.element_ty), mask=is_real)
+
+
+@triton.jit
+def _chosen_logprobs(logp, normaliser, logits, targets, coolness, vocabulary, row_stride, BLOCK: tl.constexpr):
+    LOWEST: tl.constexpr = -1.0e30
+    row = tl.program_id(0).to(tl.int64)
+    cool = tl.load(coolness + row)
+    highest = tl.full([], LOWEST, tl.float32)
+    total = tl.full([], 0.0, tl.float32)
+    for start in range(0, vocabulary, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        scores = tl.load(logits + row * row_stride + columns, mask=columns < vocabulary, other=LOWEST).to(tl.float32)
+        scores = tl.where(columns < vocabulary, scores * cool, LOWEST)
+        higher = tl.maximum(highest, tl.max(scores, 0))
+        total = total * tl.exp(highest - higher) + tl.sum(tl.exp(scores - higher), 0)
+        highest = higher
+    size = highest + tl.log(total)
+    chosen = tl.load(logits + row * row_stride + tl.load(targets + row)).to(tl.float32) * cool
+    tl.store(normaliser + row, size)
+    tl.store(logp + row, chosen - size)
+
+
+@triton.jit
+def _logits_gradient(logits, targets, normaliser, grad, coolness, vocabulary, row_stride, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    is_real = columns < vocabulary
+    cool = tl.load(coolness + row)
+    scale = tl.load(grad + row) * cool
+    source = logits + row * row_stride + columns
+    scores = tl.load(source, mask=is_real, other=0.0).to(tl.float32) * cool
+    probability = tl.exp(scores - tl.load(normaliser + row))
+    is_target = columns == tl.load(targets + row)
+    tl.store(source, (scale * (tl.where(is_target, 1.0, 0.0) - probability)).to(logits.dtype.element_ty), mask=is_real)

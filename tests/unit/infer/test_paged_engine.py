@@ -1,0 +1,43 @@
+"""The engine over pages, as a GPU runs it, against the engine over slots: in Triton's interpreter where there is no GPU."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+import reroll.infer.embedded.engine as engine_module
+from reroll.infer.embedded.engine import EmbeddedEngine
+from reroll.infer.embedded.paged import PagedMemory
+from reroll.models.load import load_model, load_tokenizer
+from reroll.models.tiny import make_tiny
+from reroll.types import Request, SamplingParams
+
+
+def completions(folder, requests):
+    """What an engine writes that has room for two at a time."""
+    engine = EmbeddedEngine(load_model(folder, dtype=torch.float32, device="cpu"), load_tokenizer(folder), max_running=2)
+    for request in requests:
+        engine.submit(request)
+    done = {}
+    while engine.num_unfinished:
+        done |= {finished.request_id: finished.completion for finished in engine.step()}
+    return done
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_pages_and_slots_write_the_same_tokens(tmp_path, monkeypatch, family):
+    folder = str(make_tiny(tmp_path, family=family, hidden=32, layers=2, initializer_range=0.2))
+    requests = [
+        Request(
+            id=f"{prompt}.{sibling}",
+            prompt_ids=tuple(range(5, 8 + 30 * prompt)),
+            sampling=SamplingParams(max_tokens=5, seed=sibling),
+        )
+        for prompt in range(2)
+        for sibling in range(2)
+    ]
+    want = completions(folder, requests)
+    monkeypatch.setattr(engine_module, "make_memory", PagedMemory)
+    for name, completion in completions(folder, requests).items():
+        assert completion.token_ids == want[name].token_ids
+        assert completion.logprobs == pytest.approx(want[name].logprobs, abs=1e-5)
