@@ -71,3 +71,7 @@ class TrainingDiverged(RerollError):
 
 class RunFolderError(RerollError):
     """The run folder cannot be created or written."""
+
+
+class WeightsError(RerollError):
+    """New weights did not reach the engines. The last checkpoint is intact."""

@@ -71,6 +71,14 @@ class Engine(ABC):
         What older weights have read is never reused for another request.
         """
 
+    def load_part(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Take some of the weights that the next `load_weights` completes, and return those that it must still be given.
+
+        The tensors given are valid during this call. No step comes before `load_weights`: until then the engine may hold
+        a mix. An engine that cannot take parts has them wait on the host, where there is room for a second copy.
+        """
+        return {name: tensor.to("cpu", copy=True) for name, tensor in weights.items()}
+
     @abstractmethod
     def sleep(self) -> None:
         """Free the cache memory, kept contexts included. Requests in flight are kept and re-prefilled on `wake`."""

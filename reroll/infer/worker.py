@@ -21,6 +21,8 @@ from reroll.models.load import DTYPES, Precision, load_model, load_tokenizer
 from reroll.runtime.base import WorkerInfo
 from reroll.runtime.cpu import release_helper_threads
 from reroll.types import Request
+from reroll.weights.inbox import Inbox
+from reroll.weights.parcel import Channel, Parcel, Place, place_of
 
 T = TypeVar("T")
 
@@ -105,6 +107,10 @@ class InferWorker:
         self._calls: list[tuple[Callable[[], Any], Future[Any]]] = []
         self._events: list[Finished | Failed] = []
         self._paused = False
+        self._inbox: Inbox | None = None
+        self._is_torn = False
+        """Weights of two versions are mixed: no step before a whole push."""
+        self._waiting_weights: dict[str, Tensor] = {}
         self._closed = False
         self._failure: str | None = None
         self._busy_s = 0.0
@@ -123,7 +129,34 @@ class InferWorker:
 
     def load_weights(self, weights: Mapping[str, Tensor], *, version: int) -> None:
         """Between two steps, use these weights; requests in flight go on under them."""
-        self._call(lambda: self._engine.load_weights(weights, version=version))
+        self._call(lambda: self._load(weights, version=version))
+
+    def place(self) -> Place:
+        """Where this process is: whose memory it can see."""
+        return place_of(self._device)
+
+    def open_inbox(self, channel: Channel) -> None:
+        """From now on weights are received through this channel. What an earlier one left unfinished is void."""
+        self.close_inbox()
+        self._inbox = Inbox(channel, device=self._device)
+
+    def close_inbox(self) -> None:
+        """Leave the channel, if there is one; who waits in it, in this process or another, fails."""
+        inbox, self._inbox = self._inbox, None
+        if inbox is not None:
+            inbox.close()
+
+    def begin_weights(self, *, version: int) -> None:
+        """Stop stepping: parcels of these weights follow, and until all are here the engine holds a mix."""
+        self._call(lambda: self._begin(version))
+
+    def take_weights(self, parcel: Parcel) -> None:
+        """Use what is in the next parcel."""
+        self._call(lambda: self._take(parcel))
+
+    def commit_weights(self, *, version: int, num_parcels: int) -> None:
+        """Step on under the weights of these parcels. Raises PushBroken, and stays as it is, if they are not all here."""
+        self._call(lambda: self._commit(version, num_parcels))
 
     def pause(self) -> None:
         """Stop stepping; returns when the step under way is over. Requests wait."""
@@ -170,6 +203,30 @@ class InferWorker:
 
     def _set_paused(self, paused: bool) -> None:
         self._paused = paused
+
+    def _load(self, weights: Mapping[str, Tensor], *, version: int) -> None:
+        self._engine.load_weights(weights, version=version)
+        self._is_torn = False
+
+    def _begin(self, version: int) -> None:
+        self._open_inbox.begin(version=version)
+        self._is_torn, self._waiting_weights = True, {}
+
+    def _take(self, parcel: Parcel) -> None:
+        self._waiting_weights |= self._engine.load_part(self._open_inbox.open(parcel))
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)  # The sender may fill the same memory again.
+
+    def _commit(self, version: int, num_parcels: int) -> None:
+        self._open_inbox.commit(num_parcels=num_parcels)
+        weights, self._waiting_weights = self._waiting_weights, {}
+        self._load(weights, version=version)
+
+    @property
+    def _open_inbox(self) -> Inbox:
+        if self._inbox is None:
+            raise ValueError("there is no channel to receive weights through: call open_inbox first")
+        return self._inbox
 
     def _status(self) -> EngineStatus:
         counts = self._engine.counts
@@ -223,7 +280,7 @@ class InferWorker:
         return True
 
     def _can_step(self) -> bool:
-        return not self._paused and self._engine.num_unfinished > 0
+        return not self._paused and not self._is_torn and self._engine.num_unfinished > 0
 
     def _apply(self, command: Command) -> Failed | None:
         match command:

@@ -1,34 +1,96 @@
-"""Publishes a policy's weights to its engine under a version number."""
+"""Publishes a policy's weights to its engines under a version number."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
+from collections.abc import Coroutine, Mapping
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
-from reroll.infer.cluster import InferCluster
+from torch import Tensor
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from reroll.config.weights import WeightsConfig
+from reroll.errors import RerollError, WeightsError, WorkerDied
 from reroll.observe.metrics import Last, Stats
-from reroll.train.cluster import TrainCluster
+from reroll.weights.choose import choose, neighbour
+from reroll.weights.parcel import Channel, Parcel, Place, Seat
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+log = logging.getLogger(__name__)
+
+
+class Publisher(Protocol):
+    """Who has weights: a train cluster."""
+
+    async def weights(self, *, frozen: bool = False) -> Mapping[str, Tensor]: ...
+    async def places(self) -> list[Place]: ...
+    async def open_outbox(self, channel: Channel, *, seat: Seat | None) -> None: ...
+    async def begin_push(self, *, version: int, base_version: int | None) -> None: ...
+    async def next_parcels(self) -> list[Parcel | None]: ...
+
+
+class Subscribers(Protocol):
+    """Who wants them: an infer cluster, which leaves out engines that die."""
+
+    async def load_weights(self, weights: Mapping[str, Tensor], *, version: int) -> None: ...
+    async def places(self) -> dict[int, Place]: ...
+    async def open_inbox(self, channel: Channel, *, seats: Mapping[int, Seat]) -> None: ...
+    async def begin_weights(self, *, version: int) -> None: ...
+    async def take_weights(self, parcels: Mapping[int, Parcel]) -> None: ...
+    async def commit_weights(self, *, version: int, num_parcels: int) -> None: ...
 
 
 class WeightSync:
-    """Carries weights from the policy to the engine.
+    """Carries weights from the policy to the engines.
 
     Workers of one process pass tensors by reference, so the engine adopts the trainer's own parameters and a push copies
     nothing. That is only sound while generation and training take turns: with a staleness budget the engine goes on
-    generating during the next update, and gets a `snapshot`. Over Ray the object store carries the tensors.
+    generating during the next update, and gets a `snapshot`. Between processes weights travel in buckets: the trainer
+    gathers the next one while the engines take the last.
 
-    Only what is trained travels: of a policy with an adapter, the adapter. Where trainer and engine `share_memory`, the
+    Versions are whole: from its first bucket to its last an engine does not step, and one whose push broke off does not
+    step until another has gone through. A push that fails is repeated in full; an engine that dies is left out.
+
+    Only what is trained travels: of a policy with an adapter, the adapter. Where trainer and engine share memory, the
     first push also hands over the frozen weights, by reference, so that the process does not go on holding them twice.
     """
 
-    def __init__(self, policy: TrainCluster, engine: InferCluster, *, share_memory: bool, snapshot: bool) -> None:
-        self._policy = policy
-        self._engine = engine
-        self._snapshot = snapshot
-        self._owes_frozen = share_memory
+    def __init__(
+        self,
+        policy: Publisher,
+        engine: Subscribers,
+        config: WeightsConfig,
+        *,
+        share_memory: bool,
+        snapshot: bool,
+        host: str = "127.0.0.1",
+        folder: Path = Path("weights"),
+    ) -> None:
+        """`host` is this machine as workers reach it; `folder` is where kind disk writes, unless the config says."""
+        self._policy, self._engine, self._config = policy, engine, config
+        self._shares_memory, self._snapshot, self._owes_frozen = share_memory, snapshot, share_memory
+        self._host, self._folder = host, config.folder or folder
+        self._store: TCPStore | None = None
+        self._num_channels = 0
+        self._members: tuple[list[Place], dict[int, Place]] | None = None
+        self._routes: dict[int, int] = {}
+        self._confirmed: int | None = None
 
     async def push(self, *, version: int) -> Stats:
-        """Every token the engine writes from here on is written by these weights and tagged with this version."""
-        started = time.perf_counter()
+        """Every token the engine writes from here on is written by these weights and tagged with this version.
+
+        Raises WeightsError if that cannot be had, and WorkerDied if the trainer or the last engine is gone.
+        """
+        started_s = time.perf_counter()
+        stats = await (self._share(version) if self._shares_memory else self._carry(version))
+        return stats + Stats({"time/push_s": Last(time.perf_counter() - started_s)})
+
+    async def _share(self, version: int) -> Stats:
         weights = await self._policy.weights()
         if self._snapshot:
             weights = {name: tensor.detach().clone() for name, tensor in weights.items()}
@@ -36,5 +98,87 @@ class WeightSync:
             weights = {**await self._policy.weights(frozen=True), **weights}
         await self._engine.load_weights(weights, version=version)
         self._owes_frozen = False
-        num_bytes = float(sum(tensor.nbytes for tensor in weights.values()))
-        return Stats({"time/push_s": Last(time.perf_counter() - started), "push/bytes": Last(num_bytes)})
+        return Stats({"push/bytes": Last(float(sum(tensor.nbytes for tensor in weights.values())))})
+
+    async def _carry(self, version: int) -> Stats:
+        for num_tries in range(1, self._config.retries + 2):
+            try:
+                return await self._try(version) + Stats({"push/tries": Last(float(num_tries))})
+            except (WorkerDied, WeightsError):
+                raise  # Another try would end the same.
+            except RerollError as error:
+                # Whatever is left of the channel is not to be trusted: a new one, and all weights anew.
+                self._members = self._confirmed = None
+                log.warning("push %d of version %d broke off: %s", num_tries, version, error)
+                failure = error
+        raise WeightsError(
+            f"version {version} of the weights did not reach the engines in {self._config.retries + 1} tries, and they write "
+            f"no token until it does. Mend what is said below and go on from the last checkpoint with --resume.\n{failure}"
+        ) from failure
+
+    async def _try(self, version: int) -> Stats:
+        await self._open_channel()
+        base, self._confirmed = self._confirmed, None
+        await self._policy.begin_push(version=version, base_version=base if self._config.delta else None)
+        parcels = await self._policy.next_parcels()
+        await self._engine.begin_weights(version=version)
+        num_parcels, num_bytes, gather_s = 0, 0, 0.0
+        while (first := parcels[self._first_sender]) is not None:
+            num_parcels, num_bytes, gather_s = num_parcels + 1, num_bytes + first.num_bytes, gather_s + first.gather_s
+            parcels = await self._deliver(parcels)
+        await self._engine.commit_weights(version=version, num_parcels=num_parcels)
+        self._confirmed = version
+        return Stats({"push/bytes": Last(float(num_bytes)), "time/gather_s": Last(gather_s)})
+
+    async def _deliver(self, parcels: list[Parcel | None]) -> list[Parcel | None]:
+        """Hand these out while the next ones are gathered."""
+        routed = {engine: parcel for engine, trainer in self._routes.items() if (parcel := parcels[trainer]) is not None}
+        following, _ = await _both(self._policy.next_parcels(), self._engine.take_weights(routed))
+        return following
+
+    @property
+    def _first_sender(self) -> int:
+        return min(self._routes.values())
+
+    async def _open_channel(self) -> None:
+        """Agree on a way with whoever is there. A channel is kept until somebody comes, goes or fails."""
+        trainers, engines = await _both(self._policy.places(), self._engine.places())
+        if (trainers, engines) == self._members:
+            return
+        self._confirmed = None
+        kind = choose(self._config.kind, trainers, engines)
+        self._routes = {rank: (neighbour(trainers, place) or 0) if kind == "ipc" else 0 for rank, place in engines.items()}
+        channel = Channel(
+            kind=kind,
+            bucket_bytes=int(self._config.bucket_mb * 1e6),
+            delta=self._config.delta,
+            folder=self._folder.absolute() if kind == "disk" else None,
+            senders=tuple(sorted(set(self._routes.values()))),
+        )
+        seats = self._seats(list(engines)) if kind == "broadcast" else {}
+        await _both(
+            self._policy.open_outbox(channel, seat=seats.get(None)),
+            self._engine.open_inbox(channel, seats={rank: seat for rank, seat in seats.items() if rank is not None}),
+        )
+        self._members = trainers, engines
+        log.info("weights travel by %s from rank %s of the policy to %d engines", kind, channel.senders, len(engines))
+
+    def _seats(self, engines: list[int]) -> dict[int | None, Seat]:
+        """A place in a new group for the sender (None) and for each engine."""
+        if self._store is None:
+            self._store = TCPStore(self._host, 0, is_master=True, wait_for_workers=False)
+        address, self._num_channels = f"{self._host}:{self._store.port}", self._num_channels + 1
+        members: list[int | None] = [None, *engines]
+        return {
+            member: Seat(address, f"weights/{self._num_channels}", rank, len(members)) for rank, member in enumerate(members)
+        }
+
+
+async def _both(ours: Coroutine[Any, Any, T], theirs: Coroutine[Any, Any, U]) -> tuple[T, U]:
+    """What the two ends answer, once both have come to rest. A death tells more than the errors that it causes elsewhere."""
+    tasks = asyncio.ensure_future(ours), asyncio.ensure_future(theirs)
+    await asyncio.wait(tasks)
+    failures = [failure for task in tasks if (failure := task.exception())]
+    if failures:
+        raise min(failures, key=lambda failure: not isinstance(failure, WorkerDied))
+    return tasks[0].result(), tasks[1].result()

@@ -203,6 +203,11 @@ class EmbeddedEngine(Engine):
         reports, self._reports = self._reports, []
         return reports
 
+    def load_part(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """In place: no second copy of the weights is held."""
+        self._network.load_part(weights)
+        return {}
+
     def load_weights(self, weights: Mapping[str, Tensor], *, version: int) -> None:
         self._ahead = None  # The old weights drew it.
         self._parked.clear()

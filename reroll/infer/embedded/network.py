@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,8 @@ class Network:
         self.addresses = 0
         """Another number whenever weights have moved in memory."""
         self._own = set(self._parameters)
+        self._loaded: set[str] = set()
+        """What was loaded in parts since the last load."""
         self._packed: list[PackedLinear] = []
         if packing_available(self.device, self.dtype):
             self._packed = pack_linears(model)
@@ -67,20 +69,40 @@ class Network:
         return logits(self.model, hidden)
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Use these weights: at least those that are trained, by Hugging Face name; a tied one may have other names too."""
+        """Use these weights and what was loaded in parts: at least those that are trained, by Hugging Face name.
+
+        A tied one may have other names too.
+        """
         trained = {name for name, parameter in self._parameters.items() if parameter.requires_grad}
-        missing, unknown = trained - set(weights), set(weights) - set(self._parameters) - self._aliases
-        if missing or unknown:
-            raise ValueError(f"weights do not fit the model: missing {sorted(missing)[:3]}, unknown {sorted(unknown)[:3]}")
+        self._check(weights, missing=trained - set(weights) - self._loaded)
         changed = {name: self._parameters[name] for name in weights if name in self._parameters}
         for name, parameter in changed.items():
-            given = weights[name].detach()
-            if given.shape != parameter.shape:
-                raise ValueError(f"weight {name} has shape {tuple(given.shape)}, the model needs {tuple(parameter.shape)}")
-            self._take(name, parameter, given)
+            self._take(name, parameter, weights[name].detach())
+        changed |= {name: self._parameters[name] for name in self._loaded}
         for linear in self._packed:
             if linear.reads(changed.values()):
                 linear.repack()
+        self._loaded = set()
+
+    def load_part(self, weights: Mapping[str, Tensor]) -> None:
+        """Copy these into the network's own memory; `load` completes them."""
+        self._check(weights, missing=set())
+        for name, parameter in [(name, self._parameters[name]) for name in weights if name in self._parameters]:
+            if name not in self._own:  # It is the trainer's: what is written here must not show there.
+                parameter.data = torch.empty_like(parameter)
+                self._own |= {name}
+                self.addresses += 1
+            with torch.no_grad():
+                parameter.copy_(weights[name])
+            self._loaded |= {name}
+
+    def _check(self, weights: Mapping[str, Tensor], *, missing: Collection[str]) -> None:
+        unknown = set(weights) - set(self._parameters) - self._aliases
+        if missing or unknown:
+            raise ValueError(f"weights do not fit the model: missing {sorted(missing)[:3]}, unknown {sorted(unknown)[:3]}")
+        for name, given in weights.items():
+            if name in self._parameters and given.shape != (needed := self._parameters[name].shape):
+                raise ValueError(f"weight {name} has shape {tuple(given.shape)}, the model needs {tuple(needed)}")
 
     def _take(self, name: str, parameter: nn.Parameter, given: Tensor) -> None:
         if name in self._own and (given.dtype, given.device) != (self.dtype, self.device):

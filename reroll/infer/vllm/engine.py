@@ -253,6 +253,8 @@ def open_llm(folder: str, config: VllmConfig, *, precision: Precision, device: s
         model=folder,
         dtype={"fp32": "float32", "bf16": "bfloat16"}[precision],
         tensor_parallel_size=config.tensor_parallel,
+        # In a Ray actor vLLM would ask Ray for workers of its own; the GPUs are this actor's already.
+        distributed_executor_backend="mp" if config.tensor_parallel > 1 else None,
         device_ids=[(where.index or 0) + rank for rank in range(config.tensor_parallel)] if is_cuda else None,
         max_model_len=config.max_model_len,
         max_num_seqs=config.max_running,

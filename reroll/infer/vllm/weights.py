@@ -31,14 +31,14 @@ class Weights:
         self._base: dict[str, Tensor] = {}
 
     def whole(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Every weight of the model without adapters. Raises ValueError if those given do not fit."""
+        """Every weight of the model without adapters, as its folder names them. Raises ValueError if those given do not fit."""
         self._check(given)
         tensors = {name: tensor.detach() for name, tensor in given.items() if name in self._parameters}
         if self._scale is None:
-            return tensors
+            return _unstacked(tensors)
         self._base |= {_plain(name): tensor for name, tensor in tensors.items() if not name.endswith((_A, _B))}
         base = self._complete_base()
-        return base | _merged(base, tensors, scale=self._scale)
+        return _unstacked(base | _merged(base, tensors, scale=self._scale))
 
     def _check(self, given: Mapping[str, Tensor]) -> None:
         trained = {name for name, parameter in self._parameters.items() if parameter.requires_grad}
@@ -55,6 +55,21 @@ class Weights:
             stored = load_model(self._model, dtype=torch.float32, device="cpu")
             self._base = {name: parameter.detach() for name, parameter in stored.named_parameters()} | self._base
         return self._base
+
+
+def _unstacked(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Experts one by one, as the hub's folders and vLLM's loader have them: transformers stacks those of a layer. Views."""
+    single: dict[str, Tensor] = {}
+    for name, tensor in weights.items():
+        layer, _, part = name.rpartition(".experts.")
+        parts = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}.get(part if layer else "")
+        if parts is None:
+            single[name] = tensor
+            continue
+        for index, expert in enumerate(tensor):
+            for key, matrix in zip(parts, expert.chunk(len(parts)), strict=True):
+                single[f"{layer}.experts.{index}.{key}.weight"] = matrix
+    return single
 
 
 def _plain(name: str) -> str:

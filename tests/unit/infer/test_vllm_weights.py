@@ -1,5 +1,6 @@
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from reroll.config.parts import LoraConfig
 from reroll.infer.vllm.weights import Weights
@@ -72,3 +73,11 @@ def test_a_base_in_the_trainers_process_is_held_once(folder):
     policy = trained(folder)
     whole = Weights(folder, lora=LORA).whole(dict(policy.named_parameters()))
     assert whole["model.embed_tokens.weight"].data_ptr() == policy.get_input_embeddings().weight.data_ptr()
+
+
+def test_stacked_experts_get_the_names_of_the_folder(tmp_path):
+    folder = make_tiny(tmp_path, family="qwen3_moe", hidden=32)
+    whole = Weights(str(folder), lora=None).whole(dict(load(str(folder)).named_parameters()))
+    stored = load_file(folder / "model.safetensors")
+    assert whole.keys() == stored.keys()
+    assert all(torch.equal(whole[name], stored[name]) for name in stored)

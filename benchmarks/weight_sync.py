@@ -1,0 +1,177 @@
+"""Weights from one process to another on a CPU, by each way that there is, against one copy of the same bytes in memory.
+
+A model of about half a gigabyte in bf16 (the shapes of a 0.24B transformer), two processes under Ray; the receiver copies
+every tensor into memory of its own, as an engine does. `python benchmarks/weight_sync.py [--rounds 3] [--scale 1.0]`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from report import report
+from torch import Tensor
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from reroll.config.parts import RayRuntime as RayConfig
+from reroll.runtime.base import Placement, WorkerInfo, Workers
+from reroll.runtime.ray import RayRuntime
+from reroll.weights.inbox import Inbox
+from reroll.weights.outbox import Outbox
+from reroll.weights.parcel import Carriage, Channel, Parcel, Seat
+
+CHANGED = 0.05
+"""Of the values between two pushes, where changes alone travel."""
+
+
+def shapes(scale: float) -> dict[str, tuple[int, ...]]:
+    """Of a transformer: embeddings and layers."""
+    hidden, layers = 1024, max(1, round(16 * scale))
+    named: dict[str, tuple[int, ...]] = {"embed": (max(1, round(48_000 * scale)), hidden)}
+    for layer in range(layers):
+        named |= {f"{layer}.qkvo.{part}": (hidden, hidden) for part in range(4)}
+        named |= {f"{layer}.mlp.{part}": (2816, hidden) for part in range(3)}
+        named |= {f"{layer}.norm": (hidden,)}
+    return named
+
+
+class Sender:
+    """A trainer's end."""
+
+    def __init__(self, info: WorkerInfo, scale: float) -> None:
+        self._weights = {name: torch.randn(shape).bfloat16() for name, shape in shapes(scale).items()}
+
+    def num_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self._weights.values())
+
+    def open(self, channel: Channel) -> None:
+        self._outbox = Outbox(channel, rank=0, device="cpu")
+
+    def begin(self, version: int, base_version: int | None) -> None:
+        for tensor in self._weights.values():
+            flat = tensor.view(-1)
+            flat[torch.randint(flat.numel(), (round(CHANGED * flat.numel()),))] *= 1.5
+        self._parcels: Iterator[Parcel | None] = self._outbox.parcels(
+            self._weights.items(), version=version, base_version=base_version
+        )
+
+    def next(self) -> Parcel | None:
+        return next(self._parcels, None)
+
+    def copy_in_memory(self) -> float:
+        """Seconds for one copy of all the bytes, in one thread, into memory that is there."""
+        source = torch.cat([tensor.view(-1) for tensor in self._weights.values()])
+        target = source.clone()
+        started_s = time.perf_counter()
+        target.copy_(source)
+        return time.perf_counter() - started_s
+
+
+class Receiver:
+    """An engine's end."""
+
+    def __init__(self, info: WorkerInfo, scale: float) -> None:
+        self._held: Mapping[str, Tensor] = {
+            name: torch.zeros(shape, dtype=torch.bfloat16) for name, shape in shapes(scale).items()
+        }
+
+    def open(self, channel: Channel) -> None:
+        self._inbox = Inbox(channel, device=torch.device("cpu"))
+
+    def begin(self, version: int) -> None:
+        self._inbox.begin(version=version)
+
+    def take(self, parcel: Parcel) -> None:
+        for name, tensor in self._inbox.open(parcel).items():
+            self._held[name].copy_(tensor)
+
+    def commit(self, num_parcels: int) -> None:
+        self._inbox.commit(num_parcels=num_parcels)
+
+
+async def push(
+    senders: Workers[Sender], receivers: Workers[Receiver], *, version: int, base_version: int | None
+) -> tuple[float, int]:
+    """Seconds, and bytes that travelled."""
+    await senders.one(0, Sender.begin, version, base_version)
+    await receivers.one(0, Receiver.begin, version)
+    started_s, num_parcels, num_bytes = time.perf_counter(), 0, 0
+    parcel = await senders.one(0, Sender.next)
+    while parcel is not None:
+        num_parcels, num_bytes = num_parcels + 1, num_bytes + parcel.num_bytes
+        parcel, _ = await asyncio.gather(senders.one(0, Sender.next), receivers.one(0, Receiver.take, parcel))
+    await receivers.one(0, Receiver.commit, num_parcels)
+    return time.perf_counter() - started_s, num_bytes
+
+
+class Pair:
+    """A sender and a receiver, and the ways between them one after the other."""
+
+    def __init__(self, runtime: RayRuntime, senders: Workers[Sender], receivers: Workers[Receiver], *, bucket_mb: int) -> None:
+        self._host, self._senders, self._receivers, self._bucket_bytes = runtime.host, senders, receivers, bucket_mb * 10**6
+        self._store = TCPStore(self._host, 0, is_master=True, wait_for_workers=False)
+
+    async def measure(self, kind: Carriage, *, delta: bool, rounds: int) -> dict[str, object]:
+        """One row of the table: pushes and plain copies, in turn."""
+        with tempfile.TemporaryDirectory() as folder:
+            await self._open(Channel(kind=kind, bucket_bytes=self._bucket_bytes, delta=delta, folder=Path(folder)))
+            await push(self._senders, self._receivers, version=0, base_version=None)  # Memory is touched for the first time.
+            pushes, copies = [], []
+            for version in range(1, rounds + 1):
+                base = version - 1 if delta else None
+                pushes.append(await push(self._senders, self._receivers, version=version, base_version=base))
+                copies.append(await self._senders.one(0, Sender.copy_in_memory))
+            num_bytes = await self._senders.one(0, Sender.num_bytes)
+        seconds, copy_s = statistics.median(second for second, _ in pushes), statistics.median(copies)
+        return {
+            "way": f"{kind}, changes only" if delta else kind,
+            "push_s": seconds,
+            "weights_gb_per_s": num_bytes / seconds / 1e9,
+            "sent_mb": pushes[-1][1] / 1e6,
+            "memcpy_s": copy_s,
+            "memcpys": seconds / copy_s,
+        }
+
+    async def _open(self, channel: Channel) -> None:
+        address, in_group = f"{self._host}:{self._store.port}", channel.kind == "broadcast"
+        seats = [Seat(address, "weights", rank, 2) if in_group else None for rank in (0, 1)]
+        await asyncio.gather(
+            self._senders.one(0, Sender.open, replace(channel, seat=seats[0])),
+            self._receivers.one(0, Receiver.open, replace(channel, seat=seats[1])),
+        )
+
+
+WAYS: list[tuple[Carriage, bool]] = [
+    ("ipc", False), ("broadcast", False), ("store", False), ("disk", False), ("store", True), ("disk", True),
+]  # fmt: skip
+
+
+async def compare(args: argparse.Namespace) -> list[dict[str, object]]:
+    async with RayRuntime(RayConfig(kind="ray")) as runtime:
+        senders = await runtime.spawn(Sender, Placement("sender", ("cpu",)), args.scale)
+        receivers = await runtime.spawn(Receiver, Placement("receiver", ("cpu",)), args.scale)
+        pair = Pair(runtime, senders, receivers, bucket_mb=args.bucket_mb)
+        return [await pair.measure(kind, delta=delta, rounds=args.rounds) for kind, delta in WAYS]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--scale", type=float, default=1.0, help="of the model")
+    parser.add_argument("--bucket-mb", type=int, default=64)
+    args = parser.parse_args()
+    rows = asyncio.run(compare(args))
+    title = "Weights from process to process on a CPU, against one copy in memory"
+    note = f"median of {args.rounds}; {CHANGED:.0%} of the values change between pushes; buckets of {args.bucket_mb} MB"
+    report("weight_sync", rows, title=title, note=note)
+
+
+if __name__ == "__main__":
+    main()

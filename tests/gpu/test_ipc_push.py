@@ -1,0 +1,91 @@
+"""Weights that another process on the same GPU reads where they lie; and, where there are two GPUs, by NCCL."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from multiprocessing.connection import Connection
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from torch import Tensor
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from reroll.weights.inbox import Inbox
+from reroll.weights.outbox import Outbox
+from reroll.weights.parcel import Channel, OnGpu, Place, Seat, place_of
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+def model(seed: int) -> dict[str, Tensor]:
+    generator = torch.Generator("cuda").manual_seed(seed)
+    sizes = [(300, 70), (7,), (), (1000, 33), (5, 5), (400, 90)]
+    draw = {f"layer{i}": torch.randn(size, generator=generator, device="cuda") for i, size in enumerate(sizes)}
+    return {name: tensor.bfloat16() if name == "layer3" else tensor for name, tensor in draw.items()}
+
+
+def digests(tensors: dict[str, Tensor]) -> dict[str, str]:
+    return {
+        name: hashlib.sha256(tensor.contiguous().view(-1).view(torch.uint8).cpu().numpy().tobytes()).hexdigest()
+        for name, tensor in tensors.items()
+    }
+
+
+def receive(channel: Channel, device: str, pipe: Connection) -> None:
+    """An engine's process: takes parcels until None comes, and tells what it got."""
+    torch.cuda.set_device(device)
+    inbox = Inbox(channel, device=torch.device(device))
+    pipe.send(place_of(device))
+    while (version := pipe.recv()) is not None:
+        inbox.begin(version=version)
+        taken: dict[str, Tensor] = {}
+        while (parcel := pipe.recv()) is not None:
+            taken |= {name: tensor.clone() for name, tensor in inbox.open(parcel).items()}
+            torch.cuda.synchronize()
+            pipe.send("taken")
+        inbox.commit(num_parcels=pipe.recv())
+        pipe.send(digests(taken))
+
+
+def push_three_versions(channel: Channel, *, seat: Seat | None, device: str) -> Place:
+    """Every version must come out as it went in; returns where the receiver was."""
+    ours, theirs = mp.Pipe()
+    theirs_channel = channel if seat is None else replace(channel, seat=replace(seat, rank=1))
+    process = mp.get_context("spawn").Process(target=receive, args=(theirs_channel, device, theirs), daemon=True)
+    process.start()
+    theirs.close()
+    outbox = Outbox(replace(channel, seat=seat), rank=0, device="cuda:0")
+    place: Place = ours.recv()
+    for version in range(3):
+        ours.send(version)
+        num_parcels = 0
+        for parcel in outbox.parcels(model(version).items(), version=version, base_version=None):
+            assert parcel is not None
+            assert channel.kind != "ipc" or isinstance(parcel.payload, OnGpu)
+            ours.send(parcel)
+            assert ours.recv() == "taken"
+            num_parcels += 1
+        ours.send(None)
+        ours.send(num_parcels)
+        assert num_parcels > 2
+        assert ours.recv() == digests(model(version))
+    ours.send(None)
+    process.join(60)
+    assert process.exitcode == 0
+    return place
+
+
+def test_a_process_on_the_same_gpu_reads_what_the_sender_holds() -> None:
+    place = push_three_versions(Channel(kind="ipc", bucket_bytes=100_000, delta=False), seat=None, device="cuda:0")
+    assert place.is_beside(place_of("cuda:0"))
+    assert place != place_of("cuda:0")
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_a_process_on_another_gpu_gets_weights_by_nccl() -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    seat = Seat(f"127.0.0.1:{store.port}", "weights/1", 0, 2)
+    place = push_three_versions(Channel(kind="broadcast", bucket_bytes=100_000, delta=False), seat=seat, device="cuda:1")
+    assert not place.is_beside(place_of("cuda:0"))

@@ -1,0 +1,198 @@
+"""Pushes that break off: repeated in full, never half used, and given up with words that say what to do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from reroll.config.parts import ModelConfig
+from reroll.config.weights import WeightsConfig
+from reroll.errors import WeightsError, WorkerDied, WorkerError
+from reroll.infer.cluster import CONCURRENCY, InferCluster
+from reroll.infer.embedded.engine import EmbeddedEngine
+from reroll.infer.worker import InferWorker
+from reroll.runtime.base import Placement, Workers
+from reroll.runtime.local import LocalRuntime
+from reroll.train.cluster import TrainCluster
+from reroll.train.worker import TrainWorker
+from reroll.types import Request, SamplingParams
+from reroll.weights.parcel import Parcel, Stored
+from reroll.weights.sync import WeightSync
+
+
+class MovingTrainer(TrainWorker):
+    """A policy whose weights change without a batch."""
+
+    def nudge(self) -> None:
+        with torch.no_grad():
+            for parameter in self._strategy._parameters.values():  # type: ignore[attr-defined]
+                parameter.view(-1)[::50] *= 1.5
+
+
+class OpenEngine(InferWorker):
+    """An engine that shows its weights."""
+
+    def held(self) -> dict[str, Tensor]:
+        engine = self._engine
+        assert isinstance(engine, EmbeddedEngine)
+        return {name: parameter.detach().clone() for name, parameter in engine._network._parameters.items()}
+
+
+Fault = Callable[[int, Mapping[int, Parcel]], Mapping[int, Parcel]]
+"""(how many deliveries came before, parcels by engine) -> what is delivered instead."""
+
+
+class FaultyCluster(InferCluster):
+    """Engines on a road where things go wrong."""
+
+    fault: Fault = staticmethod(lambda number, parcels: parcels)  # type: ignore[assignment]
+    num_deliveries = 0
+
+    async def take_weights(self, parcels: Mapping[int, Parcel]) -> None:
+        delivered = self.fault(self.num_deliveries, parcels)
+        self.num_deliveries += 1
+        if delivered:
+            await super().take_weights(delivered)
+
+
+@dataclass
+class Run:
+    trainers: Workers[MovingTrainer]
+    engines: Workers[OpenEngine]
+    policy: TrainCluster
+    cluster: FaultyCluster
+
+    def sync(self, **options: Any) -> WeightSync:
+        config = WeightsConfig(**{"kind": "store", "bucket_mb": 0.01, **options})
+        return WeightSync(self.policy, self.cluster, config, share_memory=False, snapshot=False)
+
+    async def assert_in_step(self) -> None:
+        """Every engine holds the policy's weights, bit for bit."""
+        want = await self.policy.weights()
+        for held in await self.engines.all(OpenEngine.held):
+            assert held.keys() == want.keys()
+            assert all(torch.equal(held[name], tensor) for name, tensor in want.items())
+
+
+@pytest.fixture
+async def run(tiny_model: Path) -> AsyncIterator[Run]:
+    async with LocalRuntime() as runtime:
+        config = ModelConfig(model=str(tiny_model), devices="cpu")
+        trainers = await runtime.spawn(MovingTrainer, Placement("policy", ("cpu",)), config, total_steps=1)
+        engines = await runtime.spawn(
+            OpenEngine, Placement("engine", ("cpu", "cpu"), CONCURRENCY), model=str(tiny_model), precision="fp32", max_running=4
+        )
+        cluster = FaultyCluster(engines)  # type: ignore[arg-type]
+        await trainers.all(MovingTrainer.nudge)
+        yield Run(trainers, engines, TrainCluster(trainers), cluster)  # type: ignore[arg-type]
+        await cluster.close()
+
+
+def ask(name: str, *, num_tokens: int, prompt: int = 5) -> Request:
+    sampling = SamplingParams(max_tokens=num_tokens, min_tokens=num_tokens, seed=3)
+    return Request(id=name, prompt_ids=(prompt, 9), sampling=sampling)
+
+
+async def test_a_push_gives_every_engine_the_policys_weights_in_many_parcels(run: Run) -> None:
+    stats = await run.sync().push(version=1)
+    assert run.cluster.num_deliveries > 3
+    assert stats["push/tries"].value == 1
+    assert stats["push/bytes"].value >= sum(tensor.nbytes for tensor in (await run.policy.weights()).values())
+    assert 0 < stats["time/gather_s"].value <= stats["time/push_s"].value
+    await run.assert_in_step()
+
+
+async def test_a_lost_bucket_is_sent_again_and_no_token_is_from_a_mix(run: Run) -> None:
+    sync = run.sync()
+    await sync.push(version=1)
+    writing = [asyncio.create_task(run.cluster.generate(ask(f"{i}", num_tokens=120, prompt=5 + i))) for i in range(4)]
+    while sum(status.num_tokens for status in await run.engines.all(OpenEngine.stats)) < 20:
+        await asyncio.sleep(0.001)
+    during: list[int] = []
+    first = run.cluster.num_deliveries
+
+    def fault(number: int, parcels: Mapping[int, Parcel]) -> Mapping[int, Parcel]:
+        during.append(sum(worker._worker._engine.counts.num_tokens for worker in run.engines._hosts))  # type: ignore[attr-defined]
+        return {} if number == first + 2 else parcels
+
+    run.cluster.fault = fault
+    await run.trainers.all(MovingTrainer.nudge)
+    stats = await sync.push(version=2)
+    assert stats["push/tries"].value == 2
+    assert len(set(during)) == 1, "between the first parcel and the last no engine writes a token"
+    await run.assert_in_step()
+    for completion in await asyncio.gather(*writing):
+        assert [version for version, _ in completion.versions] in ([1, 2], [1], [2])
+    assert (await run.cluster.generate(ask("after", num_tokens=5))).versions == ((2, 5),)
+
+
+async def test_an_engine_whose_push_broke_off_writes_nothing_until_one_has_gone_through(run: Run) -> None:
+    sync = run.sync(retries=1)
+    run.cluster.fault = lambda number, parcels: {} if number % 4 == 1 else parcels
+    with pytest.raises(WeightsError, match=r"version 1 .* in 2 tries.*--resume") as caught:
+        await sync.push(version=1)
+    assert "came where" in str(caught.value), "the cause is told"
+    waiting = asyncio.create_task(run.cluster.generate(ask("waits", num_tokens=5)))
+    await run.cluster.pause()
+    await run.cluster.resume()  # A lease that ends is no reason to step.
+    done, _ = await asyncio.wait([waiting], timeout=0.3)
+    assert not done
+    run.cluster.fault = lambda number, parcels: parcels
+    await sync.push(version=2)
+    assert (await waiting).versions == ((2, 5),)
+    await run.assert_in_step()
+
+
+async def test_changes_travel_alone_and_damaged_ones_are_replaced_by_whole_weights(run: Run) -> None:
+    sync = run.sync(delta=True)
+    whole = (await sync.push(version=1))["push/bytes"].value
+    await run.trainers.all(MovingTrainer.nudge)
+    assert (await sync.push(version=2))["push/bytes"].value < whole / 4
+    await run.assert_in_step()
+
+    damaged_at = run.cluster.num_deliveries + 1
+
+    def fault(number: int, parcels: Mapping[int, Parcel]) -> Mapping[int, Parcel]:
+        if number != damaged_at:
+            return parcels
+        payload = next(iter(parcels.values())).payload
+        assert isinstance(payload, Stored)
+        data = payload.data.copy()
+        data[30] ^= 1
+        return {rank: replace(parcel, payload=Stored(data)) for rank, parcel in parcels.items()}
+
+    run.cluster.fault = fault
+    await run.trainers.all(MovingTrainer.nudge)
+    stats = await sync.push(version=3)
+    assert (stats["push/tries"].value, stats["push/bytes"].value) == (2, whole)
+    await run.assert_in_step()
+    await run.trainers.all(MovingTrainer.nudge)
+    assert (await sync.push(version=4))["push/bytes"].value < whole / 4
+    await run.assert_in_step()
+
+
+async def test_a_policy_that_is_gone_is_not_asked_again(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    num_calls = 0
+
+    async def gone(self: TrainCluster) -> list[Parcel | None]:
+        nonlocal num_calls
+        num_calls += 1
+        raise WorkerDied("worker policy[0] is gone")
+
+    monkeypatch.setattr(TrainCluster, "next_parcels", gone)
+    with pytest.raises(WorkerDied, match=r"policy\[0\]"):
+        await run.sync().push(version=1)
+    assert num_calls == 1
+
+
+async def test_an_engine_without_a_channel_says_so(run: Run) -> None:
+    await run.cluster.places()
+    with pytest.raises(WorkerError, match="call open_inbox first"):
+        await run.cluster.begin_weights(version=1)
