@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -109,8 +110,7 @@ def _memory_table(plan: Plan) -> Table:
     from reroll.runtime.plan.draw import lanes_of
     from reroll.runtime.plan.search import as_devices
 
-    room = plan.cluster.memory_bytes
-    title = f"memory of {_hardware(plan.cluster)}, {room / _GIB:.1f} GiB of each planned with"
+    title = f"memory of {_hardware(plan.cluster)}, {plan.cluster.efficiency.memory:.0%} of each planned with"
     table = Table(title=title, title_justify="left")
     for column in ("devices", "fullest in", "role", "memory by term, GiB"):
         table.add_column(column, overflow="fold")
@@ -121,7 +121,8 @@ def _memory_table(plan: Plan) -> Table:
         for index, role in enumerate(roles):
             terms = [term for term in lane.load.terms if term.role == role]
             text = ", ".join(f"{term.name} {_gib(term.num_bytes)}" for term in terms)
-            first = (f"{as_devices(lane.devices)}", lane.load.phase) if index == 0 else ("", "")
+            kind = f" ({plan.cluster.spec_of(lane.devices[0]).name})" if plan.cluster.is_mixed else ""
+            first = (f"{as_devices(lane.devices)}{kind}", lane.load.phase) if index == 0 else ("", "")
             table.add_row(*first, role, text, _gib(sum(term.num_bytes for term in terms)), "")
         total = lane.load.num_bytes
         fits = "[bold red]no[/]" if lane.load in plan.overfull else "[green]yes[/]"
@@ -156,8 +157,12 @@ def _cluster(config: AnyConfig) -> ClusterConfig:
 def _hardware(cluster: ClusterConfig) -> str:
     if cluster.has_only_cpus:
         return f"this machine's CPU ({cluster.spec.memory_gib:.0f} GiB)"
-    nodes = f"{cluster.nodes} × " if cluster.nodes > 1 else ""
-    return f"{nodes}{cluster.num} × {cluster.spec.name} ({cluster.spec.memory_gib:g} GiB)"
+    kinds = Counter((machine.num, machine.spec) for machine in cluster.machines)
+    nodes = [
+        f"{f'{count} × ' if count > 1 else ''}{num} × {spec.name} ({spec.memory_gib:g} GiB)"
+        for (num, spec), count in kinds.items()
+    ]
+    return " + ".join(nodes)
 
 
 def _gib(num_bytes: int) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from reroll.config.parts import RayRuntime, VllmEngine
+from reroll.config.host import parse_devices
+from reroll.config.parts import Devices, DeviceSelection, RayRuntime, VllmEngine
 from reroll.config.tree import RlvrConfig
 from reroll.errors import Violation
 
@@ -20,11 +21,12 @@ def engine_violations(config: RlvrConfig) -> Iterator[Violation]:
             "a process holds one vLLM engine, and the local runtime is one process",
             "set it to 1, or runtime.kind to ray",
         )
-    if engine.tensor_parallel > 1 and is_ray:
+    num_gpus = _num_named(engine.devices)
+    if num_gpus is not None and num_gpus < engine.tensor_parallel:
         yield Violation(
-            "engine.tensor_parallel",
-            "a Ray worker sees the one GPU that it was given",
-            "set it to 1 and raise engine.num_workers, or set runtime.kind to local",
+            "engine.devices",
+            f"names {num_gpus} GPU{'s' if num_gpus > 1 else ''}, and each worker is spread over {engine.tensor_parallel}",
+            f"name at least {engine.tensor_parallel} of one node, or lower engine.tensor_parallel",
         )
     longest = config.rollout.max_prompt_tokens + config.rollout.max_tokens
     if engine.max_model_len is not None and engine.max_model_len < longest:
@@ -33,3 +35,15 @@ def engine_violations(config: RlvrConfig) -> Iterator[Violation]:
             f"{engine.max_model_len} is less than max_prompt_tokens + max_tokens = {longest}",
             f"set it to at least {longest}, or leave it out",
         )
+
+
+def _num_named(devices: Devices) -> int | None:
+    """GPUs that are named; None where they are not: `auto`, the CPU, or what is no device at all."""
+    if isinstance(devices, DeviceSelection):
+        return devices.gpus
+    if devices in ("auto", "cpu"):
+        return None
+    try:
+        return len(parse_devices(devices))
+    except ValueError:
+        return None  # Reported as such.

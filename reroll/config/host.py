@@ -5,12 +5,23 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
 
+from reroll.config.parts import Devices, DeviceSelection
+from reroll.config.select import GpuNode, select_gpus
 
-def parse_devices(value: str | int | list[int], *, num_gpus: int | None = None) -> tuple[str, ...]:
-    """`cpu` or GPU indices as text. `auto` gives all of `num_gpus` (default: those visible here), or `cpu` if there is none."""
+
+def parse_devices(value: Devices, *, num_gpus: int | None = None, nodes: Sequence[GpuNode] | None = None) -> tuple[str, ...]:
+    """`cpu` or GPU indices as text. `auto` gives all of `num_gpus` (default: those visible here), or `cpu` if there is none.
+
+    A selection is looked up in `nodes`. Raises ValueError for what names no devices.
+    """
+    if isinstance(value, DeviceSelection):
+        if nodes is None:
+            raise ValueError("a selection needs nodes to choose from: set runtime: {kind: ray}, or name indices")
+        return select_gpus(value, nodes)
     if value == "auto":
         return tuple(str(index) for index in range(num_visible_gpus() if num_gpus is None else num_gpus)) or ("cpu",)
     if value == "cpu":

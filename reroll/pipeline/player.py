@@ -170,7 +170,7 @@ async def _open_agents(config: RlvrConfig, stack: AsyncExitStack) -> tuple[dict[
 
 async def spawn_engine(runtime: Runtime, engine: EngineConfig, policy: PolicyConfig) -> InferCluster:
     """The engines that generate for a policy, dealt out over their devices."""
-    seats = tuple(devices[0] for devices in engine_ranks(engine, runtime.devices(engine.devices)))
+    seats = engine_ranks(engine, runtime.devices(engine.devices))
     precision = policy.strategy.precision if engine.precision == "same" else engine.precision
     placement = Placement("engine", seats, concurrency=CONCURRENCY)
     workers = await runtime.spawn(

@@ -13,6 +13,8 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from reroll.config.host import parse_devices
 from reroll.config.parts import Devices
+from reroll.config.select import GpuNode
+from reroll.errors import RerollError
 
 W = TypeVar("W")
 P = ParamSpec("P")
@@ -28,7 +30,7 @@ class WorkerInfo:
     rank: int
     world_size: int
     device: str
-    """A torch device string as seen inside the worker, e.g. `cpu` or `cuda:0`."""
+    """A torch device string as seen inside the worker, e.g. `cpu` or `cuda:0`; of several, the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +38,15 @@ class Placement:
     """Where the workers of one role go: one worker per entry."""
 
     role: str
-    devices: tuple[str, ...]
-    """`cpu` or a GPU index as text, one per worker."""
+    devices: tuple[str | tuple[str, ...], ...]
+    """`cpu`, a GPU index as text, or the several GPUs of one machine that a worker spans; one entry per worker."""
     concurrency: int = 1
     """Calls that one worker may serve at the same time."""
+
+    @property
+    def seats(self) -> tuple[tuple[str, ...], ...]:
+        """The devices of each worker."""
+        return tuple((seat,) if isinstance(seat, str) else seat for seat in self.devices)
 
 
 class Workers(ABC, Generic[W]):
@@ -61,11 +68,27 @@ class Workers(ABC, Generic[W]):
 
     @abstractmethod
     async def scatter(self, method: Callable[[W, A], T], shards: Sequence[A]) -> list[T]:
-        """One shard to each worker; as many shards as workers."""
+        """One shard to each worker; as many shards as workers. A shard that several are given is sent to them once."""
+
+    def deal(self, method: Callable[[W, A], T], shards: Sequence[A]) -> list[Awaitable[T]]:
+        """As `scatter`, to be awaited one by one: for whoever must act on the first failure."""
+        self._expect_one_each(shards)
+        return [self.one(rank, method, shard) for rank, shard in enumerate(shards)]
 
     @abstractmethod
     async def one(self, rank: int, method: Callable[Concatenate[W, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """A call on one worker."""
+
+    @abstractmethod
+    async def revive(self, rank: int) -> None:
+        """End what is left of a worker and build it anew, as it was spawned: in its place, or elsewhere if that is lost.
+
+        Raises RerollError if there is no room for it or it cannot be built; calls to it then give WorkerDied as before.
+        """
+
+    def _expect_one_each(self, shards: Sequence[object]) -> None:
+        if len(shards) != self.size:
+            raise ValueError(f"scatter needs one shard per worker: got {len(shards)} shards for {self.size} workers")
 
     @abstractmethod
     async def stop(self) -> None:
@@ -96,13 +119,24 @@ class Runtime(ABC):
         """GPUs that placements may name, as indices from 0."""
 
     @property
+    def gpu_nodes(self) -> Sequence[GpuNode] | None:
+        """The machines that devices are selected from by label or memory; None: this runtime takes indices only."""
+        return None
+
+    @property
     def host(self) -> str:
         """An address of this process's machine that its workers reach."""
         return "127.0.0.1"
 
     def devices(self, value: Devices) -> tuple[str, ...]:
-        """The devices a config names, as `Placement` takes them. `auto` is every GPU of this runtime, else the CPU."""
-        return parse_devices(value, num_gpus=self.num_gpus)
+        """The devices a config names, as `Placement` takes them. `auto` is every GPU of this runtime, else the CPU.
+
+        Raises RerollError if a selection finds too few.
+        """
+        try:
+            return parse_devices(value, num_gpus=self.num_gpus, nodes=self.gpu_nodes)
+        except ValueError as error:
+            raise RerollError(str(error)) from error
 
     async def __aenter__(self) -> Runtime:
         return self

@@ -41,10 +41,10 @@ class LocalRuntime(Runtime):
         self, worker_class: Callable[Concatenate[WorkerInfo, P], W], placement: Placement, *args: P.args, **kwargs: P.kwargs
     ) -> Workers[W]:
         hosts = [_Host[W](info, placement.concurrency) for info in _infos(placement)]
-        workers = LocalWorkers(hosts)
+        workers = LocalWorkers(hosts, make=lambda info: worker_class(info, *args, **kwargs))
         self._spawned.append(workers)
         try:
-            await gather_all([host.build(lambda info: worker_class(info, *args, **kwargs)) for host in hosts])
+            await gather_all([workers.revive(rank) for rank in range(workers.size)])
         except BaseException:
             await workers.stop()
             raise
@@ -58,20 +58,22 @@ class LocalRuntime(Runtime):
 class LocalWorkers(Workers[W]):
     """Workers in this process."""
 
-    def __init__(self, hosts: Sequence[_Host[W]]) -> None:
+    def __init__(self, hosts: Sequence[_Host[W]], *, make: Callable[[WorkerInfo], W]) -> None:
         self._hosts = list(hosts)
+        self._make = make
         self.size = len(self._hosts)
 
     async def all(self, method: Callable[Concatenate[W, P], T], *args: P.args, **kwargs: P.kwargs) -> list[T]:
         return await gather_all([host.call(method, *args, **kwargs) for host in self._hosts])
 
     async def scatter(self, method: Callable[[W, A], T], shards: Sequence[A]) -> list[T]:
-        if len(shards) != self.size:
-            raise ValueError(f"scatter needs one shard per worker: got {len(shards)} shards for {self.size} workers")
-        return await gather_all([host.call(method, shard) for host, shard in zip(self._hosts, shards, strict=True)])
+        return await gather_all(self.deal(method, shards))
 
     async def one(self, rank: int, method: Callable[Concatenate[W, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._hosts[rank].call(method, *args, **kwargs)
+
+    async def revive(self, rank: int) -> None:
+        await self._hosts[rank].build(self._make)
 
     async def stop(self) -> None:
         await asyncio.gather(*(host.stop() for host in self._hosts))
@@ -94,9 +96,10 @@ class _Host(Generic[W]):
             threading.Thread(target=self._serve, name=f"{self._name}.{index}", daemon=True).start()
 
     def build(self, worker_class: Callable[[WorkerInfo], W]) -> asyncio.Future[None]:
-        """Make the worker on one of its own threads."""
+        """Make the worker on one of its own threads. One that was there before is closed."""
 
         def make() -> None:
+            self._close()
             self._worker = worker_class(self._info)
 
         return self._submit(make)
@@ -155,7 +158,7 @@ class _Host(Generic[W]):
 
 
 def _infos(placement: Placement) -> list[WorkerInfo]:
-    devices = [device if device == "cpu" else f"cuda:{device}" for device in placement.devices]
+    devices = ["cpu" if first == "cpu" else f"cuda:{first}" for first, *_ in placement.seats]
     return [
         WorkerInfo(role=placement.role, rank=rank, world_size=len(devices), device=device)
         for rank, device in enumerate(devices)

@@ -62,6 +62,14 @@ async def test_scatter_refuses_another_number_of_shards(runtime: Runtime) -> Non
         await workers.scatter(Probe.double, [1, 2, 3])
 
 
+async def test_dealt_shards_are_awaited_one_by_one(runtime: Runtime) -> None:
+    workers = await runtime.spawn(Probe, on_cpu(2))
+    first, second = workers.deal(Probe.double, [4, 5])
+    assert (await second, await first) == (10, 8)
+    with pytest.raises(ValueError, match="one shard per worker: got 1 shards for 2 workers"):
+        workers.deal(Probe.double, [1])
+
+
 async def test_a_subclass_answers_with_its_own_method(runtime: Runtime) -> None:
     workers = await runtime.spawn(LoudProbe, on_cpu(1))
     assert await workers.one(0, Probe.double, 2) == 400
@@ -192,6 +200,38 @@ async def test_a_killed_actor_is_reported_as_died_with_the_way_out() -> None:
         assert await workers.one(0, Probe.double, 3) == 6
         with pytest.raises(WorkerDied, match=r"probe\[1\]"):
             await workers.all(Probe.double, 3)
+
+
+async def test_a_revived_worker_is_built_anew_as_it_was_spawned(runtime: Runtime, tmp_path: Path) -> None:
+    workers = await runtime.spawn(Probe, on_cpu(2), tmp_path)
+    await workers.all(Probe.remember, 1)
+    await workers.revive(1)
+    assert await workers.all(Probe.memory) == [[1], []]
+    assert await workers.all(Probe.whoami) == [WorkerInfo("probe", rank, 2, "cpu") for rank in range(2)]
+    await workers.stop()
+    assert (tmp_path / "closed-1").exists()
+
+
+@pytest.mark.usefixtures("one_ray")
+async def test_a_killed_actor_can_be_revived() -> None:
+    async with make_runtime(RayConfig(kind="ray")) as runtime:
+        workers = await runtime.spawn(Probe, on_cpu(2))
+        with pytest.raises(WorkerDied):
+            await workers.one(1, Probe.die)
+        await workers.revive(1)
+        assert await workers.all(Probe.double, 3) == [6, 6]
+
+
+@pytest.mark.usefixtures("one_ray")
+async def test_what_several_actors_are_given_is_stored_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    stored: list[object] = []
+    put = ray.put
+    async with make_runtime(RayConfig(kind="ray")) as runtime:
+        workers = await runtime.spawn(Probe, on_cpu(4))
+        monkeypatch.setattr(ray, "put", lambda value: stored.append(value) or put(value))
+        left, right = {"w": torch.ones(2)}, {"w": torch.ones(3)}
+        assert await workers.scatter(Probe.weigh, [left, left, right, right]) == [2, 2, 3, 3]
+    assert [arguments for (arguments,), _ in stored] == [left, right]  # type: ignore[misc,attr-defined]
 
 
 def test_auto_devices_are_the_cpu_and_an_index_stays_one(runtime: Runtime) -> None:

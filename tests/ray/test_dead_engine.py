@@ -78,6 +78,7 @@ def test_a_run_that_loses_an_engine_goes_on_and_trains_every_sample_once(
         return completion
 
     monkeypatch.setattr(InferCluster, "generate", generate)
+    monkeypatch.setattr("reroll.infer.cluster.MAX_REVIVALS", 0)
     killed = run(rlvr_tree, name="killed")
     assert [row["engine/alive"] for row in rows(whole)] == [2, 2, 2]
     assert [row["engine/alive"] for row in rows(killed)] == [2, 1, 1]

@@ -33,7 +33,8 @@ def lanes_of(plan: Plan) -> list[Lane]:
     for load in plan.loads:
         bars = tuple(bar for bar in plan.bars if load.device in bar.devices)
         before = lanes[-1] if lanes else None
-        if before and before.bars == bars and before.load.terms == load.terms:
+        alike = before and plan.cluster.spec_of(before.devices[0]) == plan.cluster.spec_of(load.device)
+        if before and alike and before.bars == bars and before.load.terms == load.terms:
             lanes[-1] = Lane((*before.devices, load.device), before.load, bars)
         else:
             lanes.append(Lane((load.device,), load, bars))
@@ -91,8 +92,8 @@ def _draw_time(axes: Any, lanes: Sequence[Lane], plan: Plan, colours: dict[str, 
 
 
 def _draw_memory(axes: Any, lanes: Sequence[Lane], plan: Plan, colours: dict[str, str]) -> None:
-    room, whole = plan.cluster.memory_bytes / GIB, plan.cluster.spec.memory_gib
-    widest = max(whole, plan.fullest.num_bytes / GIB)
+    sizes = [plan.cluster.spec_of(lane.devices[0]).memory_gib for lane in lanes]
+    widest = max(*sizes, plan.fullest.num_bytes / GIB)
     for row, lane in enumerate(lanes):
         left = 0.0
         shades = dict.fromkeys(colours, 0)
@@ -118,10 +119,14 @@ def _draw_memory(axes: Any, lanes: Sequence[Lane], plan: Plan, colours: dict[str
         note = f"{left:.1f} GiB, {lane.load.phase}" + (": too much" if full else "")
         box = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
         axes.text(left + 0.01 * widest, row, note, va="center", fontsize=8, color=RED if full else INK, bbox=box, zorder=4)
-    axes.axvline(room, color=RED, linewidth=1, linestyle="--", zorder=3)
-    axes.axvline(whole, color=INK, linewidth=1, zorder=3)
+        room = plan.cluster.memory_bytes_of(lane.devices[0]) / GIB
+        axes.vlines(room, row - 0.5, row + 0.5, color=RED, linewidth=1, linestyle="--", zorder=3)
+        axes.vlines(sizes[row], row - 0.5, row + 0.5, color=INK, linewidth=1, zorder=3)
     axes.set_xlim(0, widest * 1.42)
-    axes.set_xlabel(f"GiB; {plan.cluster.spec.name}: {whole:g}, of which {room:.1f} are planned with", fontsize=9, color=INK)
+    names = {plan.cluster.spec_of(lane.devices[0]).name: size for lane, size in zip(lanes, sizes, strict=True)}
+    known = ", ".join(f"{name}: {size:g}" for name, size in names.items())
+    share = f"{plan.cluster.efficiency.memory:.0%}"
+    axes.set_xlabel(f"GiB; {known}, of which {share} are planned with", fontsize=9, color=INK)
     axes.set_title("memory at its fullest", loc="left", fontsize=10, color=INK)
     _style(axes)
 
@@ -129,8 +134,8 @@ def _draw_memory(axes: Any, lanes: Sequence[Lane], plan: Plan, colours: dict[str
 def _label(lane: Lane, plan: Plan) -> str:
     if lane.devices == ("cpu",):
         return "CPU"
-    nodes = sorted({int(device) // plan.cluster.num for device in lane.devices})
-    where = "" if plan.cluster.nodes == 1 else f"\nnode {nodes[0]}" + (f"-{nodes[-1]}" if len(nodes) > 1 else "")
+    nodes = sorted({plan.cluster.node_of(device) for device in lane.devices})
+    where = "" if len(plan.cluster.machines) == 1 else f"\nnode {nodes[0]}" + (f"-{nodes[-1]}" if len(nodes) > 1 else "")
     return f"GPU {as_devices(lane.devices)}{where}"
 
 

@@ -18,6 +18,8 @@ CONTEXT_BYTES = 600 * 2**20
 FP32_BYTES = 4
 ADAM_BYTES = 8
 """Two fp32 moments for each trained parameter."""
+ZERO_BUCKET_BYTES = 4 * 50_000_000
+"""DeepSpeed's buffer of numbers on their way to other ranks."""
 PREFILL_TOKENS = 8192
 """Context tokens that an engine reads in one step."""
 MAX_PARKED_BYTES = 2 * GIB
@@ -48,6 +50,7 @@ class Training:
     value_bytes: int
     """Of one number in the precision that the model computes in."""
     micro_batch_tokens: int
+    """That one rank holds: of a sequence that several share, its part."""
     logprob_chunk: int = 1024
     checkpointing: bool = False
     longest: int = 1024
@@ -61,8 +64,15 @@ class Training:
     """Layers are cut up again between forward and backward pass."""
     tp: int = 1
     """Ranks that every layer is cut over."""
+    sp: int = 1
+    """Ranks that share the tokens of every sequence."""
+    ep: int = 1
+    """Ranks that share out the experts of every layer."""
     offload: bool = False
     """Parameters and optimizer live in the host's memory and visit the device."""
+    zero_stage: int | None = None
+    """What DeepSpeed cuts over `zero_ranks`: 1 masters and optimizer, 2 gradients too, 3 the parameters as well."""
+    zero_ranks: int = 1
     on_cpu: bool = False
 
     @property
@@ -83,7 +93,10 @@ def train_memory(shape: ModelShape, how: Training) -> RoleMemory:
     total = parameter_count(shape, has_language_head=how.has_language_head)
     trained = how.lora_parameters or total
     held, working = _parameter_terms(shape, how, total=total), {}
-    if how.shards is None:
+    if how.zero_stage is not None:
+        held |= {"fp32 masters": trained * FP32_BYTES // how.zero_ranks}
+        working = {"gradients": _zero_gradient_bytes(shape, how, trained=trained), "exchange": ZERO_BUCKET_BYTES}
+    elif how.shards is None:
         masters = 0 if how.value_bytes == FP32_BYTES else trained * FP32_BYTES
         held |= {"fp32 masters": masters // how.tp}
         # The sums are fp32; those of the micro-batch under way stand beside them until it has passed.
@@ -91,9 +104,9 @@ def train_memory(shape: ModelShape, how: Training) -> RoleMemory:
         working["gradients"] = trained * (FP32_BYTES + passing) // how.tp
     else:
         working["gradients"] = trained * FP32_BYTES // how.cut + _layer_bytes(shape, how)
-    held["optimizer"] = trained * ADAM_BYTES // how.cut
-    if how.offload:
-        held = {}
+    held["optimizer"] = trained * ADAM_BYTES // (how.zero_ranks if how.zero_stage else how.cut)
+    if how.offload:  # Below stage 3 DeepSpeed leaves the parameters where they are.
+        held = {"parameters": held["parameters"]} if how.zero_stage in (1, 2) else {}
         working["gradients"] = 2 * _layer_bytes(shape, how)
     working |= _gathered_terms(shape, how)
     working["activations"] = activation_bytes(shape, how)
@@ -140,8 +153,9 @@ def layer_activation_bytes(shape: ModelShape, how: Training) -> int:
     if shape.family in _SOFTCAPPED:
         attention += shape.num_heads * how.longest * (2 * size + FP32_BYTES + 1)
     mlp = 4 * size * shape.mlp_width
-    if shape.num_sparse_layers:  # Rows are sorted by expert, which copies a token for each of its experts, in and out.
-        mlp += 2 * size * shape.hidden * shape.experts_per_token + FP32_BYTES * shape.num_experts
+    if shape.num_sparse_layers:  # A token is copied for each of its experts, in and out, and once more if it travelled.
+        copies = 2 if how.ep == 1 else 3
+        mlp += copies * size * shape.hidden * shape.experts_per_token + FP32_BYTES * shape.num_experts
     return norms + (attention + mlp) // how.tp
 
 
@@ -217,9 +231,18 @@ def pooled_engine_memory(shape: ModelShape, *, value_bytes: int, tp: int, pool_b
 
 
 def _parameter_terms(shape: ModelShape, how: Training, *, total: int) -> Terms:
+    if how.zero_stage is not None:
+        return {"parameters": (total + how.lora_parameters) * how.value_bytes // (how.shards or 1)}
     if how.shards is None:
         return {"parameters": (total + how.lora_parameters) * how.value_bytes // how.tp}
     return {"parameters": (total + how.lora_parameters) * FP32_BYTES // how.cut}
+
+
+def _zero_gradient_bytes(shape: ModelShape, how: Training, *, trained: int) -> int:
+    """Stage 1 sums on every rank; the others send a layer's gradient on as soon as it is there."""
+    if how.zero_stage == 1:
+        return trained * (FP32_BYTES + (how.value_bytes if how.value_bytes < FP32_BYTES else 0))
+    return trained * FP32_BYTES // how.zero_ranks + _layer_bytes(shape, how)
 
 
 def _gathered_terms(shape: ModelShape, how: Training) -> Terms:
@@ -227,13 +250,13 @@ def _gathered_terms(shape: ModelShape, how: Training) -> Terms:
     if how.shards is None:
         return {}
     if not how.reshard:
-        return {"gathered layers": shape.num_parameters * how.value_bytes // how.tp}
+        return {"gathered layers": shape.met_parameters(ep=how.ep) * how.value_bytes // how.tp}
     ends = shape.head_parameters * (1 if shape.is_tied else 2) * how.value_bytes // how.tp
     return {"gathered layers": 2 * _layer_bytes(shape, how) + ends}
 
 
 def _layer_bytes(shape: ModelShape, how: Training) -> int:
-    return shape.largest_layer_parameters * how.value_bytes // how.tp
+    return shape.largest_layer_parameters(ep=how.ep) * how.value_bytes // how.tp
 
 
 def _nonzero(terms: Terms) -> Terms:

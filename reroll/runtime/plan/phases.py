@@ -116,7 +116,7 @@ class _Clock:
         rows, num_devices = self.rows(), len(role.ranks)
         if role.devices == ("cpu",):
             num_devices = role.tp  # However many ranks there are, they share the one CPU.
-        cluster = self._cluster_of(role)
+        cluster = self.cluster.part(role.devices)
         score_s = answer_seconds(role.shape, role.how, rows, cluster, num_devices=num_devices)
         if role.kind == "answer":
             return score_s
@@ -135,7 +135,7 @@ class _Clock:
         return generate_seconds(
             engine.shape,
             self.rows(),
-            self._cluster_of(engine),
+            self.cluster.part(engine.devices),
             value_bytes=engine.how.value_bytes,
             num_workers=num_workers,
             tp=engine.tp,
@@ -145,19 +145,17 @@ class _Clock:
     def _push_seconds(self) -> float:
         engine, policy = self.engine, self.policy
         assert engine is not None
-        nodes = {self._node(device) for device in engine.devices}
+        nodes = {self.cluster.node_of(device) for device in engine.devices}
         trained = policy.how.lora_parameters or policy.shape.num_parameters
         return push_seconds(
             trained * policy.how.value_bytes,
-            self.cluster,
+            self.cluster.part(self._gpus_of(policy, engine)),
             same_process=self.one_process,
             num_engine_nodes=len(nodes),
-            crosses=nodes != {self._node(policy.devices[0])},
+            crosses=nodes != {self.cluster.node_of(policy.devices[0])},
         )
 
-    def _cluster_of(self, role: Role) -> ClusterConfig:
-        """The cluster as a role sees it: one on the CPU has no use for GPUs."""
-        return self.cluster.model_copy(update={"device": "cpu"}) if role.devices == ("cpu",) else self.cluster
-
-    def _node(self, device: str) -> int:
-        return 0 if device == "cpu" else int(device) // self.cluster.num
+    @staticmethod
+    def _gpus_of(*roles: Role) -> tuple[str, ...]:
+        """All of their devices; the CPU only where there is nothing else."""
+        return tuple(dict.fromkeys(device for role in roles for device in role.devices if device != "cpu")) or ("cpu",)

@@ -34,7 +34,7 @@ class Plan:
     def overfull(self) -> tuple[DeviceLoad, ...]:
         """Devices that would hold too much. Of the hosts of GPUs nobody knows the memory: they are not judged."""
         judged = [load for load in self.loads if load.device != "cpu" or self.cluster.has_only_cpus]
-        return tuple(load for load in judged if load.num_bytes > self.cluster.memory_bytes)
+        return tuple(load for load in judged if load.num_bytes > self.cluster.memory_bytes_of(load.device))
 
     @property
     def fits(self) -> bool:
@@ -63,7 +63,7 @@ def make_plan(config: AnyConfig, cluster: ClusterConfig) -> Plan:
         loads=loads_of(config, roles),
         bars=bars,
         step_s=max(bar.end_s for bar in bars),
-        notes=tuple(_notes(roles)),
+        notes=tuple(_notes(roles, cluster)),
     )
 
 
@@ -85,8 +85,12 @@ def cluster_here(config: AnyConfig) -> ClusterConfig | None:
     return ClusterConfig(device=found.pop(), num=num_gpus) if len(found) == 1 else None
 
 
-def _notes(roles: Sequence[Role]) -> Iterator[str]:
+def _notes(roles: Sequence[Role], cluster: ClusterConfig) -> Iterator[str]:
     for family in dict.fromkeys(role.shape.family for role in roles if role.shape.family not in COUNTED):
         yield f"models of family {family} are counted as a Llama of their sizes: their parameters may be somewhat off"
     if any("cpu" in role.devices for role in roles) and any(role.devices != ("cpu",) for role in roles):
         yield "what runs on the hosts' CPUs is not judged for memory, and timed as if alone there"
+    for role in roles:
+        specs = {cluster.spec_of(device) for device in role.devices if device != "cpu"}
+        if len(specs) > 1:
+            yield f"{role.name} is on devices of several kinds, and is timed as if each were the weakest of them"

@@ -11,7 +11,9 @@ from reroll.config.cluster import ClusterConfig
 from reroll.config.distill import DistillConfig
 from reroll.config.host import parse_devices
 from reroll.config.parts import (
+    DeepspeedStrategy,
     Devices,
+    DeviceSelection,
     EmbeddedEngine,
     EngineConfig,
     FixedModel,
@@ -19,6 +21,7 @@ from reroll.config.parts import (
     ModelConfig,
     RayRuntime,
     StrategyConfig,
+    TorchStrategy,
     VllmEngine,
 )
 from reroll.config.preference import DpoConfig, RewardModelConfig
@@ -202,7 +205,7 @@ class _Reader:
         engine, policy = config.engine, config.policy
         shape = shape_of(policy.model)
         size = VALUE_BYTES[policy.strategy.precision if engine.precision == "same" else engine.precision]
-        ranks, tp = engine_ranks(engine, self._devices("engine", engine.devices)), engine_tp(engine)
+        ranks, tp = self._seats(engine), engine_tp(engine)
         policy_devices = train_ranks(policy.strategy, self._devices("policy", policy.devices))
         shares = (
             self.one_process
@@ -245,12 +248,21 @@ class _Reader:
             shares_weights=shares,
         )
 
+    def _seats(self, engine: EngineConfig) -> tuple[tuple[str, ...], ...]:
+        ranks = engine_ranks(engine, self._devices("engine", engine.devices))
+        if torn := torn_seat(ranks, self.cluster):
+            problem = f"a worker would span GPUs {', '.join(torn)}, which are on several nodes"
+            fix = "lower engine.tensor_parallel, or name GPUs that fill whole nodes"
+            raise ConfigError([Violation("engine.devices", problem, fix)])
+        return ranks
+
     def _pooled(self, engine: VllmEngine, shape: ModelShape, value_bytes: int) -> RoleMemory:
         longest = min(engine.max_model_len or self.longest, self.longest, shape.max_positions)
         if self._devices("engine", engine.devices) == ("cpu",):
             pool = shape.num_parameters * value_bytes + int(engine.cpu_cache_gib * GIB)
         else:
-            pool = int(self.cluster.spec.memory_gib * GIB * engine.gpu_memory_utilization)
+            spec = self.cluster.part(self._devices("engine", engine.devices)).spec
+            pool = int(spec.memory_gib * GIB * engine.gpu_memory_utilization)
         return pooled_engine_memory(shape, value_bytes=value_bytes, tp=engine.tensor_parallel, pool_bytes=pool, longest=longest)
 
     def _training(
@@ -262,27 +274,40 @@ class _Reader:
         lora_parameters: int = 0,
     ) -> Training:
         sharded = strategy if isinstance(strategy, Fsdp2Strategy) else None
+        zero = strategy if isinstance(strategy, DeepspeedStrategy) else None
+        shards = max(1, len(ranks) // (sharded.tp * sharded.replicas)) if sharded else None
+        sp = sharded.sp if sharded else 1
         return Training(
             value_bytes=VALUE_BYTES[strategy.precision],
-            micro_batch_tokens=strategy.micro_batch_tokens,
+            # A row that is longer than the budget goes through by itself.
+            micro_batch_tokens=max(strategy.micro_batch_tokens, -(-self.longest // sp)),
             logprob_chunk=strategy.logprob_chunk,
             checkpointing=strategy.gradient_checkpointing,
             longest=self.longest,
             lora_parameters=lora_parameters,
             has_language_head=has_language_head,
-            shards=max(1, len(ranks) // (sharded.tp * sharded.replicas)) if sharded else None,
+            shards=len(ranks) if zero and zero.stage == 3 else shards,
+            zero_stage=zero.stage if zero else None,
+            zero_ranks=len(ranks) if zero else 1,
             reshard=sharded is None or sharded.reshard_after_forward,
             tp=sharded.tp if sharded else 1,
-            offload=sharded is not None and sharded.offload,
+            sp=sp,
+            ep=sharded.ep if sharded else 1,
+            offload=not isinstance(strategy, TorchStrategy) and strategy.offload,
             on_cpu=ranks[0] == ("cpu",),
         )
 
     def _devices(self, path: str, value: Devices) -> tuple[str, ...]:
         num_gpus = 0 if self.cluster.has_only_cpus else self.cluster.num_devices
+        if value == "auto" and self.cluster.is_mixed:
+            problem = "is auto, and the cluster has nodes of several kinds"
+            raise ConfigError([Violation(f"{path}.devices", problem, "say which, e.g. {gpus: 8, label: {pool: train}}")])
         try:
-            devices = parse_devices(value, num_gpus=num_gpus)
+            devices = parse_devices(value, num_gpus=num_gpus, nodes=self.cluster.gpu_nodes)
         except ValueError as error:
-            fix = "write auto, cpu, a number, a range such as 0-3, or a list"
+            fix = "write auto, cpu, a number, a range such as 0-3, a list, or {gpus: 4, label: {…}}"
+            if isinstance(value, DeviceSelection):
+                fix = "ask for fewer or others, or list the nodes that carry it under cluster.nodes"
             raise ConfigError([Violation(f"{path}.devices", str(error), fix)]) from error
         missing = [device for device in devices if device != "cpu" and int(device) >= num_gpus]
         if missing:
@@ -305,8 +330,8 @@ class _Reader:
 
 
 def train_ranks(strategy: StrategyConfig, devices: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
-    """The device of each training rank: one for `torch`, every one for `fsdp2`."""
-    if not isinstance(strategy, Fsdp2Strategy):
+    """The device of each training rank: one for `torch`, every one for the others."""
+    if isinstance(strategy, TorchStrategy):
         return ((devices[0],),)
     return tuple((devices[rank % len(devices)],) for rank in range(strategy.num_ranks or len(devices)))
 
@@ -316,6 +341,11 @@ def engine_ranks(engine: EngineConfig, devices: tuple[str, ...]) -> tuple[tuple[
     tp = engine_tp(engine)
     seats = [devices[start : start + tp] for start in range(0, len(devices) - tp + 1, tp)] or [devices]
     return tuple(seats[rank % len(seats)] for rank in range(engine.num_workers))
+
+
+def torn_seat(ranks: tuple[tuple[str, ...], ...], cluster: ClusterConfig) -> tuple[str, ...] | None:
+    """A worker's devices that are not all on one node, if there is such a worker: it cannot run."""
+    return next((rank for rank in ranks if len({cluster.node_of(device) for device in rank}) > 1), None)
 
 
 def engine_tp(engine: EngineConfig) -> int:

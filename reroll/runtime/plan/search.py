@@ -10,13 +10,22 @@ from reroll.config.algorithm import OwnCritic
 from reroll.config.base import Node
 from reroll.config.cluster import ClusterConfig
 from reroll.config.host import parse_devices
-from reroll.config.parts import EngineConfig, Fsdp2Strategy, ModelConfig, PolicyConfig, RayRuntime, StrategyConfig, VllmEngine
+from reroll.config.parts import (
+    EngineConfig,
+    Fsdp2Strategy,
+    ModelConfig,
+    PolicyConfig,
+    RayRuntime,
+    StrategyConfig,
+    TorchStrategy,
+    VllmEngine,
+)
 from reroll.config.tree import AnyConfig, RlvrConfig
 from reroll.errors import ModelError, Violation
 from reroll.runtime.plan.memory import GIB
 from reroll.runtime.plan.peaks import DeviceLoad
 from reroll.runtime.plan.plan import Plan, cluster_here, make_plan
-from reroll.runtime.plan.roles import Role, roles_of
+from reroll.runtime.plan.roles import Role, engine_ranks, roles_of, torn_seat
 from reroll.runtime.plan.shape import ModelShape, shape_of
 
 C = TypeVar("C", bound=Node)
@@ -61,7 +70,7 @@ def candidates(config: AnyConfig, cluster: ClusterConfig) -> Iterator[AnyConfig]
     shape = shape_of(config.policy.model)
     seen: set[str] = set()
     for policy in _policy_maps(config, cluster, shape):
-        for engine in _engine_maps(config, cluster, shape, tuple(parse_devices(policy.devices))):
+        for engine in _engine_maps(config, cluster, shape, parse_devices(policy.devices, nodes=cluster.gpu_nodes)):
             candidate = _with_followers(_with(config, policy=policy, engine=engine))
             key = candidate.model_dump_json(include={"policy", "engine"})
             if key not in seen:
@@ -73,8 +82,8 @@ def device_violations(plan: Plan) -> list[Violation]:
     """What does not fit, with the sum, and what would."""
     if plan.fits:
         return []
-    load, room = max(plan.overfull, key=lambda load: load.num_bytes), plan.cluster.memory_bytes / GIB
-    spec = plan.cluster.spec
+    load = max(plan.overfull, key=lambda load: load.num_bytes)
+    spec, room = plan.cluster.spec_of(load.device), plan.cluster.memory_bytes_of(load.device) / GIB
     problem = (
         f"device {load.device} would hold {load.num_bytes / GIB:.1f} GiB ({load.phase}): {_sum(load)}; "
         f"of the {spec.memory_gib:g} GiB of a {spec.name} {room:.1f} can be planned with"
@@ -100,13 +109,13 @@ def _policy_maps(config: RlvrConfig, cluster: ClusterConfig, shape: ModelShape) 
     policy, num = config.policy, cluster.num_devices
     strategy = policy.strategy
     if policy.devices != "auto":
-        starts = [parse_devices(policy.devices)]
-    elif not isinstance(strategy, Fsdp2Strategy):
+        starts = [parse_devices(policy.devices, nodes=cluster.gpu_nodes)]
+    elif isinstance(strategy, TorchStrategy):
         starts = [("0",), (str(num - 1),)]
     else:
-        starts = [_span(0, size) for size in _sizes(num, cluster.num)]
+        starts = [_span(0, size) for size in _sizes(num, cluster.devices_per_node)]
         if config.engine.devices != "auto":
-            taken = parse_devices(config.engine.devices)
+            taken = parse_devices(config.engine.devices, nodes=cluster.gpu_nodes)
             starts.append(tuple(device for device in _span(0, num) if device not in taken))
     for devices in starts:
         if not devices:
@@ -116,8 +125,17 @@ def _policy_maps(config: RlvrConfig, cluster: ClusterConfig, shape: ModelShape) 
             continue
         ranks = strategy.num_ranks or len(devices)
         for tp in [strategy.tp] if "tp" in strategy.model_fields_set else _tp_sizes(shape, ranks, cluster):
-            if ranks % (tp * strategy.replicas) == 0:
+            if _can_lay_out(strategy, shape, num_ranks=ranks, tp=tp):
                 yield _with(policy, devices=as_devices(devices), strategy=_with(strategy, tp=tp))
+
+
+def _can_lay_out(strategy: Fsdp2Strategy, shape: ModelShape, *, num_ranks: int, tp: int) -> bool:
+    """Whether so many ranks can hold a model with its layers cut by `tp`, which cuts no experts."""
+    if num_ranks % (tp * strategy.sp * strategy.replicas) or shape.num_heads % (tp * strategy.sp):
+        return False
+    if tp > 1 and shape.num_sparse_layers:
+        return False
+    return num_ranks // (tp * strategy.replicas) % strategy.ep == 0
 
 
 def _engine_maps(
@@ -125,7 +143,7 @@ def _engine_maps(
 ) -> Iterator[EngineConfig]:
     engine, num = config.engine, cluster.num_devices
     if engine.devices != "auto":
-        options = [parse_devices(engine.devices)]
+        options = [parse_devices(engine.devices, nodes=cluster.gpu_nodes)]
     else:
         others = tuple(device for device in _span(0, num) if device not in policy)
         options = [policy, others, _span(0, num)]
@@ -142,7 +160,9 @@ def _engine_maps(
             changes: dict[str, Any] = {"devices": as_devices(used), "num_workers": num_workers}
             if isinstance(engine, VllmEngine):
                 changes["tensor_parallel"] = tp
-            yield _with(engine, **changes)
+            option = _with(engine, **changes)
+            if not torn_seat(engine_ranks(option, used), cluster):
+                yield option
 
 
 def _engine_tps(engine: VllmEngine, shape: ModelShape, devices: tuple[str, ...], cluster: ClusterConfig) -> list[int]:
@@ -154,7 +174,9 @@ def _engine_tps(engine: VllmEngine, shape: ModelShape, devices: tuple[str, ...],
 def _tp_sizes(shape: ModelShape, num_devices: int, cluster: ClusterConfig) -> list[int]:
     """Into how many parts the layers can be cut: whole heads, inside one node, and no device left over."""
     most = math.gcd(shape.num_heads, shape.num_kv_heads)
-    return [tp for tp in range(1, min(most, cluster.num, num_devices) + 1) if most % tp == 0 and num_devices % tp == 0]
+    return [
+        tp for tp in range(1, min(most, cluster.devices_per_node, num_devices) + 1) if most % tp == 0 and num_devices % tp == 0
+    ]
 
 
 def _sizes(num: int, per_node: int) -> list[int]:
@@ -212,8 +234,8 @@ def _fix(plan: Plan) -> str:
     least = make_plan(config, cluster).fullest.num_bytes / cluster.efficiency.memory / GIB
     return (
         f"even with {', '.join(done)} it needs devices of {math.ceil(least)} GiB: cut the model over more of them "
-        "(strategy.kind=fsdp2 and more devices; engine.kind=vllm and engine.tensor_parallel), train an adapter (lora), "
-        "or take a smaller model"
+        "(strategy.kind=fsdp2 and more devices; engine.kind=vllm and engine.tensor_parallel), let ranks share long "
+        "rows (strategy.sp), train an adapter (lora), or take a smaller model"
     )
 
 
@@ -245,12 +267,13 @@ def _remedies(config: AnyConfig, cluster: ClusterConfig, longest: int) -> dict[s
 
 
 def _strategy_changes(path: str, strategy: StrategyConfig, longest: int) -> Iterator[tuple[str, Sequence[Any]]]:
-    yield f"{path}.micro_batch_tokens", _halves(strategy.micro_batch_tokens, at_least=longest)
+    sp = strategy.sp if isinstance(strategy, Fsdp2Strategy) else 1
+    yield f"{path}.micro_batch_tokens", _halves(strategy.micro_batch_tokens, at_least=-(-longest // sp))
     if not strategy.gradient_checkpointing:
         yield f"{path}.gradient_checkpointing", [True]
     if strategy.precision == "fp32":
         yield f"{path}.precision", ["bf16"]
-    if isinstance(strategy, Fsdp2Strategy) and not strategy.offload:
+    if not isinstance(strategy, TorchStrategy) and not strategy.offload:
         yield f"{path}.offload", [True]
 
 

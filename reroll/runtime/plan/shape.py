@@ -83,6 +83,11 @@ class ModelShape:
         return 3 * self.hidden * self.expert_intermediate
 
     @property
+    def all_expert_parameters(self) -> int:
+        """Of all experts of all layers."""
+        return self.num_sparse_layers * self.num_experts * self.expert_parameters
+
+    @property
     def head_parameters(self) -> int:
         """Of the matrix that words are told by, whether it is the embedding or not."""
         return self.vocabulary * self.hidden
@@ -109,9 +114,13 @@ class ModelShape:
         attention = self.num_layers * (self.attention_parameters + self.norm_parameters)
         return attention + self._mlps(num_experts=self.experts_per_token)
 
-    @property
-    def largest_layer_parameters(self) -> int:
-        experts = self.hidden * self.num_experts + self.num_experts * self.expert_parameters
+    def met_parameters(self, *, ep: int) -> int:
+        """Those that one of the ranks meets which share out the experts of every layer: all but the others' experts."""
+        return self.num_parameters - self.all_expert_parameters * (ep - 1) // ep
+
+    def largest_layer_parameters(self, *, ep: int = 1) -> int:
+        """Of them, those of one layer."""
+        experts = self.hidden * self.num_experts + self.num_experts // ep * self.expert_parameters
         dense = self.dense_mlp_parameters if self.num_sparse_layers < self.num_layers else 0
         return self.attention_parameters + self.norm_parameters + max(dense, experts if self.num_sparse_layers else 0)
 
@@ -130,13 +139,12 @@ class ModelShape:
         if not self.num_experts:
             return float(self.num_active_parameters)
         share = 1.0 - math.pow(1 - self.experts_per_token / self.num_experts, max(num_tokens, 1.0))
-        experts = self.num_sparse_layers * self.num_experts * self.expert_parameters
         chosen = self.num_sparse_layers * self.experts_per_token * self.expert_parameters
-        return self.num_active_parameters - chosen + experts * share
+        return self.num_active_parameters - chosen + self.all_expert_parameters * share
 
     def lora_parameters(self, rank: int, targets: list[str] | str) -> int:
-        """Parameters of an adapter of this rank on the linear layers named, which are all of them by default."""
-        dense, expert = self.intermediate, self.expert_intermediate
+        """Parameters of an adapter of this rank on the linear layers named, which are all of them by default. Of a model
+        with experts, only attention is adapted."""
         attention = {
             "q_proj": self.hidden + self.query_width,
             "k_proj": self.hidden + self.kv_width,
@@ -146,8 +154,7 @@ class ModelShape:
         wanted = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
         chosen = [name for name in wanted if targets == "all-linear" or name in targets]
         num_mlp = len([name for name in chosen if name not in attention])
-        mlps = (self.num_layers - self.num_sparse_layers) * (self.hidden + dense)
-        mlps += self.num_sparse_layers * self.num_experts * (self.hidden + expert)
+        mlps = 0 if self.num_sparse_layers else self.num_layers * (self.hidden + self.intermediate)
         return rank * (self.num_layers * sum(attention.get(name, 0) for name in chosen) + num_mlp * mlps)
 
     def _mlps(self, num_experts: int | None = None) -> int:

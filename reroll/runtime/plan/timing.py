@@ -60,7 +60,7 @@ def train_seconds(shape: ModelShape, how: Training, rows: Rows, cluster: Cluster
     tokens_per_rank = rows.num_tokens / (num_devices // how.tp)
     return max(
         compute_s, _shard_seconds(shape, how, tokens_per_rank, cluster, num_devices=num_devices, passes=3)
-    ) + _tp_seconds(shape, how, tokens_per_rank, cluster, num_exchanges=4)
+    ) + _exchange_seconds(shape, how, tokens_per_rank, cluster, passes=2)
 
 
 def answer_seconds(shape: ModelShape, how: Training, rows: Rows, cluster: ClusterConfig, *, num_devices: int) -> float:
@@ -70,7 +70,7 @@ def answer_seconds(shape: ModelShape, how: Training, rows: Rows, cluster: Cluste
     tokens_per_rank = rows.num_tokens / (num_devices // how.tp)
     return max(
         compute_s, _shard_seconds(shape, how, tokens_per_rank, cluster, num_devices=num_devices, passes=1)
-    ) + _tp_seconds(shape, how, tokens_per_rank, cluster, num_exchanges=2)
+    ) + _exchange_seconds(shape, how, tokens_per_rank, cluster, passes=1)
 
 
 def _shard_seconds(
@@ -80,21 +80,27 @@ def _shard_seconds(
     if not how.shards or how.shards == 1:
         return 0.0
     num_micro_batches = math.ceil(tokens_per_rank / how.micro_batch_tokens)
-    sent = passes * shape.num_parameters * how.value_bytes * (how.shards - 1) / how.shards
-    if num_devices > cluster.num:  # Every node takes in the whole model once, and hands it on inside.
-        seconds = sent / (cluster.network_gb_s * 1e9)
-    else:
-        seconds = sent / how.tp / (cluster.spec.link_gb_s * 1e9)
+    crosses = num_devices > cluster.num  # Then every node takes in the whole model once, and hands it on inside.
+    experts, expert_shards = shape.all_expert_parameters, how.shards // how.ep
+    gathered = (shape.num_parameters - experts) * (how.shards - 1) / how.shards
+    gathered += experts * (expert_shards - 1) / expert_shards / (1 if crosses else how.ep)
+    sent = passes * gathered * how.value_bytes
+    seconds = sent / (cluster.network_gb_s * 1e9) if crosses else sent / how.tp / (cluster.spec.link_gb_s * 1e9)
     return num_micro_batches * seconds / cluster.efficiency.link
 
 
-def _tp_seconds(
-    shape: ModelShape, how: Training, tokens_per_rank: float, cluster: ClusterConfig, *, num_exchanges: int
+def _exchange_seconds(
+    shape: ModelShape, how: Training, tokens_per_rank: float, cluster: ClusterConfig, *, passes: int
 ) -> float:
-    """Adding up what the ranks of a layer computed: so many exchanges of the hidden states in each layer."""
-    if how.tp == 1:
-        return 0.0
-    sent = num_exchanges * shape.num_layers * tokens_per_rank * shape.hidden * how.value_bytes * 2 * (how.tp - 1) / how.tp
+    """What ranks that work on the same layer or sequence tell each other, in each layer of each pass.
+
+    Those of a layer add up hidden states twice; those of a sequence swap queries, keys and values for heads, and outputs back;
+    those of experts send a token to each of its own, and back.
+    """
+    of_layers = 2 * shape.hidden * 2 * (how.tp - 1) / how.tp
+    of_sequences = 2 * (shape.query_width + shape.kv_width) / how.tp * (how.sp - 1) / how.sp
+    of_experts = 2 * shape.experts_per_token * shape.hidden * (how.ep - 1) / how.ep * shape.num_sparse_layers / shape.num_layers
+    sent = passes * shape.num_layers * tokens_per_rank * how.value_bytes * (of_layers + of_sequences + of_experts)
     return sent / (cluster.spec.link_gb_s * 1e9 * cluster.efficiency.link)
 
 

@@ -46,9 +46,12 @@ def test_one_process_holds_one_vllm_engine(rlvr_tree: dict[str, Any]) -> None:
 
 
 @pytest.mark.usefixtures("with_vllm")
-def test_a_ray_worker_cannot_spread_a_vllm_engine_over_gpus(rlvr_tree: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"engine.tensor_parallel: .*engine.num_workers"):
-        parse(rlvr_tree | {"runtime": {"kind": "ray"}}, kind="vllm", tensor_parallel=2)
+@pytest.mark.parametrize("devices", [0, "0-2", {"gpus": 3, "label": {"pool": "a100"}}])
+def test_a_vllm_engine_is_not_spread_over_more_gpus_than_it_has(rlvr_tree: dict[str, Any], devices: Any) -> None:
+    tree = rlvr_tree | {"runtime": {"kind": "ray", "num_gpus": 8}}
+    with pytest.raises(ConfigError, match=r"engine.devices: names \d GPUs?, and each worker is spread over 4"):
+        parse(tree, kind="vllm", tensor_parallel=4, devices=devices)
+    assert parse(tree, kind="vllm", tensor_parallel=4, devices="0-3")
 
 
 @pytest.mark.usefixtures("with_vllm")

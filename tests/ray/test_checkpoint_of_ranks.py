@@ -1,0 +1,153 @@
+"""Checkpoints of a model that two processes hold, written while they train."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from reroll.config.parts import CheckpointConfig, Fsdp2Strategy, ModelConfig, OptimConfig, RunConfig
+from reroll.config.parts import RayRuntime as RayConfig
+from reroll.errors import RunFolderError, WorkerDied
+from reroll.models.tiny import make_tiny
+from reroll.observe.run_folder import RunFolder
+from reroll.pipeline.checkpoints import Checkpoints
+from reroll.runtime.base import Placement, Workers
+from reroll.tokens.batch import Batch, pack
+from reroll.train import cluster as cluster_module
+from reroll.train.cluster import TrainCluster
+from reroll.train.loss import SFT_LOSS
+from reroll.train.parallel.ranks import MeetingPoint
+from reroll.train.staging import in_background
+from reroll.train.worker import TrainWorker
+from reroll.types import Sample
+
+pytest.importorskip("ray")
+from reroll.runtime.ray import RayRuntime
+
+
+class WaitingWorker(TrainWorker):
+    """Writes nothing while there is a file `wait` beside the checkpoint."""
+
+    def stage(self, folder: Path) -> None:
+        write = self._strategy.stage(folder)
+
+        def write_when_told() -> None:
+            while (folder.parent / "wait").exists():
+                time.sleep(0.01)
+            write()
+
+        self._writing = in_background(write_when_told, name="checkpoint")
+
+    def process_id(self) -> int:
+        return os.getpid()
+
+
+@pytest.fixture(scope="module")
+def runtime() -> Iterator[RayRuntime]:
+    runtime = RayRuntime(RayConfig(kind="ray", num_cpus=16))
+    yield runtime
+    asyncio.run(runtime.close())
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny(tmp_path_factory.mktemp("tiny"), hidden=32)
+
+
+@pytest.fixture(scope="module")
+def policy(runtime: RayRuntime, model: Path) -> TrainCluster:
+    return asyncio.run(ranks(runtime, model, role="policy"))[0]
+
+
+async def ranks(runtime: RayRuntime, model: Path, *, role: str) -> tuple[TrainCluster, Workers[WaitingWorker]]:
+    strategy = Fsdp2Strategy(kind="fsdp2", num_ranks=2)
+    config = ModelConfig(model=str(model), strategy=strategy, optim=OptimConfig(lr=1e-2), devices="cpu")
+    meeting = MeetingPoint(runtime.host)
+    placement = Placement(role, ("cpu", "cpu"))
+    workers = await runtime.spawn(WaitingWorker, placement, config, total_steps=20, meeting=meeting.address)
+    return TrainCluster(workers, meeting=meeting), workers  # type: ignore[arg-type]
+
+
+def batch(seed: int) -> Batch:
+    rng = np.random.default_rng(seed)
+    mask, zeros = np.arange(12) >= 3, np.zeros(12, dtype=np.float32)
+    rows = [Sample(ids=rng.integers(4, 90, size=12), loss_mask=mask, logp=zeros, turn=np.where(mask, 0, -1)) for _ in range(4)]
+    return pack(rows)
+
+
+async def losses(policy: TrainCluster, seeds: range) -> list[float]:
+    return [(await policy.train(batch(seed), SFT_LOSS)).values_by_name()["train/loss"] for seed in seeds]
+
+
+def test_ranks_write_while_they_train_and_go_on_from_the_moment_it_was_taken(policy: TrainCluster, tmp_path: Path) -> None:
+    async def play() -> None:
+        await losses(policy, range(2))
+        (tmp_path / "wait").touch()
+        taken = {name: tensor.clone() for name, tensor in (await policy.weights()).items()}
+        await policy.stage(tmp_path / "checkpoint")
+        after = await losses(policy, range(2, 4))
+        writing = asyncio.create_task(policy.written())
+        (tmp_path / "wait").unlink()
+        after += await losses(policy, range(4, 8))  # Two threads of each rank now meet those of the other.
+        await writing
+        await policy.load(tmp_path / "checkpoint")
+        assert all(torch.equal(tensor, taken[name]) for name, tensor in (await policy.weights()).items())
+        assert await losses(policy, range(2, 8)) == after
+
+    asyncio.run(play())
+
+
+def test_a_rank_lost_while_it_writes_is_named_and_the_earlier_checkpoint_stands(
+    runtime: RayRuntime, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_module, "GRACE_S", 3.0)
+    folder = RunFolder.create(RunConfig(name="demo", runs_dir=tmp_path), resolved={})
+
+    async def play() -> None:
+        policy, workers = await ranks(runtime, model, role="lost")
+        ours = Checkpoints(folder, CheckpointConfig())
+        await ours.take(1, {"": policy}, {})
+        await ours.finish()
+        (folder.checkpoints_path / "wait").touch()
+        await ours.take(2, {"": policy}, {})
+        os.kill(await workers.one(1, WaitingWorker.process_id), signal.SIGKILL)
+        (folder.checkpoints_path / "wait").unlink()
+        with pytest.raises(WorkerDied, match="--resume"):
+            await ours.finish()
+        await policy.close()
+
+    asyncio.run(play())
+    assert [checkpoint.step for checkpoint in folder.all_checkpoints()] == [1]
+    assert not list(folder.checkpoints_path.glob(".unfinished*"))
+
+
+def test_a_disk_that_is_full_is_told_with_the_path_and_the_fix_and_the_ranks_stay_whole(
+    policy: TrainCluster, tmp_path: Path
+) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=200k", "tmpfs", str(disk)], capture_output=True).returncode:
+        pytest.skip("mounting a small disk needs root")
+    try:
+        folder = RunFolder.create(RunConfig(name="demo", runs_dir=disk), resolved={})
+
+        async def play() -> list[float]:
+            ours = Checkpoints(folder, CheckpointConfig())
+            await ours.take(1, {"": policy}, {})
+            with pytest.raises(RunFolderError, match=r"cannot write .*step-000001: No space left .*free some space"):
+                await ours.finish()
+            return await losses(policy, range(2))
+
+        assert len(asyncio.run(play())) == 2
+        assert not folder.all_checkpoints()
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
