@@ -223,6 +223,16 @@ def _is_disk_full(error: Exception, folder: Path) -> bool:
     return "No space left" in str(error) or shutil.disk_usage(folder).free < 64 * 1024
 
 
+def sync_files(folder: Path) -> None:
+    """Wait until the files of this folder, those inside its folders left out, are on disk.
+
+    For whoever wrote them: another machine cannot do it in its place.
+    """
+    for path in folder.iterdir():
+        if path.is_file():
+            _sync(path)
+
+
 def _sync_tree(folder: Path) -> None:
     for path in folder.rglob("*"):
         _sync(path)

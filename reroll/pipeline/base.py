@@ -15,11 +15,11 @@ from reroll.config.offline import PipelineConfig
 from reroll.errors import RunFolderError
 from reroll.observe.metrics import Stats
 from reroll.observe.progress import TrainView
-from reroll.observe.run_folder import RunFolder, write_json
+from reroll.observe.run_folder import RunFolder
 from reroll.observe.trackers import Tracker
+from reroll.pipeline.checkpoints import STATE_FILE, Checkpoints
 from reroll.train.cluster import TrainCluster
 
-STATE_FILE = "state.json"
 T = TypeVar("T")
 C = TypeVar("C", bound=PipelineConfig)
 
@@ -88,6 +88,7 @@ class Pipeline(ABC, Generic[C]):
         self.evals: dict[int, dict[str, float]] = {}
         self.side_models: dict[str, TrainCluster] = {}
         """Models trained beside the policy, by the name of their folder in a checkpoint."""
+        self._checkpoints = Checkpoints(context.folder, config.checkpoint)
 
     @abstractmethod
     async def step(self, step: int) -> Stats:
@@ -128,8 +129,17 @@ class Pipeline(ABC, Generic[C]):
                 await self._evaluate_and_log(0)
         except Interrupted:
             pass  # The loop sees the same wish, and leaves with a checkpoint of step 0.
+        async with self._checkpoints:
+            num_steps = await self._loop(num_steps)
+            checkpoint = await self._last_checkpoint(num_steps)
+        interrupted = self.context.stop.is_set()
+        return Outcome(self.context.folder.path, checkpoint, num_steps, time.perf_counter() - started, interrupted, self.evals)
+
+    async def _loop(self, num_steps: int) -> int:
+        """Go on after so many steps. Returns how many there are at the end, or when the user stops it."""
         total = self.config.run.steps
         while num_steps < total and not self.context.stop.is_set():
+            await self._checkpoints.check()
             try:
                 await self._step_and_log(num_steps)
                 num_steps += 1
@@ -140,10 +150,8 @@ class Pipeline(ABC, Generic[C]):
             except Interrupted:
                 break
             if num_steps < total and _is_due(num_steps, self.config.checkpoint.every):
-                await self._checkpoint(num_steps)
-        checkpoint = await self._checkpoint(num_steps)
-        interrupted = self.context.stop.is_set()
-        return Outcome(self.context.folder.path, checkpoint, num_steps, time.perf_counter() - started, interrupted, self.evals)
+                self.context.tracker.log(num_steps, await self._take_checkpoint(num_steps))
+        return num_steps
 
     async def _step_and_log(self, step: int) -> None:
         started = time.perf_counter()
@@ -161,14 +169,20 @@ class Pipeline(ABC, Generic[C]):
             self.context.tracker.log(num_steps, values)
             self.context.view.update(num_steps, values)
 
-    async def _checkpoint(self, num_steps: int) -> Path:
-        folder = self.context.folder
-        with folder.checkpoint(num_steps, keep=self.config.checkpoint.keep) as unfinished:
-            await self.policy.save(unfinished)
-            for name, model in self.side_models.items():
-                await model.save(unfinished / name)
-            write_json(unfinished / STATE_FILE, {"steps": num_steps, "evals": self.evals, "pipeline": self.state()})
-        latest = folder.latest_checkpoint()
+    async def _take_checkpoint(self, num_steps: int) -> dict[str, float]:
+        """Returns how long the run stood still for it."""
+        state = {"steps": num_steps, "evals": self.evals, "pipeline": self.state()}
+        return await self._checkpoints.take(num_steps, {"": self.policy, **self.side_models}, state)
+
+    async def _last_checkpoint(self, num_steps: int) -> Path:
+        """Where the run's end is saved, for certain."""
+        if num_steps == self._checkpoints.last_step:
+            await self._checkpoints.finish()
+        else:
+            times = await self._take_checkpoint(num_steps)
+            times["time/checkpoint_wait_s"] += await self._checkpoints.finish()
+            self.context.tracker.log(num_steps, times)
+        latest = self.context.folder.latest_checkpoint()
         assert latest is not None
         return latest.path
 
@@ -187,7 +201,8 @@ class Pipeline(ABC, Generic[C]):
         self.restore(saved["pipeline"])
         self.evals = {int(step): values for step, values in saved["evals"].items()}
         self.context.view.note(f"resumed from {latest.path} after {saved['steps']} steps")
-        return int(saved["steps"])
+        self._checkpoints.last_step = int(saved["steps"])
+        return self._checkpoints.last_step
 
 
 def _is_due(num_steps: int, every: int) -> bool:

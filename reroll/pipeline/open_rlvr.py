@@ -43,7 +43,15 @@ async def open_rlvr(config: RlvrConfig, context: RunContext, code_folder: Path) 
         policy = await spawn_model(runtime, config.policy, role="policy", total_steps=_num_updates(config), head=head)
         # With a staleness budget the engine writes while the policy is updated: it needs weights of its own.
         snapshot = runtime.shares_memory and config.rollout.max_staleness > 0
-        weights = WeightSync(policy, player.engine, share_memory=runtime.shares_memory, snapshot=snapshot)
+        weights = WeightSync(
+            policy,
+            player.engine,
+            config.weights,
+            share_memory=runtime.shares_memory,
+            snapshot=snapshot,
+            host=runtime.host,
+            folder=run_folder / "weights",
+        )
         devices = _device_map(config, runtime, policy, player.engine)
         greedy = player.greedy_episode if isinstance(config.advantage, RemaxAdvantage) else None
         with Ledger(context.folder.ledger_path) as ledger:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reroll.config.parts import FixedModel, Fsdp2Strategy, ModelConfig
+from reroll.config.parts import FixedModel, ModelConfig, TorchStrategy
 from reroll.models.load import Head
 from reroll.runtime.base import Placement, Runtime
 from reroll.train.cluster import TrainCluster
@@ -19,14 +19,13 @@ async def spawn_model(
     workers = await runtime.spawn(
         TrainWorker, placement, config, total_steps=total_steps, head=head, meeting=meeting.address if meeting else None
     )
-    tp = config.strategy.tp if isinstance(config.strategy, Fsdp2Strategy) else 1
-    return TrainCluster(workers, tp=tp, meeting=meeting)
+    return TrainCluster(workers, ranks_per_share=config.strategy.ranks_per_share, meeting=meeting)
 
 
 def train_devices(runtime: Runtime, config: FixedModel) -> tuple[str, ...]:
     """The device of each of a model's workers."""
     devices = runtime.devices(config.devices)
-    if not isinstance(config.strategy, Fsdp2Strategy):
+    if isinstance(config.strategy, TorchStrategy):
         return devices[:1]
     num_ranks = config.strategy.num_ranks or len(devices)
     if devices == ("cpu",):
