@@ -19,13 +19,15 @@ from reroll.config.check_engine import engine_violations
 from reroll.config.check_envs import env_violations
 from reroll.config.check_rewards import reward_violations
 from reroll.config.check_strategy import strategy_violations
+from reroll.config.check_weights import weights_violations
 from reroll.config.data import DatasetsSource, JsonlSource, ParquetSource, ReasoningGymSource, SourceConfig
 from reroll.config.distill import DistillConfig
 from reroll.config.host import adapter_base, models_dir, num_visible_gpus, parse_devices
-from reroll.config.parts import Devices, FixedModel, RayRuntime, TorchStrategy, VllmEngine
+from reroll.config.parts import Devices, DeviceSelection, FixedModel, RayRuntime, TorchStrategy, VllmEngine
 from reroll.config.preference import DpoConfig, KtoLoss, RewardModelConfig
 from reroll.config.reward_judge import HostedJudge, JudgeReward, ModelReward
 from reroll.config.rewards import walk
+from reroll.config.select import select_gpus
 from reroll.config.tree import AnyConfig, RlvrConfig
 from reroll.errors import Violation
 
@@ -43,6 +45,7 @@ def violations_of(config: AnyConfig, *, folder: Path) -> list[Violation]:
         width = config.engine.tensor_parallel if isinstance(config.engine, VllmEngine) else 1
         at_most = config.engine.num_workers * width
         found += [*_devices(config, "engine.devices", config.engine.devices, at_most=at_most), *engine_violations(config)]
+        found += weights_violations(config)
     if isinstance(config, DpoConfig | RewardModelConfig):
         found += [*_preferences(config)]
     return found
@@ -220,10 +223,17 @@ def _preferences(config: DpoConfig | RewardModelConfig) -> Iterator[Violation]:
 
 
 def _devices(config: AnyConfig, where: str, value: Devices, *, at_most: int | None) -> Iterator[Violation]:
+    if isinstance(value, DeviceSelection):
+        yield from _selection(config, where, value, at_most=at_most)
+        return
+    if value == "auto" and config.cluster is not None and config.cluster.is_mixed:
+        problem = "is auto, and the cluster has nodes of several kinds"
+        yield Violation(where, problem, "say which, e.g. {gpus: 8, label: {pool: train}}")
+        return
     try:
         devices = parse_devices(value)
     except ValueError as error:
-        yield Violation(where, str(error), "write auto, cpu, a number, a range such as 0-3, or a list")
+        yield Violation(where, str(error), "write auto, cpu, a number, a range such as 0-3, a list, or {gpus: 4, label: {…}}")
         return
     if value == "auto" or devices == ("cpu",):
         return
@@ -237,6 +247,20 @@ def _devices(config: AnyConfig, where: str, value: Devices, *, at_most: int | No
             f"GPU {', '.join(missing)} does not exist: {available or 'no'} GPU{'s' if available != 1 else ''} here",
             "set it to auto or cpu" if not available else f"use 0 to {available - 1}",
         )
+
+
+def _selection(config: AnyConfig, where: str, value: DeviceSelection, *, at_most: int | None) -> Iterator[Violation]:
+    if not isinstance(config.runtime, RayRuntime):
+        yield Violation(where, "selects GPUs among nodes, and the local runtime is one process", "set runtime: {kind: ray}")
+        return
+    if at_most is not None and value.gpus > at_most:
+        workers = f"{at_most} worker{'s' if at_most > 1 else ''}"
+        yield Violation(where, f"selects {value.gpus} GPUs for {workers}", f"set {where}.gpus to {at_most}")
+    if config.cluster is not None:
+        try:
+            select_gpus(value, config.cluster.gpu_nodes)
+        except ValueError as error:
+            yield Violation(where, str(error), "ask for fewer or others, or list the nodes that carry it under cluster.nodes")
 
 
 def _num_gpus(config: AnyConfig) -> int | None:

@@ -2,24 +2,42 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
-from reroll.config.host import parse_devices
-from reroll.config.parts import Devices, FixedModel, Fsdp2Strategy, LocalRuntime, RuntimeConfig
+from reroll.config.host import models_dir, parse_devices
+from reroll.config.parts import (
+    DeepspeedStrategy,
+    Devices,
+    DeviceSelection,
+    FixedModel,
+    Fsdp2Strategy,
+    LocalRuntime,
+    ModelConfig,
+    RuntimeConfig,
+    TorchStrategy,
+)
 from reroll.errors import Violation
 
 
 def strategy_violations(where: str, model: FixedModel, *, runtime: RuntimeConfig, num_gpus: int | None) -> Iterator[Violation]:
     """What keeps a model's strategy from running on its devices. `num_gpus` is None where only the cluster knows."""
     strategy = model.strategy
-    if not isinstance(strategy, Fsdp2Strategy):
+    if isinstance(strategy, TorchStrategy):
         return
     if isinstance(runtime, LocalRuntime):
         yield Violation(
             f"{where}.strategy.kind",
-            "fsdp2 runs each rank in a process of its own, and the local runtime has threads",
+            f"{strategy.kind} runs each rank in a process of its own, and the local runtime has threads",
             "set runtime: {kind: ray}, or use strategy torch",
         )
+    if isinstance(strategy, DeepspeedStrategy):
+        yield from _deepspeed_violations(where, model)
+    else:
+        yield from _heads_violations(where, model.model, strategy)
+        yield from _experts_violations(where, model.model, strategy)
     num_devices = _num_devices(model.devices, num_gpus)
     if num_devices is None:
         return
@@ -30,17 +48,84 @@ def strategy_violations(where: str, model: FixedModel, *, runtime: RuntimeConfig
             f"set it to at most {num_devices}, or name more in {where}.devices",
         )
         return
-    num_ranks, copies = strategy.num_ranks or max(num_devices, 1), strategy.replicas * strategy.tp
-    if num_ranks % copies:
+    if isinstance(strategy, Fsdp2Strategy):
+        yield from _layout_violations(where, strategy, num_ranks=strategy.num_ranks or max(num_devices, 1))
+
+
+def _deepspeed_violations(where: str, model: FixedModel) -> Iterator[Violation]:
+    if importlib.util.find_spec("deepspeed") is None:
+        yield Violation(f"{where}.strategy.kind", "needs the package deepspeed", "pip install 'reroll[deepspeed]'")
+    if isinstance(model, ModelConfig) and model.offload != "none":
+        yield Violation(
+            f"{where}.offload",
+            "DeepSpeed's state cannot leave a device and come back",
+            f"set it to none, and {where}.strategy.offload to true to keep that state on the host; or use strategy fsdp2",
+        )
+
+
+def _layout_violations(where: str, strategy: Fsdp2Strategy, *, num_ranks: int) -> Iterator[Violation]:
+    """Ranks that do not add up."""
+    if num_ranks % (strategy.replicas * strategy.ranks_per_share):
         yield Violation(
             f"{where}.strategy",
-            f"its ranks ({num_ranks}) do not divide into replicas {strategy.replicas} × tp {strategy.tp}",
-            "make replicas × tp a divisor of the number of ranks: change them, the devices, or on the CPU num_ranks",
+            f"its ranks ({num_ranks}) do not divide into replicas {strategy.replicas} × sp {strategy.sp} × tp {strategy.tp}",
+            "make replicas × sp × tp a divisor of the number of ranks: change them, the devices, or on the CPU num_ranks",
         )
+        return
+    num_shards = num_ranks // (strategy.replicas * strategy.tp)
+    if num_shards % strategy.ep:
+        yield Violation(
+            f"{where}.strategy.ep",
+            f"the {num_shards} ranks of a replica do not divide into groups of {strategy.ep}",
+            f"make ep a divisor of {num_shards}",
+        )
+
+
+def _heads_violations(where: str, model: str | None, strategy: Fsdp2Strategy) -> Iterator[Violation]:
+    """Each rank that shares sequences computes whole attention heads. A model that is not on this disk is judged when it is."""
+    num_heads = _stated(model, "num_attention_heads")
+    if strategy.sp > 1 and num_heads is not None and num_heads % strategy.ranks_per_share:
+        yield Violation(
+            f"{where}.strategy.sp",
+            f"the {num_heads} attention heads of {model} cannot be shared by sp {strategy.sp} × tp {strategy.tp} ranks",
+            f"make sp × tp a divisor of {num_heads}",
+        )
+
+
+def _experts_violations(where: str, model: str | None, strategy: Fsdp2Strategy) -> Iterator[Violation]:
+    """Each rank that shares out experts computes whole ones."""
+    num_experts = _stated(model, "num_experts", "num_local_experts")
+    if strategy.tp > 1 and (strategy.ep > 1 or num_experts):
+        yield Violation(
+            f"{where}.strategy.tp",
+            "tp cuts the matrices of dense layers, and cannot cut experts",
+            "set tp to 1: ep shares experts out, and sp long sequences",
+        )
+    if strategy.ep > 1 and num_experts is not None and (num_experts % strategy.ep or not num_experts):
+        yield Violation(
+            f"{where}.strategy.ep",
+            f"the {num_experts} experts of {model} cannot be shared out to {strategy.ep} ranks",
+            f"make ep a divisor of {num_experts}" if num_experts else "set ep to 1",
+        )
+
+
+def _stated(model: str | None, *names: str) -> int | None:
+    """What the model's config.json says under the first of these names that it has; 0 if none: it has no such thing."""
+    for folder in (Path(model).expanduser(), models_dir() / model) if model else ():
+        try:
+            config = json.loads((folder / "config.json").read_text())
+        except (OSError, ValueError):
+            continue
+        config = config.get("text_config", config)
+        found = next((config[name] for name in names if name in config), 0)
+        return found if isinstance(found, int) else None
+    return None
 
 
 def _num_devices(value: Devices, num_gpus: int | None) -> int | None:
     """GPUs that the devices name: 0 for the CPU, None where that cannot be told."""
+    if isinstance(value, DeviceSelection):
+        return value.gpus
     if value == "auto" and num_gpus is None:
         return None
     try:

@@ -9,8 +9,33 @@ from pydantic import Discriminator, Field, Tag
 
 from reroll.config.base import Node
 
-Devices = Annotated[str | int | list[int], Field(union_mode="left_to_right")]
-"""`auto` (the GPUs if there are any, else the CPU), `cpu`, a GPU index, a range such as `0-3`, or a list."""
+
+class DeviceSelection(Node):
+    """The first so many GPUs of the nodes that match, instead of their indices. Needs `runtime: {kind: ray}`.
+
+    Roles with the same selection get the same GPUs, and take turns on them.
+    """
+
+    gpus: int = Field(ge=1)
+    label: dict[str, str] = Field(default_factory=dict)
+    """What a node must carry, e.g. `{pool: a100}` after `ray start --labels pool=a100`, or `{ray.io/accelerator-type: H100}`,
+    which Ray sets by itself."""
+    min_memory_gb: float | None = Field(default=None, gt=0)
+    """Of each GPU, as it is sold: 80 takes an H100. Known by the GPU's kind, else by the node's label `gpu-memory-gb`."""
+    skip: int = Field(default=0, ge=0)
+    """Leave out so many of those that match, for another role to have them to itself."""
+
+
+def _devices_form(value: object) -> str:
+    return "selection" if isinstance(value, dict | DeviceSelection) else "indices"
+
+
+_Indices = Annotated[str | int | list[int], Field(union_mode="left_to_right")]
+Devices = Annotated[
+    Annotated[_Indices, Tag("indices")] | Annotated[DeviceSelection, Tag("selection")], Discriminator(_devices_form)
+]
+"""`auto` (the GPUs if there are any, else the CPU), `cpu`, a GPU index, a range such as `0-3`, a list, or GPUs by what their
+nodes are: `{gpus: 4, label: {pool: a100}}`."""
 
 
 class LocalRuntime(Node):
@@ -61,6 +86,16 @@ class StrategyBase(Node):
     logprob_chunk: int = Field(default=1024, ge=1)
     """Rows of logits held at once: [chunk x vocabulary] is the largest tensor of the head."""
 
+    @property
+    def ranks_per_share(self) -> int:
+        """Neighbouring ranks that are given the same rows: they compute them together."""
+        return 1
+
+    @property
+    def pass_tokens(self) -> int:
+        """Tokens that the ranks of one share take through the model at once."""
+        return self.micro_batch_tokens
+
 
 class TorchStrategy(StrategyBase):
     """One process, one device, plain PyTorch: the oracle of every other kind."""
@@ -69,9 +104,10 @@ class TorchStrategy(StrategyBase):
 
 
 class Fsdp2Strategy(StrategyBase):
-    """PyTorch's fully sharded data parallelism over all devices of the role, and tensor parallelism inside it.
+    """PyTorch's fully sharded data parallelism over all devices of the role, with sequence and tensor parallelism inside it.
 
-    Ranks are laid out as replicas × shards × tp, neighbours sharing a tensor. Needs `runtime: {kind: ray}`.
+    Ranks are laid out as replicas × shards × sp × tp, neighbours sharing a tensor. Parameters are cut over shards and sp.
+    Needs `runtime: {kind: ray}`.
     """
 
     kind: Literal["fsdp2"]
@@ -79,6 +115,11 @@ class Fsdp2Strategy(StrategyBase):
     """Processes that hold the model together; null: one per device. On the CPU, which is one device, so many share it."""
     tp: int = Field(default=1, ge=1)
     """So many neighbouring ranks split every layer's heads and columns among them (Llama, Mistral, Qwen2, Qwen3, SmolLM3)."""
+    sp: int = Field(default=1, ge=1)
+    """So many neighbouring ranks share the tokens of every sequence, for sequences that are too long for one of them. Each
+    holds `micro_batch_tokens`, so together they take sequences `sp` times as long. Must divide the attention heads."""
+    ep: int = Field(default=1, ge=1)
+    """So many neighbouring ranks hold different experts of every layer, and tokens travel to them (Qwen3-MoE, without `tp`)."""
     replicas: int = Field(default=1, ge=1)
     """Copies of the sharded model, e.g. one per node: weights are then gathered inside a copy only."""
     offload: bool = False
@@ -86,16 +127,39 @@ class Fsdp2Strategy(StrategyBase):
     reshard_after_forward: bool = True
     """Free a layer's gathered weights between its forward and backward pass; false is faster and holds them all."""
 
+    @property
+    def ranks_per_share(self) -> int:
+        return self.sp * self.tp
+
+    @property
+    def pass_tokens(self) -> int:
+        return self.sp * self.micro_batch_tokens
+
+
+class DeepspeedStrategy(StrategyBase):
+    """DeepSpeed's ZeRO over all devices of the role. Needs the extra `deepspeed` and `runtime: {kind: ray}`."""
+
+    kind: Literal["deepspeed"]
+    stage: Literal[1, 2, 3] = 3
+    """What ranks cut up among them. 1: masters and optimizer state; 2: gradients too; 3: the weights as well."""
+    num_ranks: int | None = Field(default=None, ge=1)
+    """Processes that train the model together; null: one per device. On the CPU, which is one device, so many share it."""
+    offload: bool = False
+    """Masters, gradients and optimizer state live in host memory, where the optimizer steps; under stage 3 weights do too."""
+
 
 def _strategy_kind(value: object) -> str | None:
     """A strategy that names no kind is `torch`."""
-    if isinstance(value, TorchStrategy | Fsdp2Strategy):
+    if isinstance(value, TorchStrategy | Fsdp2Strategy | DeepspeedStrategy):
         return value.kind
     return str(value.get("kind", "torch")) if isinstance(value, dict) else None
 
 
 StrategyConfig = Annotated[
-    Annotated[TorchStrategy, Tag("torch")] | Annotated[Fsdp2Strategy, Tag("fsdp2")], Discriminator(_strategy_kind)
+    Annotated[TorchStrategy, Tag("torch")]
+    | Annotated[Fsdp2Strategy, Tag("fsdp2")]
+    | Annotated[DeepspeedStrategy, Tag("deepspeed")],
+    Discriminator(_strategy_kind),
 ]
 
 
@@ -287,6 +351,9 @@ class CheckpointConfig(Node):
     """Steps between checkpoints; 0: only at the end, and when the run is interrupted."""
     keep: int = Field(default=2, ge=1)
     """How many of the newest to keep."""
+    background: bool = True
+    """Copy the state to the host's memory, and write the copy while the run goes on. The copy takes 12 to 16 bytes per trained
+    parameter, shared out over the ranks, until it is written; false: the run waits for the disk, and no copy is made."""
 
 
 Tracker = Literal["tensorboard", "wandb"]

@@ -18,6 +18,7 @@ from reroll.config.offline import PipelineConfig, SftConfig
 from reroll.config.parts import EmbeddedEngine, EngineConfig, EvalConfig, RolloutConfig
 from reroll.config.preference import DpoConfig, RewardModelConfig
 from reroll.config.rewards import RewardConfig, RewardWorkersConfig
+from reroll.config.weights import WeightsConfig
 
 
 class TrainConfig(Node):
@@ -69,6 +70,7 @@ class RlvrConfig(PipelineConfig):
     distill_only: bool = False
     """Learn from the teachers alone: rewards are measured, not trained on."""
     train: TrainConfig = Field(default_factory=TrainConfig)
+    weights: WeightsConfig = Field(default_factory=WeightsConfig)
     eval: EvalConfig = Field(default_factory=EvalConfig)
 
     @property

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from inspect import signature
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -21,6 +23,8 @@ from reroll.errors import ModelError
 
 try:  # Absent from some builds of PyTorch; the padded path does the same everywhere.
     from torch.nn.attention.varlen import varlen_attn
+
+    _SHARES_HEADS = "enable_gqa" in signature(varlen_attn).parameters
 except ImportError:
     varlen_attn = None  # type: ignore[assignment]
 
@@ -99,35 +103,66 @@ class PackedAttention:
 
     Half precision on CUDA uses PyTorch's variable-length kernel. Everything else pads: right padding under a causal
     mask is never looked at, so the fast causal kernel needs no mask. Sequences of very different lengths are padded
-    in buckets, so that padding at most doubles the tokens. Indices are computed once here, not in every layer.
+    in buckets, so that padding at most doubles the tokens. Indices are computed once, not in every layer.
     """
 
     def __init__(self, cu_seqlens: Tensor) -> None:
-        self._cu_seqlens = cu_seqlens.to(torch.int32)
-        lengths = torch.diff(cu_seqlens).tolist()
-        self._max_length = max(lengths)
-        self._pad_indices, self._unpad_index = _padding(cu_seqlens.tolist(), cu_seqlens.device)
+        self._cu_seqlens = cu_seqlens
+        self._varlen = VarlenAttention(cu_seqlens, cu_seqlens)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scoring: Scoring) -> Tensor:
+        if VarlenAttention.takes(value, scoring):
+            return self._varlen.attend(layer, query, key, value, scoring=scoring)
         query, key = query.to(value.dtype), key.to(value.dtype)  # Under autocast, rotary embeddings leave them in fp32.
-        if scoring.sliding_window is not None and scoring.sliding_window >= self._max_length:
-            scoring = replace(scoring, sliding_window=None)
-        is_half_on_cuda = value.is_cuda and value.dtype in (torch.bfloat16, torch.float16)
-        if varlen_attn is not None and is_half_on_cuda and scoring.softcap is None:
-            return self._attend_varlen(query, *_for_all_heads(query, key, value), scoring=scoring)
+        scoring = _without_idle_window(scoring, self._varlen.longest)
+        pad_indices, unpad_index = self._padding
         outputs = []
-        for index in self._pad_indices:
+        for index in pad_indices:
             padded = [tensor[index].transpose(1, 2) for tensor in (query, key, value)]  # [N, heads, L, D]
             outputs.append(_causal(*padded, scoring=scoring))
         flat = torch.cat([output.transpose(1, 2).flatten(0, 1) for output in outputs])
-        return flat[self._unpad_index]
+        return flat[unpad_index]
 
-    def _attend_varlen(self, query: Tensor, key: Tensor, value: Tensor, *, scoring: Scoring) -> Tensor:
-        bounds, longest = self._cu_seqlens, self._max_length
-        window = (-1 if scoring.sliding_window is None else scoring.sliding_window - 1, 0)  # Nothing ahead: causal.
-        result = varlen_attn(query, key, value, bounds, bounds, longest, longest, scale=scoring.scaling, window_size=window)
+    @cached_property
+    def _padding(self) -> tuple[list[Tensor], Tensor]:
+        return _padding(self._cu_seqlens.tolist(), self._cu_seqlens.device)
+
+
+class VarlenAttention:
+    """PyTorch's variable-length kernel: causal attention in which the last tokens of each sequence ask.
+
+    `query_bounds` [N + 1] says which tokens ask, `key_bounds` [N + 1] which are looked at.
+    """
+
+    def __init__(self, query_bounds: Tensor, key_bounds: Tensor) -> None:
+        self._query_bounds, self._key_bounds = query_bounds.to(torch.int32), key_bounds.to(torch.int32)
+        self._most_queries, self.longest = (int(bounds.diff().max()) for bounds in (query_bounds, key_bounds))
+
+    @staticmethod
+    def takes(value: Tensor, scoring: Scoring) -> bool:
+        """Whether the kernel can do this: half precision on CUDA."""
+        is_half_on_cuda = value.is_cuda and value.dtype in (torch.bfloat16, torch.float16)
+        return varlen_attn is not None and is_half_on_cuda and scoring.softcap is None
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scoring: Scoring) -> Tensor:
+        query, key = query.to(value.dtype), key.to(value.dtype)  # Under autocast, rotary embeddings leave them in fp32.
+        behind = _without_idle_window(scoring, self.longest).sliding_window
+        options: dict[str, Any] = {"scale": scoring.scaling, "window_size": (-1 if behind is None else behind - 1, 0)}
+        if _SHARES_HEADS:
+            options["enable_gqa"] = query.shape[1] != key.shape[1]
+        else:
+            key, value = _for_all_heads(query, key, value)
+        bounds, most = (self._query_bounds, self._key_bounds), (self._most_queries, self.longest)
+        result = varlen_attn(query, key, value, *bounds, *most, **options)
         assert isinstance(result, Tensor)  # Not a tuple: no extras were asked for.
         return result
+
+
+def _without_idle_window(scoring: Scoring, longest: int) -> Scoring:
+    """Leave out a window that is as wide as the longest sequence."""
+    if scoring.sliding_window is not None and scoring.sliding_window >= longest:
+        return replace(scoring, sliding_window=None)
+    return scoring
 
 
 def _padding(bounds: Sequence[int], device: torch.device) -> tuple[list[Tensor], Tensor]:

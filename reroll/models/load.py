@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import safe_open
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -33,6 +34,9 @@ Head = Literal["language", "score", "language+score"]
 
 DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 """What a model is loaded as, by the config's name for it."""
+
+_STORED = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+"""The names that safetensors has for them."""
 
 _LOAD_FAILURES = (OSError, ValueError, KeyError, ImportError, RuntimeError)
 """What transformers raises for a folder or hub id that it cannot use."""
@@ -92,6 +96,19 @@ def load_model(
     if torch.device(device).type == "cuda":
         fuse(model)
     return model.to(device).eval()  # type: ignore[no-any-return, arg-type]
+
+
+def stored_dtype(name: str) -> torch.dtype | None:
+    """What the model `name` is stored as; None if that is not one for all weights, or not to be seen here.
+
+    Loaded as that, its files are mapped: a large model then takes no memory, until its weights are changed.
+    """
+    found: set[str] = set()
+    for file in Path(resolve_model(name)).glob("model*.safetensors"):
+        with safe_open(file, framework="pt") as weights:
+            keys: list[str] = weights.keys()
+            found |= {weights.get_slice(key).get_dtype() for key in keys}
+    return _STORED.get(found.pop()) if len(found) == 1 else None
 
 
 def skeleton(name: str, *, lora: LoraConfig | None = None) -> PreTrainedModel:

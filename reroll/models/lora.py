@@ -58,8 +58,14 @@ def add_lora(model: PreTrainedModel, config: LoraConfig, *, base: str) -> None:
 
 
 def _targets(model: PreTrainedModel, wanted: list[str] | str) -> list[str]:
-    """The layers to adapt, as peft takes them: ends of dotted names. Heads are never among them."""
-    linears = [name for name, module in model.base_model.named_modules() if isinstance(module, nn.Linear)]
+    """The layers to adapt, as peft takes them: ends of dotted names. Heads are never among them.
+
+    Nor are experts, nor any MLP beside them: transformers would take that for a wish to adapt the experts.
+    """
+    modules = dict(model.base_model.named_modules())
+    has_experts = any(name.endswith(".experts") for name in modules)
+    linears = [name for name, module in modules.items() if isinstance(module, nn.Linear)]
+    linears = [name for name in linears if not (has_experts and ".mlp." in name)]
     known = sorted({name.rpartition(".")[2] for name in linears})
     if isinstance(wanted, str):
         return known

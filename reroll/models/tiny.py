@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 
 from reroll.models.load import save_model
 
-Family = Literal["llama", "qwen2", "qwen3", "smollm3", "mistral", "gemma2"]
+Family = Literal["llama", "qwen2", "qwen3", "qwen3_moe", "smollm3", "mistral", "gemma2"]
 
 PAD, UNKNOWN, START, END = "<|pad|>", "<|unk|>", "<|im_start|>", "<|im_end|>"
 
@@ -64,6 +64,8 @@ def make_tiny(
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
     }
+    if family == "qwen3_moe":
+        settings |= {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": hidden}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         shape = AutoConfig.for_model(family, **settings | config)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -116,9 +117,13 @@ class Batch:
         bounds = self.cu_seqlens.tolist()
         rows = torch.cat([torch.arange(bounds[i], bounds[i + 1]) for i in indices]).to(self.ids.device)
         lengths = [bounds[i + 1] - bounds[i] for i in indices]
-        picked = {name: value[rows] for name, value in self._tensors().items()}
         label = None if self.label is None else self.label[list(indices)]
-        return self.replace(cu_seqlens=_cumulate(lengths).to(self.ids.device), label=label, **picked)
+        return self.rearrange(rows, lengths).replace(label=label)
+
+    def rearrange(self, tokens: Tensor, lengths: Sequence[int]) -> Batch:
+        """These tokens as sequences of these lengths, with nothing known about them as a whole; global denominators kept."""
+        picked = {name: value[tokens] for name, value in self._tensors().items()}
+        return self.replace(cu_seqlens=_cumulate(lengths).to(self.ids.device), label=None, **picked)
 
     def select_units(self, indices: Sequence[int]) -> Batch:
         """As `select`, by unit."""
@@ -134,6 +139,10 @@ class Batch:
     def recount(self) -> Batch:
         """The same rows as a batch of their own: denominators counted anew. One optimizer step, one recount."""
         return replace(self, num_loss_tokens=int(self.loss_mask.sum()), num_sequences=int(self._is_trained.sum()))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as arrays: where shared memory carries them, a reader sees the sender's bytes and copies none. Read-only."""
+        return _from_arrays, ({field.name: _as_array(getattr(self, field.name)) for field in fields(self)},)
 
     @property
     def _is_trained(self) -> Tensor:
@@ -170,3 +179,15 @@ def pack(samples: Sequence[Sample], *, temperature: float = 1.0) -> Batch:
 
 def _cumulate(lengths: Sequence[int]) -> Tensor:
     return torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int64)
+
+
+def _as_array(value: Any) -> Any:
+    has_array = isinstance(value, Tensor) and value.dtype is not torch.bfloat16  # Which numpy does not know.
+    return value.numpy(force=True) if has_array else value
+
+
+def _from_arrays(values: dict[str, Any]) -> Batch:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # Nobody writes into a batch.
+        tensors = {name: torch.from_numpy(value) for name, value in values.items() if isinstance(value, np.ndarray)}
+    return Batch(**(values | tensors))

@@ -19,6 +19,10 @@ class SharedPrefixes:
     """[U] where in the pack each distinct token stands first."""
     index: Tensor
     """[T] which of the distinct tokens each token of the pack is: `values_U[index]` spreads results over the pack."""
+    sequences: Tensor
+    """[N] in whose order the distinct tokens stand: first those of one sequence, then those that the next adds to it, …"""
+    num_added: Tensor
+    """[N] how many distinct tokens each of `sequences` adds: its last ones."""
 
 
 def shared_prefixes(ids: Tensor, cu_seqlens: Tensor) -> SharedPrefixes:
@@ -28,7 +32,8 @@ def shared_prefixes(ids: Tensor, cu_seqlens: Tensor) -> SharedPrefixes:
     index, first = np.empty(len(flat), dtype=np.int64), []
     previous, previous_index, num_distinct = flat[:0], index[:0], 0
     # In dictionary order, each row shares more with the row before it than with any other earlier one.
-    for row in sorted(range(len(rows)), key=lambda row: rows[row].tolist()):
+    order = sorted(range(len(rows)), key=lambda row: rows[row].tolist())
+    for row in order:
         start, end = bounds[row], bounds[row + 1]
         num_shared = _num_equal(previous, rows[row])
         num_new = end - start - num_shared
@@ -36,7 +41,12 @@ def shared_prefixes(ids: Tensor, cu_seqlens: Tensor) -> SharedPrefixes:
         index[start + num_shared : end] = np.arange(num_distinct, num_distinct + num_new)
         first.append(np.arange(start + num_shared, end))
         previous, previous_index, num_distinct = rows[row], index[start:end], num_distinct + num_new
-    return SharedPrefixes(first=torch.from_numpy(np.concatenate(first)), index=torch.from_numpy(index))
+    return SharedPrefixes(
+        first=torch.from_numpy(np.concatenate(first)),
+        index=torch.from_numpy(index),
+        sequences=torch.tensor(order),
+        num_added=torch.tensor([len(added) for added in first]),
+    )
 
 
 def _num_equal(left: NDArray[np.int64], right: NDArray[np.int64]) -> int:

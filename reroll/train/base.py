@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -14,8 +14,6 @@ from torch import Tensor
 from reroll.observe.metrics import Stats
 from reroll.tokens.batch import Batch
 from reroll.tokens.packing import join, join_sequences
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,10 +140,6 @@ class DataParallel:
         """The largest `count` that any of them came with."""
         return count
 
-    def gather(self, value: T) -> list[T]:
-        """The value of each, in rank order."""
-        return [value]
-
 
 class Strategy(ABC):
     """Seven verbs. Epochs, mini-batches and micro-batches are TrainWorker's loop over them, written once.
@@ -179,6 +173,13 @@ class Strategy(ABC):
         the first gives all and the others nothing.
         """
 
+    def gathered(self, *, frozen: bool = False) -> Generator[tuple[str, Tensor]]:
+        """The same one by one, each valid until the next is asked for, so that no process need hold them all.
+
+        Every process goes through all of them, and may stop together with the others.
+        """
+        yield from self.weights(frozen=frozen).items()
+
     @abstractmethod
     def to(self, device: str, *, weights: bool = True) -> None:
         """Move masters and optimizer state, and the weights that the model computes with, unless told to leave those."""
@@ -186,6 +187,15 @@ class Strategy(ABC):
     @abstractmethod
     def save(self, folder: Path) -> None:
         """Write a Hugging Face folder (of an adapter: a peft folder), plus what `load` goes on from (optimizer, schedule)."""
+
+    def stage(self, folder: Path) -> Callable[[], None]:
+        """Copy to the host what `save` would write now; returns what writes it.
+
+        That is called once, on another thread, while the other verbs are used: it must neither read what they change nor
+        meet other ranks where they do. A strategy that knows no such copy saves at once, and leaves nothing to write.
+        """
+        self.save(folder)
+        return lambda: None
 
     @abstractmethod
     def load(self, folder: Path) -> None:

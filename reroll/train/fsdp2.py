@@ -1,8 +1,9 @@
-"""One model over many processes: PyTorch's fully sharded data parallelism, with tensor parallelism inside it."""
+"""One model over many processes: PyTorch's fully sharded data parallelism, with sequence and tensor parallelism inside it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,13 +18,15 @@ from reroll.errors import TrainingDiverged
 from reroll.models.heads import SCORE
 from reroll.models.load import has_adapter, save_model
 from reroll.observe.metrics import Last, Max, Stats
+from reroll.observe.run_folder import sync_files
 from reroll.tokens.batch import Batch
 from reroll.train.base import Loss, Needs, Predictions, Strategy
 from reroll.train.parallel.build import shard
 from reroll.train.parallel.checkpoint import load_shards, save_shards, sharded_state
-from reroll.train.parallel.ranks import SHARD, TP, DataParallelRanks, lay_out
+from reroll.train.parallel.ranks import COLLECTIVE_TIMEOUT, SHARD, TP, DataParallelRanks, lay_out
 from reroll.train.parallel.tensor import has_partial_gradient
 from reroll.train.schedule import learning_rate
+from reroll.train.staging import on_host
 from reroll.train.torch_strategy import enable_gradient_checkpointing
 
 
@@ -50,7 +53,7 @@ class Fsdp2Strategy(Strategy):
         self._total_steps, self._step, self._device = total_steps, 0, torch.device(device)
         self._offloads = config.offload
         self._mesh = lay_out(config, device=device)
-        self.data_parallel = DataParallelRanks(tp=config.tp)
+        self.data_parallel = DataParallelRanks(ranks_per_share=config.ranks_per_share)
         self._model = make_empty()
         if total_steps == 0:
             self._model.requires_grad_(False)
@@ -59,6 +62,8 @@ class Fsdp2Strategy(Strategy):
         self._root, self._units = shard(self._model, full, config, self._mesh, device=device)
         self._local = {name: nn.Parameter(parameter.to_local()) for name, parameter in self._trained().items()}
         self._optimizer = _adamw(self._local, self._trained(), optim)
+        # Checkpoints are written on a thread of their own, whose collectives must not mix with those of training.
+        self._writers = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
 
     def forward(self, batch: Batch, needs: Needs) -> Predictions:
         with torch.no_grad():
@@ -97,10 +102,10 @@ class Fsdp2Strategy(Strategy):
     def weights(self, *, frozen: bool = False) -> Mapping[str, Tensor]:
         return {name: tensor for name, tensor in self._collected(frozen=frozen).items() if not name.startswith(f"{SCORE}.")}
 
-    def gathered(self, *, frozen: bool = False) -> Iterator[tuple[str, Tensor]]:
+    def gathered(self, *, frozen: bool = False) -> Generator[tuple[str, Tensor]]:
         """Whole parameters by Hugging Face name, on the device and in the model's precision, one layer gathered at a time.
 
-        Every rank must go through all of them. A tensor is valid until the next one is asked for.
+        Every rank must go through all of them, or stop at the same. A tensor is valid until the next one is asked for.
         """
         trained = set(self._local)
         for unit, names in self._units.items():
@@ -108,10 +113,12 @@ class Fsdp2Strategy(Strategy):
             if not wanted:
                 continue
             unit.unshard()
-            for name in wanted:
-                parameter = self._model.get_parameter(name).detach()
-                yield name, parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
-            unit.reshard()
+            try:
+                for name in wanted:
+                    parameter = self._model.get_parameter(name).detach()
+                    yield name, parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+            finally:  # Whoever stops half-way too: the next step would not be seen.
+                unit.reshard()
 
     def to(self, device: str, *, weights: bool = True) -> None:
         if self._offloads:
@@ -125,19 +132,31 @@ class Fsdp2Strategy(Strategy):
                 state[key] = value.to(device)
 
     def save(self, folder: Path) -> None:
-        save_shards(self._state(), folder)
-        weights = self._collected(frozen=False)
-        if not has_adapter(self._model):
-            weights |= self._collected(frozen=True)
-        if dist.get_rank() == 0:
-            model = self._make_empty()
-            model.load_state_dict(weights, strict=False, assign=True)
-            model.tie_weights()
-            save_model(model, self._tokenizer, folder)
-        dist.barrier()
+        self._write(self._state(), self._whole_on_host(), folder)
+
+    def stage(self, folder: Path) -> Callable[[], None]:
+        return partial(self._write, on_host(self._state()), self._whole_on_host(), folder)
 
     def load(self, folder: Path) -> None:
         self._step = load_shards(self._state(), folder)
+
+    def _write(self, state: dict[str, object], model: PreTrainedModel | None, folder: Path) -> None:
+        save_shards(state, folder, group=self._writers)
+        if model is not None:
+            save_model(model, self._tokenizer, folder)
+            sync_files(folder)
+
+    def _whole_on_host(self) -> PreTrainedModel | None:
+        """The model as it is exported, or of one with an adapter, that: on the first rank. All ranks take part."""
+        weights = self._collected(frozen=False)
+        if not has_adapter(self._model):
+            weights |= self._collected(frozen=True)
+        if dist.get_rank() > 0:
+            return None
+        model = self._make_empty()
+        model.load_state_dict(weights, strict=False, assign=True)
+        model.tie_weights()
+        return model
 
     def _collected(self, *, frozen: bool) -> dict[str, Tensor]:
         """What is gathered, as copies on the host of the first rank; the others only help."""

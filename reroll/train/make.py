@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 
+import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from reroll.config.parts import Fsdp2Strategy as Fsdp2Config
+from reroll.config.parts import DeepspeedStrategy as DeepspeedConfig
 from reroll.config.parts import ModelConfig
+from reroll.config.parts import TorchStrategy as TorchConfig
 from reroll.errors import ModelError
 from reroll.models.heads import keep_padding_apart, score_head
-from reroll.models.load import DTYPES, Head, load_model, load_tokenizer
+from reroll.models.load import DTYPES, Head, load_model, load_tokenizer, stored_dtype
 from reroll.runtime.base import WorkerInfo
 from reroll.train.base import Strategy
 from reroll.train.fsdp2 import Fsdp2Strategy
@@ -28,20 +31,36 @@ def make_strategy(
     """
     strategy, tokenizer = config.strategy, load_tokenizer(config.model)
     read = partial(_read, config, tokenizer, is_fixed=total_steps == 0, head=head)
-    if not isinstance(strategy, Fsdp2Config):
+    if isinstance(strategy, TorchConfig):
         model = read(device=info.device)
         return TorchStrategy(model, tokenizer, strategy, config.optim, total_steps=total_steps, head=head)
     meet(meeting, rank=info.rank, world_size=info.world_size, device=info.device)
     with leaving_on_error():
-        full = only_first(partial(read, device="cpu"))
         make_empty = partial(skeleton, config, tokenizer, head=head)
+        if isinstance(strategy, DeepspeedConfig):
+            os.environ["DS_ACCELERATOR"] = torch.device(info.device).type  # Else it guesses when it is imported, aloud.
+            from reroll.train.deepspeed_strategy import DeepspeedStrategy
+
+            full = only_first(partial(read, device="cpu"))
+            return DeepspeedStrategy(
+                make_empty, full, tokenizer, strategy, config.optim, device=info.device, total_steps=total_steps
+            )
+        full = only_first(partial(read, device="cpu", as_stored=True))
         return Fsdp2Strategy(make_empty, full, tokenizer, strategy, config.optim, device=info.device, total_steps=total_steps)
 
 
 def _read(
-    config: ModelConfig, tokenizer: PreTrainedTokenizerBase, *, device: str, is_fixed: bool, head: Head
+    config: ModelConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    device: str,
+    is_fixed: bool,
+    head: Head,
+    as_stored: bool = False,
 ) -> PreTrainedModel:
-    model = load_model(config.model, dtype=DTYPES[config.strategy.precision], device=device, head=head, lora=config.lora)
+    """The model in the strategy's precision, or, where it is to be copied tensor by tensor, as it lies on disk."""
+    dtype = (stored_dtype(config.model) if as_stored else None) or DTYPES[config.strategy.precision]
+    model = load_model(config.model, dtype=dtype, device=device, head=head, lora=config.lora)
     if head == "score":
         keep_padding_apart(model, tokenizer)
         if is_fixed and not score_head(model).weight.any():

@@ -15,7 +15,11 @@ from reroll.train.shared_prefix import batch_hidden_states
 
 def predict(model: PreTrainedModel, batch: Batch, needs: Needs, *, chunk: int) -> Predictions:
     """Answers about a batch on the model's device; with gradient unless torch has it switched off."""
-    hidden = batch_hidden_states(model, batch)
+    return Predictions(**ask_heads(model, batch_hidden_states(model, batch), batch, needs, chunk=chunk))
+
+
+def ask_heads(model: PreTrainedModel, hidden: Tensor, batch: Batch, needs: Needs, *, chunk: int) -> dict[str, Tensor]:
+    """What the heads make of a batch's `hidden` [T, hidden]: the fields of Predictions that were asked for."""
     positions = batch.loss_mask.nonzero().squeeze(1)
     answers = _look_at_whole(model, hidden, positions, batch, needs, chunk=chunk)
     if needs.logp:
@@ -24,7 +28,7 @@ def predict(model: PreTrainedModel, batch: Batch, needs: Needs, *, chunk: int) -
         answers["value"] = token_values(model, hidden, positions)
     if needs.score:
         answers["score"] = sequence_scores(model, hidden, batch.cu_seqlens[1:] - 1)
-    return Predictions(**answers)
+    return answers
 
 
 def _look_at_whole(

@@ -2,35 +2,97 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from reroll.models.attention import PackedAttention, Scoring, hidden_states
+from reroll.models.attention import Attention, PackedAttention, Scoring, VarlenAttention, hidden_states
 from reroll.tokens.batch import Batch
 from reroll.tokens.prefixes import SharedPrefixes, shared_prefixes
 
 
-def batch_hidden_states(model: PreTrainedModel, batch: Batch) -> Tensor:
-    """The decoder's last hidden states [T, hidden] of a batch on the model's device."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DistinctTokens:
+    """The tokens of a batch that a model must see, and what they look at."""
+
+    ids: Tensor
+    """[U]"""
+    positions: Tensor
+    """[U] place of each in its sequences."""
+    attention: Attention
+    index: Tensor
+    """[T] which of them each token of the batch is."""
+
+
+def distinct_tokens(batch: Batch) -> DistinctTokens:
+    """What is left of a batch when every common beginning of its sequences stands there once."""
     shared = shared_prefixes(batch.ids, batch.cu_seqlens)
     attention = PackedAttention(batch.cu_seqlens)
     if len(shared.first) == batch.num_tokens:
-        return hidden_states(model, batch.ids, batch.positions, attention)
+        index = torch.arange(batch.num_tokens, device=batch.ids.device)
+        return DistinctTokens(ids=batch.ids, positions=batch.positions, attention=attention, index=index)
     first, index = shared.first.to(batch.ids.device), shared.index.to(batch.ids.device)
-    distinct = SharedPrefixAttention(attention, SharedPrefixes(first=first, index=index))
-    return hidden_states(model, batch.ids[first], batch.positions[first], distinct).index_select(0, index)
+    return DistinctTokens(
+        ids=batch.ids[first],
+        positions=batch.positions[first],
+        attention=SharedPrefixAttention(attention, shared, batch.cu_seqlens),
+        index=index,
+    )
+
+
+def batch_hidden_states(model: PreTrainedModel, batch: Batch) -> Tensor:
+    """The decoder's last hidden states [T, hidden] of a batch on the model's device."""
+    distinct = distinct_tokens(batch)
+    states = hidden_states(model, distinct.ids, distinct.positions, distinct.attention)
+    return states if len(states) == batch.num_tokens else states.index_select(0, distinct.index)
 
 
 class SharedPrefixAttention:
     """Attention over whole sequences for a model that runs on distinct tokens.
 
-    Each sequence is put together from the tokens it is made of, attends as usual, and each token's output is taken from
-    the first sequence it stands in. Gradients of a shared token sum over its sequences.
+    Each sequence is put together from the tokens it is made of. Where the kernel lets the last tokens of a sequence ask
+    alone, those are the ones that it adds; elsewhere all ask, and each token's output is taken from the first sequence it
+    stands in. Gradients of a shared token sum over its sequences.
     """
 
-    def __init__(self, attention: PackedAttention, shared: SharedPrefixes) -> None:
-        self._attention, self._shared = attention, shared
+    def __init__(self, attention: PackedAttention, shared: SharedPrefixes, cu_seqlens: Tensor) -> None:
+        self._attention, self._shared, self._cu_seqlens = attention, shared, cu_seqlens
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scoring: Scoring) -> Tensor:
-        whole = [tensor.index_select(0, self._shared.index) for tensor in (query, key, value)]
-        return self._attention.attend(layer, *whole, scoring=scoring).index_select(0, self._shared.first)
+        if VarlenAttention.takes(value, scoring):
+            return self._added.attend(layer, query, self._spread(key), self._spread(value), scoring=scoring)
+        first, index = self._shared.first.to(query.device), self._shared.index.to(query.device)
+        whole = [tensor.index_select(0, index) for tensor in (query, key, value)]
+        return self._attention.attend(layer, *whole, scoring=scoring).index_select(0, first)
+
+    def _spread(self, states: Tensor) -> Tensor:
+        """The states of distinct tokens, at every token of every sequence."""
+        from reroll.models.kernels import Spread
+
+        whole: Tensor = Spread.apply(states, *self._places)  # type: ignore[no-untyped-call]
+        return whole
+
+    @cached_property
+    def _added(self) -> VarlenAttention:
+        """Sequence by sequence, what it adds asks."""
+        query_bounds = _bounds(self._shared.num_added)
+        key_bounds = _bounds(self._cu_seqlens.diff().cpu()[self._shared.sequences])
+        return VarlenAttention(query_bounds.to(self._cu_seqlens.device), key_bounds.to(self._cu_seqlens.device))
+
+    @cached_property
+    def _places(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Sequence by sequence, which distinct token stands at each place; and the same the other way round."""
+        bounds = self._cu_seqlens.tolist()
+        parts = [self._shared.index[bounds[number] : bounds[number + 1]] for number in self._shared.sequences.tolist()]
+        index = torch.cat(parts)
+        counts = index.bincount(minlength=len(self._shared.first))
+        device = self._cu_seqlens.device
+        return index.to(device), index.argsort(stable=True).to(device), _bounds(counts).to(device)
+
+
+def _bounds(lengths: Tensor) -> Tensor:
+    """[N + 1] where parts of these lengths [N] begin and end."""
+    return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +17,12 @@ from reroll.errors import TrainingDiverged
 from reroll.models.heads import SCORE
 from reroll.models.load import Head, has_adapter, load_model, save_model
 from reroll.observe.metrics import Last, Max, Stats
+from reroll.observe.run_folder import sync_files
 from reroll.tokens.batch import Batch
 from reroll.train.base import Loss, Needs, Predictions, Strategy
 from reroll.train.predict import predict
 from reroll.train.schedule import learning_rate
+from reroll.train.staging import model_on_host, on_host
 
 STATE_FILE = "trainer.pt"
 
@@ -110,10 +114,10 @@ class TorchStrategy(Strategy):
                     state[key] = value.to(device)
 
     def save(self, folder: Path) -> None:
-        save_model(self._model, self._tokenizer, folder)
-        masters = {name: master for name, master in self._masters.items() if master is not self._parameters[name]}
-        state = {"step": self._step, "optimizer": self._optimizer.state_dict(), "masters": masters}
-        torch.save(state, folder / STATE_FILE)
+        self._write(self._model, self._state(), folder)
+
+    def stage(self, folder: Path) -> Callable[[], None]:
+        return partial(self._write, model_on_host(self._model), on_host(self._state()), folder)
 
     def load(self, folder: Path) -> None:
         saved = self._saved_parameters(folder)
@@ -125,6 +129,16 @@ class TorchStrategy(Strategy):
                     self._masters[name].copy_(state["masters"][name])
         self._optimizer.load_state_dict(state["optimizer"])
         self._step = state["step"]
+
+    def _state(self) -> dict[str, Any]:
+        """What is needed beside the model to go on."""
+        masters = {name: master for name, master in self._masters.items() if master is not self._parameters[name]}
+        return {"step": self._step, "optimizer": self._optimizer.state_dict(), "masters": masters}
+
+    def _write(self, model: PreTrainedModel, state: dict[str, Any], folder: Path) -> None:
+        save_model(model, self._tokenizer, folder)
+        torch.save(state, folder / STATE_FILE)
+        sync_files(folder)
 
     def _saved_parameters(self, folder: Path) -> Mapping[str, Tensor]:
         if has_adapter(self._model):

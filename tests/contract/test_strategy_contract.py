@@ -1,5 +1,6 @@
 """What every Strategy must do. Plain transformers is the oracle of the values, fp32 `torch` that of the others."""
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
+from reroll.config.parts import DeepspeedStrategy as DeepspeedConfig
 from reroll.config.parts import Fsdp2Strategy as Fsdp2Config
 from reroll.config.parts import LoraConfig, ModelConfig, OptimConfig
 from reroll.config.parts import TorchStrategy as TorchConfig
@@ -41,6 +43,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "fsdp2-bf16": {"precision": "bf16"},
     "fsdp2-fp32-checkpointed": {"precision": "fp32", "gradient_checkpointing": True, "logprob_chunk": 5},
     "fsdp2-bf16-lora": {"precision": "bf16"},
+    "deepspeed-bf16": {"precision": "bf16", "stage": 3},
+    "deepspeed-bf16-checkpointed-lora": {"precision": "bf16", "stage": 2, "gradient_checkpointing": True, "logprob_chunk": 5},
 }
 """One rank each; tests/invariant holds several ranks to one."""
 LORA = LoraConfig(rank=8, alpha=16)
@@ -83,7 +87,11 @@ def _process_group() -> Iterator[None]:
     """What a process with one rank joins before it builds a strategy of several."""
     meet(None, rank=0, world_size=1, device="cpu")
     yield
-    dist.destroy_process_group()
+    deepspeed = sys.modules.get("deepspeed")
+    if deepspeed and deepspeed.comm.is_initialized():
+        deepspeed.comm.destroy_process_group()  # Which forgets, too, what DeepSpeed has made of the group.
+    else:
+        dist.destroy_process_group()
 
 
 @pytest.fixture
@@ -94,9 +102,14 @@ def make(kind: str, lora: LoraConfig | None, folder: Path) -> Make:
         full = load_model(str(folder), dtype=precision, device="cpu", lora=lora)
         if kind.startswith("torch"):
             return TorchStrategy(full, tokenizer, TorchConfig(**KINDS[kind]), settings, total_steps=100)
-        strategy = Fsdp2Config(kind="fsdp2", **KINDS[kind])
+        strategy = (Fsdp2Config if kind.startswith("fsdp2") else DeepspeedConfig)(kind=kind.split("-")[0], **KINDS[kind])
         config = ModelConfig(model=str(folder), strategy=strategy, lora=lora)
         empty = partial(skeleton, config, tokenizer, head="language")
+        if isinstance(strategy, DeepspeedConfig):
+            pytest.importorskip("deepspeed")
+            from reroll.train.deepspeed_strategy import DeepspeedStrategy
+
+            return DeepspeedStrategy(empty, full, tokenizer, strategy, settings, device="cpu", total_steps=100)
         return Fsdp2Strategy(empty, full, tokenizer, strategy, settings, device="cpu", total_steps=100)
 
     return build
@@ -235,6 +248,21 @@ def test_saved_loaded_and_continued_is_the_same_as_uninterrupted(make: Make, tmp
     assert train(second, 2, seed=2) == expected[2:]
     weights = second.weights()
     assert all(torch.equal(weights[name], weight) for name, weight in whole.weights().items())
+
+
+def test_what_was_staged_is_the_checkpoint_of_that_moment_whatever_is_trained_before_it_is_written(
+    make: Make, tmp_path: Path
+) -> None:
+    first, second = make(), make()
+    train(first, 2)
+    first.save(tmp_path / "saved")
+    write = first.stage(tmp_path / "staged")
+    expected = train(first, 2, seed=2)
+    write()
+    weights = [next((tmp_path / name).glob("*model.safetensors")) for name in ("saved", "staged")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    second.load(tmp_path / "staged")
+    assert train(second, 2, seed=2) == expected
 
 
 def test_a_checkpoint_opens_with_plain_transformers_or_peft_and_has_the_same_logits(

@@ -1,5 +1,6 @@
 """The attention and the engine on a CUDA device, against the same on the CPU in fp32."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -7,7 +8,9 @@ from reroll.infer.embedded.engine import EmbeddedEngine
 from reroll.models.attention import PackedAttention, hidden_states, logits
 from reroll.models.load import load_model, load_tokenizer
 from reroll.models.tiny import make_tiny
-from reroll.types import Request, SamplingParams
+from reroll.tokens.batch import pack
+from reroll.train.shared_prefix import batch_hidden_states
+from reroll.types import Request, Sample, SamplingParams
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -41,6 +44,33 @@ def test_half_precision_on_a_gpu_differentiates(folder):
     positions = torch.cat([torch.arange(5), torch.arange(7)]).cuda()
     logits(model, hidden_states(model, ids, positions, PackedAttention(bounds))).float().logsumexp(-1).sum().backward()
     assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+def test_siblings_that_share_a_prompt_learn_what_they_learn_apart(folder):
+    model = load_model(folder, dtype=torch.bfloat16, device="cuda")
+    generator = np.random.default_rng(0)
+    prompt = generator.integers(4, 90, size=70)
+    rows = [np.concatenate([prompt, generator.integers(4, 90, size=size)]) for size in (30, 1, 130, 64)]
+    rows += [rows[2], generator.integers(4, 90, size=9)]
+    batch = pack([whole_sample(row) for row in rows]).to("cuda")
+    results = []
+    for states in (
+        lambda: batch_hidden_states(model, batch),
+        lambda: hidden_states(model, batch.ids, batch.positions, PackedAttention(batch.cu_seqlens)),
+    ):
+        model.zero_grad()
+        hidden = states()
+        hidden.float().square().mean(-1).sum().backward()
+        grads = [parameter.grad.float().flatten() for parameter in model.parameters() if parameter.grad is not None]
+        results.append((hidden.detach().float(), torch.cat(grads)))
+    (hidden, grad), (want, want_grad) = results
+    assert (hidden - want).norm() < 0.02 * want.norm()
+    assert (grad - want_grad).norm() < 0.03 * want_grad.norm()
+
+
+def whole_sample(row):
+    places = np.arange(len(row))
+    return Sample(ids=row, loss_mask=places > 0, logp=np.zeros(len(row)), turn=np.where(places > 0, 0, -1))
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 0.1)])

@@ -16,7 +16,8 @@ from reroll.models.tiny import make_tiny
 from reroll.runtime.base import WorkerInfo
 from reroll.tokens.batch import Batch, pack
 from reroll.train.loss import SFT_LOSS
-from reroll.train.worker import TrainJob, TrainWorker
+from reroll.train.shares import train_jobs
+from reroll.train.worker import TrainWorker
 from reroll.types import Sample
 
 pytestmark = pytest.mark.gpu
@@ -55,7 +56,7 @@ def worker(folder: Path, **strategy: Any) -> TrainWorker:
 
 
 def losses(policy: TrainWorker, steps: range) -> list[float]:
-    return [policy.train(TrainJob(batch=batch(step), loss=SFT_LOSS))["loss"].value for step in steps]
+    return [policy.train(train_jobs(batch(step), SFT_LOSS)[0])["loss"].value for step in steps]
 
 
 @pytest.mark.usefixtures("_alone")

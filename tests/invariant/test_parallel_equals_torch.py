@@ -1,9 +1,4 @@
-"""However many ranks hold a model, it learns what one process learns: fp32, real processes, gloo, through Ray.
-
-The sums behind a gradient are taken in another order, which shows in the seventh digit of losses and norms. Adam divides by
-the size of a gradient, so for a weight whose gradient is nearly zero that digit becomes a visible part of a step: weights
-are held to a hundredth of one step.
-"""
+"""However many ranks hold a model, it learns what one process learns: fp32, real processes, gloo, through Ray."""
 
 from __future__ import annotations
 
@@ -17,116 +12,28 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from parallel_bench import GRPO, Bench, Scenario, assert_same, batch, fsdp2, model_config, played_alone, played_by_ranks
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from reroll.config.load import parse_config
-from reroll.config.parts import Fsdp2Strategy, LoraConfig, ModelConfig, OptimConfig, TorchStrategy
 from reroll.config.parts import RayRuntime as RayConfig
 from reroll.errors import WorkerDied, WorkerError
-from reroll.models.load import Head
 from reroll.models.tiny import make_tiny
-from reroll.observe.metrics import Stats
 from reroll.pipeline.run import train
 from reroll.pipeline.spawn import spawn_model
-from reroll.runtime.base import Placement, WorkerInfo, Workers
-from reroll.tokens.batch import Batch, pack
+from reroll.runtime.base import Placement, Workers
+from reroll.tokens.batch import Batch
 from reroll.train import cluster as cluster_module
-from reroll.train.base import Loss, LossOutput, Needs, Predictions, known
-from reroll.train.loss import PolicyLoss, ValueLoss
-from reroll.train.parallel.ranks import MeetingPoint
-from reroll.train.worker import PredictJob, TrainJob, TrainWorker
-from reroll.types import Sample
+from reroll.train.base import Divergence, LossOutput, Needs, Predictions, known
+from reroll.train.loss import ValueLoss
+from reroll.train.preference import RankingLoss
 
 pytest.importorskip("ray")
 from reroll.runtime.ray import RayRuntime
-
-STEP = 1e-3
-OPTIM = OptimConfig(lr=STEP, clip_norm=0.5, weight_decay=0.1)
-GRPO = PolicyLoss(kind="ppo", options={"clip_low": 0.2, "clip_high": 0.2}, kl_coef=0.05)
-MICRO_BATCH_TOKENS = 30
-
-
-def batch(seed: int) -> Batch:
-    """Three prompts with siblings. One row fills a rank by itself, so ranks have unequal numbers of micro-batches; one long
-    row has no token in the loss, so that a micro-batch never reaches the head."""
-    rng = np.random.default_rng(seed)
-    samples, advantages = [], []
-    for lengths in [(60, 9, 14), (8, 11, 7), (33, 10)]:
-        prompt = rng.integers(4, 90, size=4)
-        rewards = rng.normal(size=len(lengths)).astype(np.float32)
-        for length, reward in zip(lengths, rewards - rewards.mean(), strict=True):
-            mask = (np.arange(length) >= 4) & (length != 33)
-            ids = np.concatenate([prompt, rng.integers(4, 90, size=length - 4)])
-            logp = np.where(mask, rng.normal(-4.5, 0.1, size=length), 0).astype(np.float32)
-            samples.append(Sample(ids=ids, loss_mask=mask, logp=logp, turn=np.where(mask, 0, -1)))
-            advantages.append(np.where(mask, reward, 0).astype(np.float32))
-    packed = pack(samples).replace(advantage=torch.from_numpy(np.concatenate(advantages)))
-    noise = torch.from_numpy(rng.normal(0, 0.1, size=packed.num_tokens).astype(np.float32)) * packed.loss_mask
-    return packed.replace(ref_logp=packed.logp + noise, value=noise, returns=packed.advantage)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scenario:
-    """What a model is put through."""
-
-    config: ModelConfig
-    steps: range = range(3)
-    head: Head = "language"
-    loss: Loss = GRPO
-    load: Path | None = None
-    save: Path | None = None
-
-    def play(self, worker: TrainWorker) -> Outcome:
-        if self.load:
-            worker.load(self.load)
-        num_weights = len(worker.weights())  # Before the first pass: an engine gets its weights then.
-        # The first pass may be about the model without its adapter, as a reference.
-        start = worker.predict(PredictJob(batch(8), replace(self.loss.needs, adapter=False)))
-        stats = [worker.train(TrainJob(batch=batch(step), loss=self.loss, mini_batches=2)) for step in self.steps]
-        if self.save:
-            worker.save(self.save)
-        end = worker.predict(PredictJob(batch(9), self.loss.needs))
-        weights = {name: weight.clone() for name, weight in worker.weights().items()}
-        groups = worker._strategy._optimizer.param_groups  # type: ignore[attr-defined]
-        num_held = sum(parameter.numel() for group in groups for parameter in group["params"])
-        return Outcome(stats, weights, num_weights, num_held, answer_of(start), answer_of(end))
-
-
-def answer_of(predictions: Predictions) -> Tensor:
-    return known(predictions.value if predictions.logp is None else predictions.logp)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    stats: list[Stats]
-    weights: dict[str, Tensor]
-    num_weights_at_start: int
-    num_held: int
-    """Numbers in this process that the optimizer works on."""
-    answer_at_start: Tensor
-    answer: Tensor
-
-
-class Bench:
-    """A process that can be a rank of one model after the other: starting processes is what takes time."""
-
-    def __init__(self, info: WorkerInfo) -> None:
-        self._rank = info.rank
-
-    def play(self, scenario: Scenario, *, num_ranks: int, meeting: str) -> Outcome | None:
-        if self._rank >= num_ranks:
-            return None
-        info = WorkerInfo("policy", self._rank, num_ranks, "cpu")
-        try:
-            worker = TrainWorker(info, scenario.config, total_steps=6, head=scenario.head, meeting=meeting)
-            return scenario.play(worker)
-        finally:
-            dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
@@ -151,51 +58,14 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
-def model_config(folder: Path, strategy: TorchStrategy | Fsdp2Strategy, *, lora: bool = False) -> ModelConfig:
-    adapter = LoraConfig(rank=4) if lora else None
-    return ModelConfig(model=str(folder), strategy=strategy, optim=OPTIM, lora=adapter, devices="cpu")
-
-
-def fsdp2(**options: Any) -> Fsdp2Strategy:
-    return Fsdp2Strategy(kind="fsdp2", micro_batch_tokens=MICRO_BATCH_TOKENS, logprob_chunk=7, **options)
-
-
-def played_by_ranks(bench: Workers[Bench], scenario: Scenario, num_ranks: int) -> Outcome:
-    """What the ranks say together."""
-    meeting = MeetingPoint("127.0.0.1")
-    outcomes = asyncio.run(bench.all(Bench.play, scenario, num_ranks=num_ranks, meeting=meeting.address))
-    strategy = scenario.config.strategy
-    told = [outcome for outcome in outcomes if outcome][:: strategy.tp if isinstance(strategy, Fsdp2Strategy) else 1]
-    stats = [sum(parts, Stats()) for parts in zip(*(outcome.stats for outcome in told), strict=True)]
-    return replace(told[0], stats=stats, num_held=max(outcome.num_held for outcome in told))
-
-
-def played_alone(config: ModelConfig, **scenario: Any) -> Outcome:
-    plain = config.model_copy(update={"strategy": TorchStrategy(micro_batch_tokens=MICRO_BATCH_TOKENS)})
-    worker = TrainWorker(WorkerInfo("policy", 0, 1, "cpu"), plain, total_steps=6, head=scenario.get("head", "language"))
-    return Scenario(config=plain, **scenario).play(worker)
-
-
-def assert_same(ours: Outcome, expected: Outcome) -> None:
-    for mine, theirs in zip(ours.stats, expected.stats, strict=True):
-        assert without_time(mine) == pytest.approx(without_time(theirs), rel=1e-4, abs=1e-6)
-    assert ours.weights.keys() == expected.weights.keys()
-    assert ours.num_weights_at_start == len(expected.weights)
-    for name, weight in expected.weights.items():
-        torch.testing.assert_close(ours.weights[name], weight, rtol=0, atol=0.01 * STEP)
-    torch.testing.assert_close(ours.answer_at_start, expected.answer_at_start, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(ours.answer, expected.answer, rtol=1e-5, atol=2e-5)
-
-
-def without_time(stats: Stats) -> dict[str, float]:
-    return {name: value for name, value in stats.values_by_name().items() if name != "tokens_per_s"}
-
-
 LAYOUTS: dict[str, tuple[int, str, dict[str, int]]] = {
     "two shards": (2, "llama", {}),
     "two replicas of two shards": (4, "qwen3", {"replicas": 2}),
     "two split layers": (2, "qwen3", {"tp": 2}),
     "two shards of two split layers": (4, "qwen3", {"tp": 2}),
+    "two halves of each sequence": (2, "llama", {"sp": 2}),
+    "two shares of two halves": (4, "qwen3", {"sp": 2}),
+    "two halves, each by two split layers": (4, "qwen3", {"sp": 2, "tp": 2}),
 }
 
 
@@ -217,6 +87,7 @@ def test_ranks_together_learn_what_one_process_learns(bench: Workers[Bench], mod
         (4, "llama", {"gradient_checkpointing": True, "reshard_after_forward": False}),
         (4, "qwen2", {"tp": 2, "replicas": 2, "gradient_checkpointing": True}),
         (2, "llama", {"tp": 2}),
+        (4, "qwen2", {"sp": 2, "replicas": 2, "gradient_checkpointing": True}),
     ],
 )
 def test_other_layouts_do_too(
@@ -226,8 +97,11 @@ def test_other_layouts_do_too(
     assert_same(played_by_ranks(bench, Scenario(config=config), num_ranks), played_alone(config))
 
 
-def test_an_adapter_is_trained_alike_by_split_and_sharded_layers(bench: Workers[Bench], models: dict[str, Path]) -> None:
-    config = model_config(models["llama"], fsdp2(tp=2), lora=True)
+@pytest.mark.parametrize("options", [{"tp": 2}, {"sp": 2, "gradient_checkpointing": True}])
+def test_an_adapter_is_trained_alike_by_split_layers_and_by_split_sequences(
+    bench: Workers[Bench], models: dict[str, Path], options: dict[str, Any]
+) -> None:
+    config = model_config(models["llama"], fsdp2(**options), lora=True)
     ours, expected = played_by_ranks(bench, Scenario(config=config), 4), played_alone(config)
     assert all("lora" in name for name in ours.weights)
     assert_same(ours, expected)
@@ -238,16 +112,49 @@ def test_a_critic_is_trained_alike_by_two_ranks(bench: Workers[Bench], models: d
     assert_same(played_by_ranks(bench, Scenario(config=config, **scenario), 2), played_alone(config, **scenario))
 
 
-def test_a_checkpoint_of_four_ranks_goes_on_with_two_and_opens_with_plain_transformers(
-    bench: Workers[Bench], models: dict[str, Path], tmp_path: Path
+def test_a_reward_model_is_trained_alike_by_ranks_of_which_one_has_the_end_of_a_sequence(
+    bench: Workers[Bench], models: dict[str, Path]
 ) -> None:
-    four, two = (model_config(models["qwen3"], fsdp2(tp=tp)) for tp in (2, 1))
+    config = model_config(models["llama"], fsdp2(sp=2))
+    scenario = {"head": "score", "loss": RankingLoss(), "unit_size": 2}
+    assert_same(played_by_ranks(bench, Scenario(config=config, **scenario), 2), played_alone(config, **scenario))
+
+
+def test_ranks_that_share_sequences_answer_and_learn_all_that_heads_can_be_asked(
+    bench: Workers[Bench], models: dict[str, Path]
+) -> None:
+    divergence = Divergence(kind="reverse_kl")
+    scenario = {
+        "head": "language+score",
+        "loss": replace(GRPO, kl_estimator="full", entropy_coef=0.1, value=ValueLoss(), value_coef=0.5),
+        "asks": Needs(entropy=True, score_norm=True, top_k=3, divergence=divergence, value=True, score=True),
+    }
+    config = model_config(models["qwen3"], fsdp2(sp=2))
+    ours, expected = played_by_ranks(bench, Scenario(config=config, **scenario), 2), played_alone(config, **scenario)
+    assert len(ours.answers) == 8
+    assert_same(ours, expected)
+
+
+def test_four_ranks_share_long_sequences_and_some_get_nothing_of_short_ones(
+    bench: Workers[Bench], models: dict[str, Path]
+) -> None:
+    scenario = {"groups": ((307, 5), (5,), (211,)), "steps": range(2)}
+    config = model_config(models["llama"], fsdp2(sp=4))  # More ranks than key-value heads.
+    ours, expected = played_by_ranks(bench, Scenario(config=config, **scenario), 4), played_alone(config, **scenario)
+    assert_same(ours, expected)
+
+
+@pytest.mark.parametrize("options", [{"tp": 2}, {"sp": 2}])
+def test_a_checkpoint_of_four_ranks_goes_on_with_two_and_opens_with_plain_transformers(
+    bench: Workers[Bench], models: dict[str, Path], tmp_path: Path, options: dict[str, int]
+) -> None:
+    four, two = (model_config(models["qwen3"], fsdp2(**how)) for how in (options, {}))
     saved = played_by_ranks(bench, Scenario(config=four, steps=range(2), save=tmp_path), 4)
     plain = AutoModelForCausalLM.from_pretrained(tmp_path).state_dict()
     assert all(torch.equal(plain[name], weight) for name, weight in saved.weights.items())
     resumed = played_by_ranks(bench, Scenario(config=two, steps=range(2, 3), load=tmp_path), 2)
     whole = played_alone(two)
-    assert_same(resumed, replace(whole, stats=whole.stats[2:], answer_at_start=resumed.answer_at_start))
+    assert_same(resumed, replace(whole, stats=whole.stats[2:], answers_at_start=resumed.answers_at_start))
 
 
 @dataclass(frozen=True)
@@ -294,7 +201,10 @@ def test_a_failed_rank_ends_the_cluster_with_its_error_within_half_a_minute(
 
 
 @pytest.mark.slow
-def test_a_whole_run_with_two_ranks_has_the_curve_of_the_local_run(runtime: RayRuntime, rlvr_tree: dict[str, Any]) -> None:
+@pytest.mark.parametrize("sp", [1, 2])
+def test_a_whole_run_with_two_ranks_has_the_curve_of_the_local_run(
+    runtime: RayRuntime, rlvr_tree: dict[str, Any], sp: int
+) -> None:
     def curve(name: str, kind: str, strategy: dict[str, Any]) -> tuple[list[float], dict[str, Tensor]]:
         rlvr_tree["run"]["name"], rlvr_tree["runtime"] = name, {"kind": kind}
         rlvr_tree["policy"]["strategy"] = strategy
@@ -306,7 +216,7 @@ def test_a_whole_run_with_two_ranks_has_the_curve_of_the_local_run(runtime: RayR
 
     (local, expected), (ranks, weights) = (
         curve("local", "local", {"kind": "torch"}),
-        curve("ranks", "ray", {"kind": "fsdp2", "num_ranks": 2}),
+        curve("ranks", "ray", {"kind": "fsdp2", "num_ranks": 2, "sp": sp}),
     )
     assert ranks == pytest.approx(local, abs=1e-6)
     for name, weight in expected.items():

@@ -1,7 +1,7 @@
 """From a Hugging Face folder to a model of which each rank holds its shards.
 
-The first rank reads the folder into host memory. Layer by layer, every rank receives the weights, keeps its share and
-drops the rest: no device ever holds more of the whole than one layer.
+The first rank reads the folder, whose files are mapped and not held (see `stored_dtype`). Layer by layer, every rank receives
+the weights, keeps its share and drops the rest: no device ever holds more of the whole than one layer.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import Shard
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -24,14 +25,17 @@ from transformers import (
 from reroll.config.host import adapter_base
 from reroll.config.parts import Fsdp2Strategy, ModelConfig
 from reroll.models.attention import IMPLEMENTATION, check_supported
-from reroll.models.fused import fuse_norms
+from reroll.models.fused import fuse
 from reroll.models.heads import add_score_head, keep_padding_apart
 from reroll.models.load import DTYPES, Head, resolve_model
 from reroll.tokens.batch import Batch
-from reroll.train.base import Needs, Predictions
-from reroll.train.parallel.ranks import REPLICA, SHARD, TP
+from reroll.train.base import Needs
+from reroll.train.parallel.experts import CUT_DIM, EP, check_experts, lay_out_experts, split_experts
+from reroll.train.parallel.ranks import REPLICA, SHARD, TP, sequence_group
+from reroll.train.parallel.sequence import SequenceShare, check_shares
 from reroll.train.parallel.tensor import check_splits, split_layer
-from reroll.train.predict import predict
+from reroll.train.predict import ask_heads
+from reroll.train.shared_prefix import batch_hidden_states
 
 
 def skeleton(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, *, head: Head) -> PreTrainedModel:
@@ -61,20 +65,24 @@ def skeleton(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, *, head: H
 class PredictingModel(nn.Module):
     """A model with what it is asked inside its forward pass, so that FSDP has the heads gathered when they are used."""
 
-    def __init__(self, model: PreTrainedModel, *, chunk: int) -> None:
+    def __init__(self, model: PreTrainedModel, *, chunk: int, sequence_group: dist.ProcessGroup | None) -> None:
         super().__init__()
-        self.model, self._chunk = model, chunk
+        self.model, self._chunk, self._sequence_group = model, chunk, sequence_group
 
     def forward(self, batch: Batch, needs: Needs) -> dict[str, Tensor]:
         """The fields of Predictions: a plain dict, in which FSDP finds the tensors whose gradients it waits for."""
-        answers = predict(self.model, batch, needs, chunk=self._chunk)
-        found = {name: getattr(answers, name) for name in Predictions.__dataclass_fields__}
-        found = {name: answer for name, answer in found.items() if answer is not None}
-        if "logp" in found and torch.is_grad_enabled() and not batch.loss_mask.any():
+        if self._sequence_group is None:
+            return self._ask_heads(batch_hidden_states(self.model, batch), batch, needs)
+        share = SequenceShare(batch, self._sequence_group)
+        return share.whole(self._ask_heads(share.hidden_states(self.model), share.batch, needs))
+
+    def _ask_heads(self, hidden: Tensor, batch: Batch, needs: Needs) -> dict[str, Tensor]:
+        answers = ask_heads(self.model, hidden, batch, needs, chunk=self._chunk)
+        if needs.logp and torch.is_grad_enabled() and not batch.loss_mask.any():
             # No row reached the head, but the other ranks wait for this one's part of the head's gradient: zero.
             head = self.model.get_output_embeddings()  # type: ignore[no-untyped-call]
-            found["logp"] = found["logp"] + 0.0 * head.weight.sum()
-        return found
+            answers["logp"] = answers["logp"] + 0.0 * head.weight.sum()
+        return answers
 
 
 def shard(
@@ -86,17 +94,27 @@ def shard(
     """
     if config.tp > 1:
         check_splits(model, tp=config.tp)
+    if config.sp > 1:
+        check_shares(model, sp=config.sp, tp=config.tp)
     if torch.device(device).type == "cuda":
-        fuse_norms(model)
+        fuse(model)
+    experts_mesh = lay_out_experts(mesh, ep=config.ep) if config.ep > 1 else None
+    if experts_mesh is not None:
+        check_experts(model, ep=config.ep, shards=experts_mesh[SHARD].size())
     filler, named = _Filler(model, full, device=device), _Names(model)
-    root = PredictingModel(model, chunk=config.logprob_chunk)
+    group = sequence_group(config, device=device)
+    root = PredictingModel(model, chunk=config.logprob_chunk, sequence_group=group)
     units: dict[FSDPModule, list[str]] = {}
     for layer in model.base_model.get_submodule("layers").children():
         filler.fill(layer)
         if config.tp > 1:
             split_layer(layer, mesh[TP])
-        unit = _fully_shard(layer, config, mesh, device=device, reshard_after_forward=config.reshard_after_forward)
-        units[unit] = named.of(layer)
+        reshard = config.reshard_after_forward
+        if experts_mesh is not None:
+            for part in split_experts(layer, model.config.get_text_config(), experts_mesh[EP]):
+                unit = _fully_shard(part, config, experts_mesh, device=device, reshard_after_forward=reshard, cut_dim=CUT_DIM)
+                units[unit] = named.of(part)
+        units[_fully_shard(layer, config, mesh, device=device, reshard_after_forward=reshard)] = named.of(layer)
     filler.fill(root)
     # The heads are used last and their gradients come first: gathered once for both passes.
     units[_fully_shard(root, config, mesh, device=device, reshard_after_forward=False)] = named.of(root)
@@ -104,13 +122,14 @@ def shard(
 
 
 def _fully_shard(
-    module: nn.Module, config: Fsdp2Strategy, mesh: DeviceMesh, *, device: str, reshard_after_forward: bool
+    module: nn.Module, config: Fsdp2Strategy, mesh: DeviceMesh, *, device: str, reshard_after_forward: bool, cut_dim: int = 0
 ) -> FSDPModule:
     on_gpu = torch.device(device).type == "cuda"
     unit = fully_shard(
         module,
         mesh=mesh[REPLICA, SHARD] if config.replicas > 1 else mesh[SHARD],
         reshard_after_forward=reshard_after_forward,
+        shard_placement_fn=lambda _: Shard(cut_dim),
         mp_policy=MixedPrecisionPolicy(
             param_dtype=DTYPES[config.precision], reduce_dtype=torch.float32, cast_forward_inputs=False
         ),

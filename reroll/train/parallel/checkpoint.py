@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -19,10 +20,9 @@ SHARDS_FOLDER = "shards"
 
 
 def as_shard_of(parameter: DTensor, local: Tensor) -> DTensor:
-    """A rank's own part of a tensor that is spread as `parameter` is."""
-    return DTensor.from_local(
-        local, parameter.device_mesh, parameter.placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
-    )
+    """A rank's own part of a tensor that is spread as `parameter` is, by reference."""
+    # Not `from_local`, which would copy a part that is kept on the host to the mesh's devices: read into, it would be lost.
+    return DTensor(local, parameter._spec, requires_grad=False)  # type: ignore[no-untyped-call]
 
 
 def sharded_state(
@@ -41,9 +41,12 @@ def sharded_state(
     return state
 
 
-def save_shards(state: dict[str, Any], folder: Path) -> None:
-    """Every rank writes its part; the folder must be one that all of them see."""
-    save(state, checkpoint_id=folder / SHARDS_FOLDER)
+def save_shards(state: dict[str, Any], folder: Path, *, group: dist.ProcessGroup) -> None:
+    """Every rank writes its part; the folder must be one that all of them see.
+
+    `group` are all ranks, on the host. Nobody else may use it meanwhile.
+    """
+    save(state, checkpoint_id=folder / SHARDS_FOLDER, process_group=group)
 
 
 def load_shards(state: dict[str, Any], folder: Path) -> int:

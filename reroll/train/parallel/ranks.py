@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -17,10 +18,14 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from reroll.config.parts import Fsdp2Strategy
 from reroll.errors import ModelError, RerollError
-from reroll.train.base import DataParallel, T
+from reroll.train.base import DataParallel
+
+T = TypeVar("T")
 
 REPLICA, SHARD, TP = "replica", "shard", "tp"
 """The axes along which ranks are laid out; neighbours differ in the last."""
+SHARE, SP = "share", "sp"
+"""The same ranks by what they read: those with the same share of a batch, and among them those with the same tokens."""
 
 MEETING_TIMEOUT = timedelta(minutes=5)
 """For all ranks to have come: some machines load their libraries slowly."""
@@ -92,29 +97,36 @@ def only_first(make: Callable[[], T]) -> T | None:
 
 
 def lay_out(config: Fsdp2Strategy, *, device: str) -> DeviceMesh:
-    """All ranks as replicas × shards × tp."""
-    world_size, copies = dist.get_world_size(), config.replicas * config.tp
-    if world_size % copies:
+    """All ranks as replicas × shards × tp.
+
+    Ranks that share sequences (`sequence_group`) are neighbours among the shards: each holds its own part of the parameters,
+    and their gradients, which come from different tokens, are summed as those of all shards are.
+    """
+    world_size, sp, tp = dist.get_world_size(), config.sp, config.tp
+    if world_size % (config.replicas * sp * tp):
         raise ValueError(
-            f"{world_size} ranks do not divide into replicas {config.replicas} × tp {config.tp}: change strategy or devices"
+            f"{world_size} ranks do not divide into replicas {config.replicas} × sp {sp} × tp {tp}: change strategy or devices"
         )
-    shape = (config.replicas, world_size // copies, config.tp)
+    shape = (config.replicas, world_size // (config.replicas * tp), tp)
     return init_device_mesh(torch.device(device).type, shape, mesh_dim_names=(REPLICA, SHARD, TP))
 
 
-class DataParallelRanks(DataParallel):
-    """All ranks of the process group; `tp` neighbours see the same data and count as one."""
+def sequence_group(config: Fsdp2Strategy, *, device: str) -> dist.ProcessGroup | None:
+    """The ranks that this one shares its sequences with; None where each has its own. Every rank calls it."""
+    if config.sp == 1:
+        return None
+    shape = (dist.get_world_size() // config.ranks_per_share, config.sp, config.tp)
+    mesh = init_device_mesh(torch.device(device).type, shape, mesh_dim_names=(SHARE, SP, TP))
+    return mesh[SP].get_group()
 
-    def __init__(self, *, tp: int) -> None:
-        self._tp = tp
-        self.rank, self.size = dist.get_rank() // tp, dist.get_world_size() // tp
+
+class DataParallelRanks(DataParallel):
+    """All ranks of the process group; `ranks_per_share` neighbours see the same data and count as one."""
+
+    def __init__(self, *, ranks_per_share: int) -> None:
+        self.rank, self.size = dist.get_rank() // ranks_per_share, dist.get_world_size() // ranks_per_share
 
     def largest(self, count: int) -> int:
         largest = torch.tensor(count)
         dist.all_reduce(largest, op=dist.ReduceOp.MAX)
         return int(largest)
-
-    def gather(self, value: T) -> list[T]:
-        values: list[T] = [value] * dist.get_world_size()
-        dist.all_gather_object(values, value)
-        return values[:: self._tp]

@@ -7,7 +7,7 @@ from reroll.models.attention import PackedAttention, Scoring, check_supported, h
 from reroll.models.load import load_model
 from reroll.models.tiny import make_tiny
 
-FAMILIES = ["llama", "qwen2", "qwen3", "smollm3", "mistral", "gemma2"]
+FAMILIES = ["llama", "qwen2", "qwen3", "qwen3_moe", "smollm3", "mistral", "gemma2"]
 
 
 def pack(sequences):
@@ -62,7 +62,7 @@ def test_gradients_through_packing_are_those_of_the_plain_model(tmp_path):
 def test_padding_at_most_doubles_the_tokens():
     lengths = torch.tensor([1000, *[3] * 200, 40, 17])
     attention = PackedAttention(torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]))
-    assert sum(index.numel() for index in attention._pad_indices) <= 2 * int(lengths.sum())
+    assert sum(index.numel() for index in attention._padding[0]) <= 2 * int(lengths.sum())
 
 
 def test_a_query_in_another_precision_than_the_values_is_cast():

@@ -2,10 +2,11 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from reroll.errors import ModelError
-from reroll.models.load import load_model, load_tokenizer, models_dir, resolve_model, save_model
+from reroll.models.load import load_model, load_tokenizer, models_dir, resolve_model, save_model, stored_dtype
 from reroll.models.tiny import make_tiny
 
 
@@ -45,6 +46,22 @@ def test_a_model_that_is_not_a_causal_language_model_is_refused(tmp_path):
     AutoConfig.for_model("t5", vocab_size=8, d_model=8, num_layers=1, num_heads=1).save_pretrained(tmp_path)
     with pytest.raises(ModelError, match="cannot load the model"):
         load_model(str(tmp_path), dtype=torch.float32, device="cpu")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_a_model_is_stored_as_is_seen_in_its_files_and_not_in_its_config(tmp_path, dtype):
+    folder = make_tiny(tmp_path / "tiny")
+    load_model(str(folder), dtype=dtype, device="cpu").save_pretrained(folder)
+    config = folder / "config.json"
+    config.write_text(config.read_text().replace("bfloat16", "float64").replace("float32", "float64"))
+    assert stored_dtype(str(folder)) == dtype
+
+
+def test_a_model_stored_as_several_types_or_in_another_place_is_of_none(tmp_path):
+    folder = make_tiny(tmp_path / "tiny")
+    save_file({"extra": torch.zeros(1, dtype=torch.float16)}, folder / "model-00002-of-00002.safetensors")
+    assert stored_dtype(str(folder)) is None
+    assert stored_dtype("somebody/something") is None
 
 
 def test_a_loaded_model_is_in_eval_mode_and_in_the_dtype_asked_for(tmp_path):

@@ -94,7 +94,7 @@ def test_norms_of_single_heads_have_parts_of_a_gradient_and_other_norms_have_all
 
 @pytest.mark.usefixtures("_one_rank")
 def test_ranks_that_do_not_divide_are_refused() -> None:
-    with pytest.raises(ValueError, match="1 ranks do not divide into replicas 1 × tp 2"):
+    with pytest.raises(ValueError, match="1 ranks do not divide into replicas 1 × sp 1 × tp 2"):
         lay_out(fsdp2(tp=2), device="cpu")
 
 

@@ -1,11 +1,14 @@
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
-from reroll.models.attention import PackedAttention, hidden_states
+from reroll.models import attention as attention_module
+from reroll.models.attention import PackedAttention, VarlenAttention, hidden_states
 from reroll.models.load import load_model
 from reroll.models.tiny import make_tiny
 from reroll.tokens.batch import Batch, pack
@@ -53,6 +56,39 @@ def test_states_and_gradients_are_those_of_computing_every_token(tmp_path: Path,
         (hidden * weights).sum().backward()
         results.append([hidden.detach(), *(parameter.grad for parameter in model.parameters() if parameter.grad is not None)])
     assert len(results[0]) == len(results[1]) > 10
+    for ours, expected in zip(*results, strict=True):
+        torch.testing.assert_close(ours, expected, atol=1e-4, rtol=1e-4)
+
+
+def plain_varlen(query, key, value, query_bounds, key_bounds, most_queries, most_keys, *, scale, window_size, enable_gqa):
+    """What PyTorch's kernel is documented to do, sequence by sequence: the last tokens of each ask."""
+    key, value = (tensor.repeat_interleave(query.shape[1] // key.shape[1], 1) for tensor in (key, value))
+    outputs = []
+    for (first, end), (first_key, end_key) in zip(pairwise(query_bounds.tolist()), pairwise(key_bounds.tolist()), strict=True):
+        asked = torch.arange(first_key, end_key)
+        asking = torch.arange(end_key - (end - first), end_key)[:, None]
+        visible = (asked <= asking) & ((asked >= asking - window_size[0]) | (window_size[0] < 0))
+        parts = (query[first:end], key[first_key:end_key], value[first_key:end_key])
+        attended = scaled_dot_product_attention(*(part.transpose(0, 1) for part in parts), attn_mask=visible, scale=scale)
+        outputs.append(attended.transpose(0, 1))
+    return torch.cat(outputs)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_a_kernel_in_which_added_tokens_ask_alone_gives_the_same(tmp_path: Path, monkeypatch: Any, family: Any) -> None:
+    """PyTorch's kernel needs a GPU (tests/gpu holds it to the same); here a plain one stands for it."""
+    pytest.importorskip("triton")
+    model = load_model(str(make_tiny(tmp_path, family=family)), dtype=torch.float32, device="cpu")
+    batch, results = siblings(), []
+    weights = torch.randn(batch.num_tokens, 64, generator=torch.Generator().manual_seed(0))
+    for takes in (False, True):
+        monkeypatch.setattr(attention_module, "varlen_attn", plain_varlen)
+        monkeypatch.setattr(attention_module, "_SHARES_HEADS", True)
+        monkeypatch.setattr(VarlenAttention, "takes", lambda value, scoring, takes=takes: takes)
+        model.zero_grad()
+        hidden = batch_hidden_states(model, batch)
+        (hidden * weights).sum().backward()
+        results.append([hidden.detach(), *(parameter.grad for parameter in model.parameters() if parameter.grad is not None)])
     for ours, expected in zip(*results, strict=True):
         torch.testing.assert_close(ours, expected, atol=1e-4, rtol=1e-4)
 

@@ -1,4 +1,5 @@
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from reroll.tokens.samples import sft_sample
 from reroll.train.base import Needs, known
 from reroll.train.cluster import TrainCluster
 from reroll.train.loss import SFT_LOSS, PolicyLoss
-from reroll.train.worker import PredictJob, TrainJob, TrainWorker
+from reroll.train.shares import train_jobs
+from reroll.train.worker import PredictJob, TrainWorker
 from reroll.types import Sample
 
 PPO = PolicyLoss(kind="ppo", options={"clip_low": 0.2, "clip_high": 0.2})
@@ -56,6 +58,26 @@ def logprobs(worker: TrainWorker, packed: Batch) -> torch.Tensor:
     return known(worker.predict(PredictJob(packed, Needs())).logp)
 
 
+def update(worker: TrainWorker, packed: Batch, loss: PolicyLoss = PPO, **options: Any) -> Stats:
+    """One update by a worker that is alone."""
+    [job] = train_jobs(packed, loss, **options)
+    return worker.train(job)
+
+
+@asynccontextmanager
+async def policy_of(folder: Path) -> AsyncIterator[tuple[TrainCluster, TrainWorker]]:
+    """A cluster of one, and its worker."""
+    made: list[TrainWorker] = []
+
+    def make(*args: Any, **kwargs: Any) -> TrainWorker:
+        made.append(TrainWorker(*args, **kwargs))
+        return made[0]
+
+    async with LocalRuntime() as runtime:
+        workers = await runtime.spawn(make, Placement("policy", ("cpu",)), config(folder), total_steps=10)
+        yield TrainCluster(workers), made[0]
+
+
 class Calls:
     """Counts the calls of the strategy's verbs, which go on working."""
 
@@ -82,55 +104,57 @@ def test_logprobs_come_back_in_the_batchs_order_whatever_the_micro_batches(folde
 def test_one_step_per_batch_needs_no_extra_forward_pass(folder: Path) -> None:
     policy = worker(folder)
     calls = Calls(policy)
-    stats = policy.train(TrainJob(batch=batch(), loss=PPO))
+    stats = update(policy, batch())
     assert calls.counts["forward"] == 0
     assert calls.counts["optim_step"] == 1
     assert calls.counts["forward_backward"] > 1
     assert stats["ratio"].value == 1.0
 
 
-def test_several_steps_measure_the_ratio_against_the_policy_before_the_first(folder: Path) -> None:
-    policy = worker(folder)
-    calls = Calls(policy)
-    stats = policy.train(TrainJob(batch=batch(), loss=PPO, epochs=2, mini_batches=3))
+async def test_several_steps_measure_the_ratio_against_the_policy_before_the_first(folder: Path) -> None:
+    async with policy_of(folder) as (policy, its_worker):
+        calls = Calls(its_worker)
+        stats = await policy.train(batch(), PPO, epochs=2, mini_batches=3)
     assert calls.counts["optim_step"] == 6
     assert calls.counts["forward"] > 0
-    assert stats["ratio_max"].value > 1.001
+    assert stats["train/ratio_max"].value > 1.001
 
 
-def test_old_logprobs_that_the_batch_brings_are_used(folder: Path) -> None:
-    policy, packed = worker(folder), batch()
-    calls = Calls(policy)
-    brought = packed.replace(old_logp=logprobs(policy, packed) - 0.1 * packed.loss_mask)
-    calls.counts["forward"] = 0
-    stats = policy.train(TrainJob(batch=brought, loss=PPO, epochs=2))
+async def test_old_logprobs_that_the_batch_brings_are_used(folder: Path) -> None:
+    packed = batch()
+    async with policy_of(folder) as (policy, its_worker):
+        brought = packed.replace(old_logp=await policy.logprobs(packed) - 0.1 * packed.loss_mask)
+        calls = Calls(its_worker)
+        stats = await policy.train(brought, PPO, epochs=2)
     assert calls.counts["forward"] == 0
-    assert stats["ratio"].value > 1.0
+    assert stats["train/ratio"].value > 1.0
 
 
 def test_the_reported_loss_is_the_mean_over_optimizer_steps(folder: Path) -> None:
     packed = batch()
     frozen = worker(folder, lr=1e-30)
-    once = frozen.train(TrainJob(batch=packed, loss=SFT_LOSS))["loss"].value
-    thrice = frozen.train(TrainJob(batch=packed, loss=SFT_LOSS, epochs=3))["loss"].value
+    once = update(frozen, packed, SFT_LOSS)["loss"].value
+    thrice = update(frozen, packed, SFT_LOSS, epochs=3)["loss"].value
     assert thrice == pytest.approx(once, rel=1e-5)
 
 
 def test_the_same_job_gives_the_same_weights_and_another_seed_others(folder: Path) -> None:
     def trained(seed: int) -> torch.Tensor:
         policy = worker(folder)
-        policy.train(TrainJob(batch=batch(), loss=PPO, mini_batches=3, seed=seed))
+        update(policy, batch(), steps_per_epoch=3, seed=seed)
         return torch.cat([weight.flatten() for weight in policy.weights().values()])
 
     assert torch.equal(trained(1), trained(1))
     assert not torch.equal(trained(1), trained(2))
 
 
-def test_stats_tell_the_whole_story_of_an_update(folder: Path) -> None:
+async def test_stats_tell_the_whole_story_of_an_update(folder: Path) -> None:
     packed = batch()
-    values = worker(folder).train(TrainJob(batch=packed, loss=PPO, epochs=2)).values_by_name()
+    async with policy_of(folder) as (policy, _):
+        stats = await policy.train(packed, PPO, epochs=2)
+    values = {name.rpartition("/")[2]: value for name, value in stats.values_by_name().items()}
     assert values.keys() == {
-        "loss", "grad_norm", "grad_norm_max", "lr", "clip_fraction", "ratio", "ratio_max", "kl_old", "sampler_gap",
+        "train_s", "loss", "grad_norm", "grad_norm_max", "lr", "clip_fraction", "ratio", "ratio_max", "kl_old", "sampler_gap",
         "sampler_gap_max", "entropy", "tokens", "loss_tokens", "tokens_per_s", "padding_avoided",
     }  # fmt: skip
     assert values["tokens"] == 2 * packed.num_tokens
@@ -142,7 +166,7 @@ def test_stats_tell_the_whole_story_of_an_update(folder: Path) -> None:
 
 def test_training_on_more_than_one_device_is_refused_with_the_fix(folder: Path) -> None:
     with pytest.raises(ValueError, match=r"one device, got 2: name one in policy\.devices"):
-        worker(folder, world_size=2).train(TrainJob(batch=batch(), loss=PPO))
+        update(worker(folder, world_size=2), batch())
 
 
 def test_a_few_sft_steps_teach_an_answer(folder: Path) -> None:
@@ -152,7 +176,7 @@ def test_a_few_sft_steps_teach_an_answer(folder: Path) -> None:
         for question, answer in (("one", "1"), ("two", "2"), ("three", "3"))
     ]
     policy, packed = worker(folder), pack(rows)
-    losses = [policy.train(TrainJob(batch=packed, loss=SFT_LOSS))["loss"].value for _ in range(40)]
+    losses = [update(policy, packed, SFT_LOSS)["loss"].value for _ in range(40)]
     assert losses[-1] < 0.1 < losses[0]
 
 
@@ -170,8 +194,9 @@ async def test_the_cluster_shares_out_logprobs_and_trains_like_its_worker(folder
             await runtime.spawn(TrainWorker, Placement(role="policy", devices=("cpu",)), config(folder), **options)
         )
         stats = await policy.train(packed, PPO, epochs=2, mini_batches=2, seed=3)
-        expected = alone.train(TrainJob(batch=packed, loss=PPO, epochs=2, mini_batches=2, seed=3))
-        assert without_time(stats) == without_time(expected)
+        old = packed.replace(old_logp=logprobs(alone, packed))
+        expected = without_time(update(alone, old, epochs=2, steps_per_epoch=2, seed=3))
+        assert without_time(stats).items() > expected.items()
 
         await policy.save(tmp_path / "checkpoint")
         await pair.load(tmp_path / "checkpoint")
