@@ -23,11 +23,12 @@ from reroll.config.check_weights import weights_violations
 from reroll.config.data import DatasetsSource, JsonlSource, ParquetSource, ReasoningGymSource, SourceConfig
 from reroll.config.distill import DistillConfig
 from reroll.config.host import adapter_base, models_dir, num_visible_gpus, parse_devices
-from reroll.config.parts import Devices, DeviceSelection, FixedModel, RayRuntime, TorchStrategy, VllmEngine
+from reroll.config.parts import Devices, DeviceSelection, FixedModel, RayRuntime, VllmEngine
 from reroll.config.preference import DpoConfig, KtoLoss, RewardModelConfig
 from reroll.config.reward_judge import HostedJudge, JudgeReward, ModelReward
 from reroll.config.rewards import walk
 from reroll.config.select import select_gpus
+from reroll.config.strategy import TorchStrategy
 from reroll.config.tree import AnyConfig, RlvrConfig
 from reroll.errors import Violation
 

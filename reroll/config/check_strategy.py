@@ -8,17 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from reroll.config.host import models_dir, parse_devices
-from reroll.config.parts import (
-    DeepspeedStrategy,
-    Devices,
-    DeviceSelection,
-    FixedModel,
-    Fsdp2Strategy,
-    LocalRuntime,
-    ModelConfig,
-    RuntimeConfig,
-    TorchStrategy,
-)
+from reroll.config.parts import Devices, DeviceSelection, FixedModel, LocalRuntime, ModelConfig, RuntimeConfig
+from reroll.config.strategy import DeepspeedStrategy, Fsdp2Strategy, TorchStrategy
 from reroll.errors import Violation
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from reroll.config.parts import FixedModel, ModelConfig, TorchStrategy
+from reroll.config.parts import FixedModel, ModelConfig
+from reroll.config.strategy import TorchStrategy
 from reroll.models.load import Head
 from reroll.runtime.base import Placement, Runtime
 from reroll.train.cluster import TrainCluster

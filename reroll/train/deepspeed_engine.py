@@ -16,7 +16,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from reroll.config.parts import DeepspeedStrategy, OptimConfig
+from reroll.config.parts import OptimConfig
+from reroll.config.strategy import DeepspeedStrategy
 from reroll.models.fused import fuse
 from reroll.train.parallel.build import PredictingModel
 

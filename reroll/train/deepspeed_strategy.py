@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from reroll.config.parts import DeepspeedStrategy as DeepspeedConfig
 from reroll.config.parts import OptimConfig
+from reroll.config.strategy import DeepspeedStrategy as DeepspeedConfig
 from reroll.errors import RunFolderError, TrainingDiverged
 from reroll.models.heads import SCORE
 from reroll.models.load import has_adapter, save_model

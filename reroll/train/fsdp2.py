@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from reroll.config.parts import Fsdp2Strategy as Fsdp2Config
 from reroll.config.parts import OptimConfig
+from reroll.config.strategy import Fsdp2Strategy as Fsdp2Config
 from reroll.errors import TrainingDiverged
 from reroll.models.heads import SCORE
 from reroll.models.load import has_adapter, save_model

@@ -8,9 +8,9 @@ from functools import partial
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from reroll.config.parts import DeepspeedStrategy as DeepspeedConfig
 from reroll.config.parts import ModelConfig
-from reroll.config.parts import TorchStrategy as TorchConfig
+from reroll.config.strategy import DeepspeedStrategy as DeepspeedConfig
+from reroll.config.strategy import TorchStrategy as TorchConfig
 from reroll.errors import ModelError
 from reroll.models.heads import keep_padding_apart, score_head
 from reroll.models.load import DTYPES, Head, load_model, load_tokenizer, stored_dtype

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from reroll.config.parts import OptimConfig
-from reroll.config.parts import TorchStrategy as TorchConfig
+from reroll.config.strategy import TorchStrategy as TorchConfig
 from reroll.errors import TrainingDiverged
 from reroll.models.heads import SCORE
 from reroll.models.load import Head, has_adapter, load_model, save_model

@@ -15,10 +15,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from reroll.config.parts import DeepspeedStrategy as DeepspeedConfig
-from reroll.config.parts import Fsdp2Strategy as Fsdp2Config
 from reroll.config.parts import LoraConfig, ModelConfig, OptimConfig
-from reroll.config.parts import TorchStrategy as TorchConfig
+from reroll.config.strategy import DeepspeedStrategy as DeepspeedConfig
+from reroll.config.strategy import Fsdp2Strategy as Fsdp2Config
+from reroll.config.strategy import TorchStrategy as TorchConfig
 from reroll.errors import TrainingDiverged
 from reroll.models.load import DTYPES, load_model, load_tokenizer
 from reroll.models.lora import add_lora

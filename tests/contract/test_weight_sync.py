@@ -14,8 +14,9 @@ import pytest
 import torch
 from weights_probe import ProbeEngine, ProbeTrainer
 
-from reroll.config.parts import Fsdp2Strategy, LoraConfig, ModelConfig, StrategyConfig, TorchStrategy
+from reroll.config.parts import LoraConfig, ModelConfig
 from reroll.config.parts import RayRuntime as RayConfig
+from reroll.config.strategy import Fsdp2Strategy, StrategyConfig, TorchStrategy
 from reroll.config.weights import WeightsConfig, WeightsKind
 from reroll.infer.cluster import CONCURRENCY, InferCluster
 from reroll.models.load import Precision

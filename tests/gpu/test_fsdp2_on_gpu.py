@@ -11,7 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from reroll.config.parts import Fsdp2Strategy, ModelConfig, OptimConfig, TorchStrategy
+from reroll.config.parts import ModelConfig, OptimConfig
+from reroll.config.strategy import Fsdp2Strategy, TorchStrategy
 from reroll.models.tiny import make_tiny
 from reroll.runtime.base import WorkerInfo
 from reroll.tokens.batch import Batch, pack

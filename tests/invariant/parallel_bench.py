@@ -19,7 +19,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from reroll.config.parts import Fsdp2Strategy, LoraConfig, ModelConfig, OptimConfig, TorchStrategy
+from reroll.config.parts import LoraConfig, ModelConfig, OptimConfig
+from reroll.config.strategy import Fsdp2Strategy, TorchStrategy
 from reroll.models.load import Head
 from reroll.observe.metrics import Stats
 from reroll.runtime.base import WorkerInfo, Workers

@@ -27,8 +27,9 @@ from parallel_bench import (
 )
 from transformers import AutoModelForCausalLM
 
-from reroll.config.parts import DeepspeedStrategy, LoraConfig, ModelConfig
+from reroll.config.parts import LoraConfig, ModelConfig
 from reroll.config.parts import RayRuntime as RayConfig
+from reroll.config.strategy import DeepspeedStrategy
 from reroll.errors import TrainingDiverged
 from reroll.models.tiny import make_tiny
 from reroll.pipeline.spawn import spawn_fixed, spawn_model

@@ -21,7 +21,8 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from reroll.config.parts import Fsdp2Strategy, LoraConfig, ModelConfig, OptimConfig, TorchStrategy
+from reroll.config.parts import LoraConfig, ModelConfig, OptimConfig
+from reroll.config.strategy import Fsdp2Strategy, TorchStrategy
 from reroll.models.load import load_model, load_tokenizer, save_model
 from reroll.models.tiny import make_tiny
 from reroll.observe.metrics import Stats

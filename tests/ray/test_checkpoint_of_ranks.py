@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from reroll.config.parts import CheckpointConfig, Fsdp2Strategy, ModelConfig, OptimConfig, RunConfig
+from reroll.config.parts import CheckpointConfig, ModelConfig, OptimConfig, RunConfig
 from reroll.config.parts import RayRuntime as RayConfig
+from reroll.config.strategy import Fsdp2Strategy
 from reroll.errors import RunFolderError, WorkerDied
 from reroll.models.tiny import make_tiny
 from reroll.observe.run_folder import RunFolder

@@ -11,22 +11,19 @@ from reroll.config.cluster import ClusterConfig
 from reroll.config.distill import DistillConfig
 from reroll.config.host import parse_devices
 from reroll.config.parts import (
-    DeepspeedStrategy,
     Devices,
     DeviceSelection,
     EmbeddedEngine,
     EngineConfig,
     FixedModel,
-    Fsdp2Strategy,
     ModelConfig,
     RayRuntime,
-    StrategyConfig,
-    TorchStrategy,
     VllmEngine,
 )
 from reroll.config.preference import DpoConfig, RewardModelConfig
 from reroll.config.reward_judge import HostedJudge, JudgeReward, ModelReward
 from reroll.config.rewards import walk
+from reroll.config.strategy import DeepspeedStrategy, Fsdp2Strategy, StrategyConfig, TorchStrategy
 from reroll.config.tree import AnyConfig, RlvrConfig
 from reroll.errors import ConfigError, Violation
 from reroll.runtime.devices import DeviceMap, Ranks

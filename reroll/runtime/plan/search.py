@@ -10,16 +10,8 @@ from reroll.config.algorithm import OwnCritic
 from reroll.config.base import Node
 from reroll.config.cluster import ClusterConfig
 from reroll.config.host import parse_devices
-from reroll.config.parts import (
-    EngineConfig,
-    Fsdp2Strategy,
-    ModelConfig,
-    PolicyConfig,
-    RayRuntime,
-    StrategyConfig,
-    TorchStrategy,
-    VllmEngine,
-)
+from reroll.config.parts import EngineConfig, ModelConfig, PolicyConfig, RayRuntime, VllmEngine
+from reroll.config.strategy import Fsdp2Strategy, StrategyConfig, TorchStrategy
 from reroll.config.tree import AnyConfig, RlvrConfig
 from reroll.errors import ModelError, Violation
 from reroll.runtime.plan.memory import GIB

@@ -23,7 +23,8 @@ from transformers import (
 )
 
 from reroll.config.host import adapter_base
-from reroll.config.parts import Fsdp2Strategy, ModelConfig
+from reroll.config.parts import ModelConfig
+from reroll.config.strategy import Fsdp2Strategy
 from reroll.models.attention import IMPLEMENTATION, check_supported
 from reroll.models.fused import fuse
 from reroll.models.heads import add_score_head, keep_padding_apart

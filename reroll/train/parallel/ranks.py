@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.distributed import DistStoreError, HashStore, Store, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from reroll.config.parts import Fsdp2Strategy
+from reroll.config.strategy import Fsdp2Strategy
 from reroll.errors import ModelError, RerollError
 from reroll.train.base import DataParallel
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from reroll.config.parts import OptimConfig
-from reroll.config.parts import TorchStrategy as TorchConfig
+from reroll.config.strategy import TorchStrategy as TorchConfig
 from reroll.infer.cluster import CONCURRENCY, InferCluster
 from reroll.infer.worker import InferWorker
 from reroll.models.load import load_model, load_tokenizer

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from reroll.config.parts import LoraConfig, OptimConfig
-from reroll.config.parts import TorchStrategy as TorchConfig
+from reroll.config.strategy import TorchStrategy as TorchConfig
 from reroll.infer.embedded.cache import SlotCache
 from reroll.models.attention import PackedAttention, hidden_states
 from reroll.models.load import load_model, load_tokenizer

@@ -10,7 +10,7 @@ import pytest
 from reroll.config.cluster import ClusterConfig, Efficiency
 from reroll.config.host import parse_devices
 from reroll.config.load import load_config
-from reroll.config.parts import Fsdp2Strategy
+from reroll.config.strategy import Fsdp2Strategy
 from reroll.config.tree import RlvrConfig
 from reroll.runtime.plan.memory import Training
 from reroll.runtime.plan.plan import Plan, make_plan

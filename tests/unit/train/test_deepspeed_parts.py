@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from reroll.config.load import parse_config
-from reroll.config.parts import DeepspeedStrategy, FixedModel, ModelConfig, OptimConfig
+from reroll.config.parts import FixedModel, ModelConfig, OptimConfig
+from reroll.config.strategy import DeepspeedStrategy
 from reroll.errors import ConfigError, RunFolderError
 from reroll.models.load import DTYPES, load_model, load_tokenizer
 from reroll.models.tiny import make_tiny

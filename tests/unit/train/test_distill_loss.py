@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from reroll.config.parts import OptimConfig
-from reroll.config.parts import TorchStrategy as TorchConfig
+from reroll.config.strategy import TorchStrategy as TorchConfig
 from reroll.models.load import load_model, load_tokenizer
 from reroll.models.tiny import make_tiny
 from reroll.tokens.batch import Batch, pack

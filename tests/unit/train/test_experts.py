@@ -15,7 +15,8 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from reroll.config.load import parse_config
-from reroll.config.parts import Fsdp2Strategy, LoraConfig
+from reroll.config.parts import LoraConfig
+from reroll.config.strategy import Fsdp2Strategy
 from reroll.errors import ConfigError, ModelError
 from reroll.models.load import load_model
 from reroll.models.tiny import make_tiny

@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 
 from reroll.config.load import parse_config
-from reroll.config.parts import FixedModel, Fsdp2Strategy, LoraConfig, ModelConfig, TorchStrategy
+from reroll.config.parts import FixedModel, LoraConfig, ModelConfig
+from reroll.config.strategy import Fsdp2Strategy, TorchStrategy
 from reroll.errors import ConfigError, ModelError
 from reroll.models.load import load_model, load_tokenizer
 from reroll.models.tiny import make_tiny

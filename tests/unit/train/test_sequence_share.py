@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from reroll.config.load import parse_config
-from reroll.config.parts import Fsdp2Strategy
+from reroll.config.strategy import Fsdp2Strategy
 from reroll.errors import ConfigError, ModelError
 from reroll.models.attention import PackedAttention, Scoring
 from reroll.models.load import load_model

@@ -11,7 +11,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
-from reroll.config.parts import Fsdp2Strategy, ModelConfig
+from reroll.config.parts import ModelConfig
+from reroll.config.strategy import Fsdp2Strategy
 from reroll.errors import RunFolderError
 from reroll.models.load import load_model, stored_dtype
 from reroll.models.tiny import make_tiny

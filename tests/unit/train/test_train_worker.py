@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from reroll.config.parts import OptimConfig, PolicyConfig
-from reroll.config.parts import TorchStrategy as TorchConfig
+from reroll.config.strategy import TorchStrategy as TorchConfig
 from reroll.models.load import load_tokenizer
 from reroll.models.tiny import make_tiny
 from reroll.observe.metrics import Stats
