@@ -41,6 +41,8 @@ class Engine(ABC):
 
     counts: EngineCounts
     """Running totals, for throughput."""
+    adopts_weights: bool = False
+    """Whether `load_weights` may keep the very tensors it is given, and so changes with them; else it copies them."""
     block_tokens: int = 1
     """Contexts are reused in whole blocks of so many tokens: what goes beyond the last is read again."""
 

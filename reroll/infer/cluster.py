@@ -92,11 +92,14 @@ class InferCluster:
             del self._tickets[request.id]
             ticket.lane.load -= 1
 
-    async def load_weights(self, weights: Mapping[str, Tensor], *, version: int) -> None:
-        """On return, every token is written under these weights and tagged with `version`. Requests in flight go on."""
+    async def load_weights(self, weights: Mapping[str, Tensor], *, version: int, adopt: bool = True) -> None:
+        """On return, every token is written under these weights and tagged with `version`. Requests in flight go on.
+
+        `adopt`: engines of this process may keep the tensors themselves, because nobody writes to them while they step.
+        """
         self._homes.clear()  # What the old weights read is of no use to the new.
         lanes = list(self._lanes)
-        await self._outcomes(lanes, self._workers.each(InferWorker.load_weights, weights, version=version))
+        await self._outcomes(lanes, self._workers.each(InferWorker.load_weights, weights, version=version, adopt=adopt))
         self._welcome(lanes)
 
     async def places(self) -> dict[int, Place]:

@@ -127,9 +127,12 @@ class InferWorker:
             events, self._events = tuple(self._events), []
             return Report(events, self._status())
 
-    def load_weights(self, weights: Mapping[str, Tensor], *, version: int) -> None:
-        """Between two steps, use these weights; requests in flight go on under them."""
-        self._call(lambda: self._load(weights, version=version))
+    def load_weights(self, weights: Mapping[str, Tensor], *, version: int, adopt: bool = True) -> None:
+        """Between two steps, use these weights; requests in flight go on under them.
+
+        `adopt`: the engine may keep the tensors themselves, because nobody writes to them while it steps.
+        """
+        self._call(lambda: self._load(weights, version=version, adopt=adopt))
 
     def place(self) -> Place:
         """Where this process is: whose memory it can see."""
@@ -204,7 +207,9 @@ class InferWorker:
     def _set_paused(self, paused: bool) -> None:
         self._paused = paused
 
-    def _load(self, weights: Mapping[str, Tensor], *, version: int) -> None:
+    def _load(self, weights: Mapping[str, Tensor], *, version: int, adopt: bool = True) -> None:
+        if self._engine.adopts_weights and not adopt:
+            weights = self._engine.load_part(weights)
         self._engine.load_weights(weights, version=version)
         self._is_torn = False
 

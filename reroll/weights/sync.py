@@ -37,7 +37,7 @@ class Publisher(Protocol):
 class Subscribers(Protocol):
     """Who wants them: an infer cluster, which leaves out engines that die."""
 
-    async def load_weights(self, weights: Mapping[str, Tensor], *, version: int) -> None: ...
+    async def load_weights(self, weights: Mapping[str, Tensor], *, version: int, adopt: bool = True) -> None: ...
     async def places(self) -> dict[int, Place]: ...
     async def open_inbox(self, channel: Channel, *, seats: Mapping[int, Seat]) -> None: ...
     async def begin_weights(self, *, version: int) -> None: ...
@@ -50,8 +50,8 @@ class WeightSync:
 
     Workers of one process pass tensors by reference, so the engine adopts the trainer's own parameters and a push copies
     nothing. That is only sound while generation and training take turns: with a staleness budget the engine goes on
-    generating during the next update, and gets a `snapshot`. Between processes weights travel in buckets: the trainer
-    gathers the next one while the engines take the last.
+    generating during the next update, and gets a `snapshot`, copied into its own tensors. Between processes weights travel
+    in buckets: the trainer gathers the next one while the engines take the last.
 
     Versions are whole: from its first bucket to its last an engine does not step, and one whose push broke off does not
     step until another has gone through. A push that fails is repeated in full; an engine that dies is left out.
@@ -92,11 +92,11 @@ class WeightSync:
 
     async def _share(self, version: int) -> Stats:
         weights = await self._policy.weights()
-        if self._snapshot:
-            weights = {name: tensor.detach().clone() for name, tensor in weights.items()}
         if self._owes_frozen:
-            weights = {**await self._policy.weights(frozen=True), **weights}
-        await self._engine.load_weights(weights, version=version)
+            frozen = await self._policy.weights(frozen=True)
+            await self._engine.load_weights({**frozen, **weights}, version=version)
+        if self._snapshot or not self._owes_frozen:
+            await self._engine.load_weights(weights, version=version, adopt=not self._snapshot)
         self._owes_frozen = False
         return Stats({"push/bytes": Last(float(sum(tensor.nbytes for tensor in weights.values())))})
 

@@ -203,6 +203,8 @@ class EmbeddedEngine(Engine):
         reports, self._reports = self._reports, []
         return reports
 
+    adopts_weights = True
+
     def load_part(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """In place: no second copy of the weights is held."""
         self._network.load_part(weights)

@@ -44,6 +44,11 @@ class OpenEngine(InferWorker):
         assert isinstance(engine, EmbeddedEngine)
         return {name: parameter.detach().clone() for name, parameter in engine._network._parameters.items()}
 
+    def addresses(self) -> dict[str, int]:
+        engine = self._engine
+        assert isinstance(engine, EmbeddedEngine)
+        return {name: parameter.data_ptr() for name, parameter in engine._network._parameters.items()}
+
 
 Fault = Callable[[int, Mapping[int, Parcel]], Mapping[int, Parcel]]
 """(how many deliveries came before, parcels by engine) -> what is delivered instead."""
@@ -68,6 +73,9 @@ class Run:
     engines: Workers[OpenEngine]
     policy: TrainCluster
     cluster: FaultyCluster
+
+    def shared(self, *, snapshot: bool) -> WeightSync:
+        return WeightSync(self.policy, self.cluster, WeightsConfig(), share_memory=True, snapshot=snapshot)
 
     def sync(self, **options: Any) -> WeightSync:
         config = WeightsConfig(**{"kind": "store", "bucket_mb": 0.01, **options})
@@ -98,6 +106,20 @@ async def run(tiny_model: Path) -> AsyncIterator[Run]:
 def ask(name: str, *, num_tokens: int, prompt: int = 5) -> Request:
     sampling = SamplingParams(max_tokens=num_tokens, min_tokens=num_tokens, seed=3)
     return Request(id=name, prompt_ids=(prompt, 9), sampling=sampling)
+
+
+@pytest.mark.parametrize("snapshot", [True, False])
+async def test_in_one_process_engines_adopt_the_weights_or_copy_them_into_their_own(run: Run, snapshot: bool) -> None:
+    sync, places = run.shared(snapshot=snapshot), []
+    for version in (1, 2):
+        await sync.push(version=version)
+        await run.assert_in_step()
+        held, given = (await run.engines.all(OpenEngine.addresses))[0], await run.policy.weights()
+        places.append(held)
+        shares = [address == given[name].data_ptr() for name, address in held.items()]
+        assert not any(shares) if snapshot else all(shares)
+        await run.trainers.all(MovingTrainer.nudge)
+    assert places[0] == places[1], "weights that move in memory would cost a GPU its graphs"
 
 
 async def test_a_push_gives_every_engine_the_policys_weights_in_many_parcels(run: Run) -> None:
