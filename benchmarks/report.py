@@ -28,7 +28,7 @@ def report(
         table.add_column(column, justify="left" if isinstance(rows[0][column], str) else "right")
     for row in rows:
         table.add_row(*(_show(row[column]) for column in columns))
-    Console().print(table)
+    Console(width=None if Console().is_terminal else 160).print(table)
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
     when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
