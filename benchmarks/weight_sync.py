@@ -1,7 +1,8 @@
-"""Weights from one process to another on a CPU, by each way that there is, against one copy of the same bytes in memory.
+"""Weights from one process to another, by each way that there is, against one copy of the same bytes in memory.
 
-A model of about half a gigabyte in bf16 (the shapes of a 0.24B transformer), two processes under Ray; the receiver copies
-every tensor into memory of its own, as an engine does. `python benchmarks/weight_sync.py [--rounds 3] [--scale 1.0]`.
+By default a model of half a gigabyte in bf16, two processes under Ray on a CPU; the receiver copies every tensor into memory
+of its own, as an engine does. `python benchmarks/weight_sync.py [--rounds 3] [--model qwen3-0.6b] [--device cuda]`. With
+`--device cuda` both processes sit on one GPU, where the policy's own tensors are lent.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from report import report
@@ -31,13 +33,34 @@ CHANGED = 0.05
 """Of the values between two pushes, where changes alone travel."""
 
 
-def shapes(scale: float) -> dict[str, tuple[int, ...]]:
-    """Of a transformer: embeddings and layers."""
-    hidden, layers = 1024, max(1, round(16 * scale))
-    named: dict[str, tuple[int, ...]] = {"embed": (max(1, round(48_000 * scale)), hidden)}
-    for layer in range(layers):
-        named |= {f"{layer}.qkvo.{part}": (hidden, hidden) for part in range(4)}
-        named |= {f"{layer}.mlp.{part}": (2816, hidden) for part in range(3)}
+class Sizes(NamedTuple):
+    """Of a transformer."""
+
+    vocabulary: int
+    hidden: int
+    layers: int
+    queries: int
+    """Width of all query heads."""
+    keys: int
+    inner: int
+
+
+MODELS = {
+    "tiny": Sizes(2_000, 256, 2, 256, 256, 704),
+    "small": Sizes(48_000, 1024, 16, 1024, 1024, 2816),
+    "qwen3-0.6b": Sizes(151_936, 1024, 28, 2048, 1024, 3072),
+    "qwen3-4b": Sizes(151_936, 2560, 36, 4096, 1024, 9728),
+}
+
+
+def shapes(sizes: Sizes) -> dict[str, tuple[int, ...]]:
+    """Embeddings and layers."""
+    hidden = sizes.hidden
+    named: dict[str, tuple[int, ...]] = {"embed": (sizes.vocabulary, hidden)}
+    for layer in range(sizes.layers):
+        named |= {f"{layer}.q": (sizes.queries, hidden), f"{layer}.o": (hidden, sizes.queries)}
+        named |= {f"{layer}.{part}": (sizes.keys, hidden) for part in "kv"}
+        named |= {f"{layer}.mlp.{part}": (sizes.inner, hidden) for part in range(3)}
         named |= {f"{layer}.norm": (hidden,)}
     return named
 
@@ -45,21 +68,25 @@ def shapes(scale: float) -> dict[str, tuple[int, ...]]:
 class Sender:
     """A trainer's end."""
 
-    def __init__(self, info: WorkerInfo, scale: float) -> None:
-        self._weights = {name: torch.randn(shape).bfloat16() for name, shape in shapes(scale).items()}
+    def __init__(self, info: WorkerInfo, model: str) -> None:
+        self._device = torch.device(info.device)
+        self._weights = {
+            name: torch.randn(shape, device=self._device, dtype=torch.bfloat16) for name, shape in shapes(MODELS[model]).items()
+        }
 
     def num_bytes(self) -> int:
         return sum(tensor.nbytes for tensor in self._weights.values())
 
     def open(self, channel: Channel) -> None:
-        self._outbox = Outbox(channel, rank=0, device="cpu")
+        self._outbox = Outbox(channel, rank=0, device=str(self._device))
 
     def begin(self, version: int, base_version: int | None) -> None:
         for tensor in self._weights.values():
             flat = tensor.view(-1)
-            flat[torch.randint(flat.numel(), (round(CHANGED * flat.numel()),))] *= 1.5
+            flat[torch.randint(flat.numel(), (round(CHANGED * flat.numel()),), device=self._device)] *= 1.5
+        _wait(self._device)
         self._parcels: Iterator[Parcel | None] = self._outbox.parcels(
-            self._weights.items(), version=version, base_version=base_version
+            self._weights.items(), version=version, base_version=base_version, lasting=True
         )
 
     def next(self) -> Parcel | None:
@@ -69,21 +96,24 @@ class Sender:
         """Seconds for one copy of all the bytes, in one thread, into memory that is there."""
         source = torch.cat([tensor.view(-1) for tensor in self._weights.values()])
         target = source.clone()
+        _wait(self._device)
         started_s = time.perf_counter()
         target.copy_(source)
+        _wait(self._device)
         return time.perf_counter() - started_s
 
 
 class Receiver:
     """An engine's end."""
 
-    def __init__(self, info: WorkerInfo, scale: float) -> None:
+    def __init__(self, info: WorkerInfo, model: str) -> None:
+        self._device = torch.device(info.device)
         self._held: Mapping[str, Tensor] = {
-            name: torch.zeros(shape, dtype=torch.bfloat16) for name, shape in shapes(scale).items()
+            name: torch.zeros(shape, dtype=torch.bfloat16, device=self._device) for name, shape in shapes(MODELS[model]).items()
         }
 
     def open(self, channel: Channel) -> None:
-        self._inbox = Inbox(channel, device=torch.device("cpu"))
+        self._inbox = Inbox(channel, device=self._device)
 
     def begin(self, version: int) -> None:
         self._inbox.begin(version=version)
@@ -91,9 +121,15 @@ class Receiver:
     def take(self, parcel: Parcel) -> None:
         for name, tensor in self._inbox.open(parcel).items():
             self._held[name].copy_(tensor)
+        _wait(self._device)
 
     def commit(self, num_parcels: int) -> None:
         self._inbox.commit(num_parcels=num_parcels)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 async def push(
@@ -148,29 +184,33 @@ class Pair:
         )
 
 
-WAYS: list[tuple[Carriage, bool]] = [
-    ("ipc", False), ("broadcast", False), ("store", False), ("disk", False), ("store", True), ("disk", True),
-]  # fmt: skip
+WAYS: dict[str, list[tuple[Carriage, bool]]] = {
+    "cpu": [("ipc", False), ("broadcast", False), ("store", False), ("disk", False), ("store", True), ("disk", True)],
+    "cuda": [("ipc", False), ("store", False)],  # A process group has one process per GPU.
+}
 
 
 async def compare(args: argparse.Namespace) -> list[dict[str, object]]:
+    device = "cpu" if args.device == "cpu" else "0"
     async with RayRuntime(RayConfig(kind="ray")) as runtime:
-        senders = await runtime.spawn(Sender, Placement("sender", ("cpu",)), args.scale)
-        receivers = await runtime.spawn(Receiver, Placement("receiver", ("cpu",)), args.scale)
+        senders = await runtime.spawn(Sender, Placement("sender", (device,)), args.model)
+        receivers = await runtime.spawn(Receiver, Placement("receiver", (device,)), args.model)
         pair = Pair(runtime, senders, receivers, bucket_mb=args.bucket_mb)
-        return [await pair.measure(kind, delta=delta, rounds=args.rounds) for kind, delta in WAYS]
+        return [await pair.measure(kind, delta=delta, rounds=args.rounds) for kind, delta in WAYS[args.device]]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--scale", type=float, default=1.0, help="of the model")
+    parser.add_argument("--model", choices=MODELS, default="small")
+    parser.add_argument("--device", choices=WAYS, default="cpu")
     parser.add_argument("--bucket-mb", type=int, default=64)
     args = parser.parse_args()
     rows = asyncio.run(compare(args))
-    title = "Weights from process to process on a CPU, against one copy in memory"
+    title = f"Weights of {args.model} from process to process on {args.device}, against one copy in memory"
     note = f"median of {args.rounds}; {CHANGED:.0%} of the values change between pushes; buckets of {args.bucket_mb} MB"
-    report("weight_sync", rows, title=title, note=note)
+    name = "weight_sync" if args.device == "cpu" else f"weight_sync_{args.device}_{args.model}"
+    report(name, rows, title=title, note=note)
 
 
 if __name__ == "__main__":

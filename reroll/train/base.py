@@ -147,6 +147,8 @@ class Strategy(ABC):
     Where several processes hold a model together, each calls the same verbs in the same order, as often as the others.
     """
 
+    holds_whole: bool = False
+    """Whether the tensors that `weights` gives are the model's own, which change in `optim_step` and move in `to` alone."""
     data_parallel: DataParallel = DataParallel()
     """Who else takes a share of each batch."""
 

@@ -35,6 +35,8 @@ class TorchStrategy(Strategy):
     a gradient is left alone: of a model with an adapter, only that is trained, pushed and saved.
     """
 
+    holds_whole = True
+
     def __init__(
         self,
         model: PreTrainedModel,

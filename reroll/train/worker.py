@@ -99,7 +99,9 @@ class TrainWorker:
         self._gathering = self._strategy.gathered()
         # An engine generates: it knows nothing of a critic's head.
         tensors = ((name, tensor) for name, tensor in self._gathering if not name.startswith(f"{SCORE}."))
-        self._parcels = self._outbox.parcels(tensors, version=version, base_version=base_version)
+        self._parcels = self._outbox.parcels(
+            tensors, version=version, base_version=base_version, lasting=self._strategy.holds_whole
+        )
 
     def next_parcel(self) -> Parcel | None:
         """Gather the next bucket together with the other ranks, and ship it if this rank sends. None after the last one."""

@@ -15,7 +15,7 @@ from torch.distributed import Work
 from torch.multiprocessing.reductions import reduce_tensor
 
 from reroll.weights.group import Group
-from reroll.weights.parcel import Channel, Entry, InGroup, Mapped, OnDisk, OnGpu, Payload, Stored, unpack
+from reroll.weights.parcel import Channel, Entry, InGroup, Lent, Mapped, OnDisk, OnGpu, Payload, Stored, unpack
 
 
 class Carrier:
@@ -92,10 +92,14 @@ class GpuCarrier(Carrier):
         self.device = device
         super().__init__(bucket_bytes=bucket_bytes)
 
-    def _payload(self, flat: Tensor, entries: Sequence[Entry]) -> Payload:
+    def lend(self, tensors: Sequence[Tensor]) -> Payload:
+        """Show these tensors as they are, instead of a copy of them. They must stay until the receiver has them."""
         torch.cuda.synchronize(self.device)  # The others' streams know nothing of ours.
-        opener, arguments = reduce_tensor(flat)  # type: ignore[no-untyped-call]
-        return OnGpu(opener, arguments)
+        return Lent(tuple(OnGpu(*reduce_tensor(tensor)) for tensor in tensors))  # type: ignore[no-untyped-call]
+
+    def _payload(self, flat: Tensor, entries: Sequence[Entry]) -> Payload:
+        torch.cuda.synchronize(self.device)
+        return OnGpu(*reduce_tensor(flat))  # type: ignore[no-untyped-call]
 
 
 class GroupCarrier(Carrier):

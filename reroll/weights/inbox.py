@@ -11,7 +11,7 @@ from torch import Tensor
 
 from reroll.weights.delta import apply
 from reroll.weights.group import Group
-from reroll.weights.parcel import Channel, InGroup, Mapped, OnDisk, OnGpu, Parcel, PushBroken, Stored, unpack
+from reroll.weights.parcel import Channel, InGroup, Lent, Mapped, OnDisk, OnGpu, Parcel, PushBroken, Stored, unpack
 
 # What the runtime's store lends is read-only, and is only read.
 warnings.filterwarnings("ignore", message="The given NumPy array is not writable", category=UserWarning)
@@ -81,12 +81,18 @@ class Inbox:
                 flat = torch.from_numpy(data)
             case Mapped(path):
                 flat = torch.from_file(path, shared=True, size=parcel.num_bytes, dtype=torch.uint8)
-            case OnGpu(opener, arguments):
-                here = (*arguments[:_DEVICE], self._device.index or 0, *arguments[_DEVICE + 1 :])
-                flat = opener(*here)
+            case OnGpu():
+                flat = self._opened(parcel.payload)
+            case Lent(handles):
+                return {entry.name: self._opened(handle) for entry, handle in zip(parcel.entries, handles, strict=True)}
             case InGroup():
                 flat = self._broadcast(parcel.num_bytes)
         return unpack(flat, parcel.entries)
+
+    def _opened(self, handle: OnGpu) -> Tensor:
+        before, after = handle.arguments[:_DEVICE], handle.arguments[_DEVICE + 1 :]
+        tensor: Tensor = handle.open(*before, self._device.index or 0, *after)
+        return tensor
 
     def _broadcast(self, num_bytes: int) -> Tensor:
         assert self._group is not None

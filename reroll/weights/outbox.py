@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from reroll.weights.carriers import make_carrier
+from reroll.weights.carriers import GpuCarrier, make_carrier
 from reroll.weights.delta import encode
 from reroll.weights.parcel import Channel, Entry, Parcel, aligned, put
 
@@ -24,19 +24,24 @@ class Outbox:
         self._sent_version: int | None = None
 
     def parcels(
-        self, tensors: Iterable[tuple[str, Tensor]], *, version: int, base_version: int | None
+        self, tensors: Iterable[tuple[str, Tensor]], *, version: int, base_version: int | None, lasting: bool = False
     ) -> Iterator[Parcel | None]:
         """The parcels of one push, each shipped when it is asked for; None on a rank that only helps.
 
         All ranks are asked equally often, and meet in the same gathers each time. With a `base_version`, parcels hold what
-        changed since, if that is what was sent last.
+        changed since, if that is what was sent last. `lasting` tensors stay what they are until the next push, so that
+        a receiver on the same GPU can be shown them instead of a copy.
         """
         if base_version != self._sent_version:
             base_version = None
         self._sent_version = None  # Half sent is nothing to build on.
         if self._carrier is not None:
             self._carrier.begin(version)
-        made: Iterator[Parcel | None] = self._buckets(tensors, version=version, base_version=base_version)
+        made: Iterator[Parcel | None]
+        if lasting and isinstance(self._carrier, GpuCarrier) and not self._channel.delta:
+            made = self._lent(self._carrier, dict(tensors), version=version)
+        else:
+            made = self._buckets(tensors, version=version, base_version=base_version)
         if self._channel.kind == "disk":  # Nobody reads a version before all of it is there.
             made = iter([*made])
             self._finish(version)
@@ -67,6 +72,23 @@ class Outbox:
             self._fill(bucket, name, tensor.detach())
         if bucket.num_gathered:
             yield self._shipped(bucket)
+
+    def _lent(self, carrier: GpuCarrier, tensors: dict[str, Tensor], *, version: int) -> Iterator[Parcel | None]:
+        if not all(tensor.is_cuda for tensor in tensors.values()):  # The policy has left the GPU.
+            yield from self._buckets(tensors.items(), version=version, base_version=None)
+            return
+        started_s = time.perf_counter()
+        entries = tuple(Entry(name, tensor.dtype, tuple(tensor.shape), 0) for name, tensor in tensors.items())
+        payload = carrier.lend([tensor.detach() for tensor in tensors.values()])
+        yield Parcel(
+            version=version,
+            index=0,
+            base_version=None,
+            entries=entries,
+            num_bytes=sum(tensor.nbytes for tensor in tensors.values()),
+            payload=payload,
+            gather_s=time.perf_counter() - started_s,
+        )
 
     def _fill(self, bucket: _Bucket, name: str, tensor: Tensor) -> None:
         if self._carrier is None:

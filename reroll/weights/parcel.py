@@ -111,6 +111,13 @@ class OnGpu:
 
 
 @dataclass(frozen=True, slots=True)
+class Lent:
+    """The tensors themselves, in the memory of another process on the same GPU: one for each entry, in order."""
+
+    handles: tuple[OnGpu, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class InGroup:
     """The bytes come by broadcast, to whoever joins it."""
 
@@ -122,7 +129,7 @@ class OnDisk:
     path: Path
 
 
-Payload = Stored | Mapped | OnGpu | InGroup | OnDisk
+Payload = Stored | Mapped | OnGpu | Lent | InGroup | OnDisk
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from reroll.weights.inbox import Inbox
 from reroll.weights.outbox import Outbox
-from reroll.weights.parcel import Channel, OnGpu, Place, Seat, place_of
+from reroll.weights.parcel import Channel, Lent, OnGpu, Place, Seat, place_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -49,7 +49,7 @@ def receive(channel: Channel, device: str, pipe: Connection) -> None:
         pipe.send(digests(taken))
 
 
-def push_three_versions(channel: Channel, *, seat: Seat | None, device: str) -> Place:
+def push_three_versions(channel: Channel, *, seat: Seat | None, device: str, lasting: bool = False) -> Place:
     """Every version must come out as it went in; returns where the receiver was."""
     ours, theirs = mp.Pipe()
     theirs_channel = channel if seat is None else replace(channel, seat=replace(seat, rank=1))
@@ -60,16 +60,16 @@ def push_three_versions(channel: Channel, *, seat: Seat | None, device: str) -> 
     place: Place = ours.recv()
     for version in range(3):
         ours.send(version)
-        num_parcels = 0
-        for parcel in outbox.parcels(model(version).items(), version=version, base_version=None):
+        num_parcels, weights = 0, model(version)
+        for parcel in outbox.parcels(weights.items(), version=version, base_version=None, lasting=lasting):
             assert parcel is not None
-            assert channel.kind != "ipc" or isinstance(parcel.payload, OnGpu)
+            assert channel.kind != "ipc" or isinstance(parcel.payload, Lent if lasting else OnGpu)
             ours.send(parcel)
             assert ours.recv() == "taken"
             num_parcels += 1
         ours.send(None)
         ours.send(num_parcels)
-        assert num_parcels > 2
+        assert num_parcels == 1 if lasting else num_parcels > 2
         assert ours.recv() == digests(model(version))
     ours.send(None)
     process.join(60)
@@ -77,8 +77,10 @@ def push_three_versions(channel: Channel, *, seat: Seat | None, device: str) -> 
     return place
 
 
-def test_a_process_on_the_same_gpu_reads_what_the_sender_holds() -> None:
-    place = push_three_versions(Channel(kind="ipc", bucket_bytes=100_000, delta=False), seat=None, device="cuda:0")
+@pytest.mark.parametrize("lasting", [False, True])
+def test_a_process_on_the_same_gpu_reads_what_the_sender_holds(lasting: bool) -> None:
+    channel = Channel(kind="ipc", bucket_bytes=100_000, delta=False)
+    place = push_three_versions(channel, seat=None, device="cuda:0", lasting=lasting)
     assert place.is_beside(place_of("cuda:0"))
     assert place != place_of("cuda:0")
 
