@@ -43,7 +43,7 @@ def main() -> None:
         here = Path(__file__).parent
         outcome = train(parse_config(tree, folder=here), code_folder=here)
         rows = [json.loads(line) for line in (outcome.folder / "metrics.jsonl").read_text().splitlines()]
-    steady = rows[WARM_UP:]
+    steady = [row for row in rows if "time/step_s" in row][WARM_UP:]
     seconds = {part: statistics.median(row[f"time/{part}_s"] for row in steady) for part in ("step", "wait", "train", "push")}
     print("RESULT " + json.dumps({"seconds": seconds.pop("step"), "tokens": NUM_NEW_TOKENS, **seconds}), flush=True)
 
