@@ -113,9 +113,7 @@ def stored_dtype(name: str) -> torch.dtype | None:
 
 def skeleton(name: str, *, lora: LoraConfig | None = None) -> PreTrainedModel:
     """The decoder `name` without its weights: parameters have names and shapes, and lie on no device."""
-    source = resolve_model(name)
-    while base := adapter_base(Path(source)):
-        source = _resolve_base(base, adapter=source)
+    source = resolve_base(name)
     try:
         with _LOADING, torch.device("meta"):
             model: PreTrainedModel = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source))  # type: ignore[no-untyped-call]
@@ -140,6 +138,14 @@ def _build(source: str, dtype: torch.dtype, head: Head) -> PreTrainedModel:
     if head == "language+score":
         add_score_head(model, source)
     return model
+
+
+def resolve_base(name: str) -> str:
+    """As `resolve_model`; of an adapter, or an adapter's adapter, the model underneath."""
+    source = resolve_model(name)
+    while base := adapter_base(Path(source)):
+        source = _resolve_base(base, adapter=source)
+    return source
 
 
 def _resolve_base(base: str, *, adapter: str) -> str:

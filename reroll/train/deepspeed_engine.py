@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from reroll.config.parts import OptimConfig
 from reroll.config.strategy import DeepspeedStrategy
 from reroll.models.fused import fuse
+from reroll.train.optimizer import adamw
 from reroll.train.parallel.build import PredictingModel
 
 MASTER, MOMENTS = "master", ("exp_avg", "exp_avg_sq")
@@ -158,10 +159,4 @@ def _make_moments(engine: Any) -> None:
 
 def _adamw(model: PreTrainedModel, optim: OptimConfig) -> torch.optim.AdamW:
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    ndims = [len(getattr(parameter, "ds_shape", parameter.shape)) for parameter in trained]
-    decayed = [parameter for parameter, ndim in zip(trained, ndims, strict=True) if ndim > 1]
-    plain = [parameter for parameter, ndim in zip(trained, ndims, strict=True) if ndim <= 1]  # Norms and biases do not decay.
-    return torch.optim.AdamW(
-        [{"params": decayed, "weight_decay": optim.weight_decay}, {"params": plain, "weight_decay": 0.0}],
-        lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True,
-    )  # fmt: skip
+    return adamw(trained, optim, ndim_of=lambda parameter: len(getattr(parameter, "ds_shape", parameter.shape)))

@@ -13,13 +13,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from reroll.config.parts import OptimConfig
 from reroll.config.strategy import DeepspeedStrategy as DeepspeedConfig
-from reroll.errors import RunFolderError, TrainingDiverged
+from reroll.errors import RunFolderError
 from reroll.models.heads import SCORE
 from reroll.models.load import has_adapter, save_model
 from reroll.observe.metrics import Last, Max, Stats
 from reroll.tokens.batch import Batch
 from reroll.train.base import Loss, Needs, Predictions, Strategy
 from reroll.train.deepspeed_engine import build_engine, fp32_state, gathered, set_fp32_state
+from reroll.train.optimizer import diverged
 from reroll.train.parallel.build import PredictingModel
 from reroll.train.parallel.ranks import DataParallelRanks
 from reroll.train.schedule import learning_rate
@@ -133,10 +134,7 @@ class DeepspeedStrategy(Strategy):
         self._has_gradient = False
         self._engine.step()
         if not self._engine.was_step_applied():
-            raise TrainingDiverged(
-                f"the gradient of optimizer step {self._step} is not finite; the weights are those of the step before: "
-                "lower policy.optim.lr or clip_norm, or train in fp32, and resume from the last checkpoint"
-            )
+            raise diverged(self._step)
         return float(self._engine.get_global_grad_norm())
 
     def _save_states(self, folder: Path) -> None:

@@ -14,13 +14,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from reroll.config.parts import OptimConfig
 from reroll.config.strategy import Fsdp2Strategy as Fsdp2Config
-from reroll.errors import TrainingDiverged
 from reroll.models.heads import SCORE
 from reroll.models.load import has_adapter, save_model
 from reroll.observe.metrics import Last, Max, Stats
 from reroll.observe.run_folder import sync_files
 from reroll.tokens.batch import Batch
 from reroll.train.base import Loss, Needs, Predictions, Strategy
+from reroll.train.optimizer import adamw, diverged
 from reroll.train.parallel.build import shard
 from reroll.train.parallel.checkpoint import load_shards, save_shards, sharded_state
 from reroll.train.parallel.ranks import COLLECTIVE_TIMEOUT, SHARD, TP, DataParallelRanks, lay_out
@@ -61,7 +61,7 @@ class Fsdp2Strategy(Strategy):
             enable_gradient_checkpointing(self._model)
         self._root, self._units = shard(self._model, full, config, self._mesh, device=device)
         self._local = {name: nn.Parameter(parameter.to_local()) for name, parameter in self._trained().items()}
-        self._optimizer = _adamw(self._local, self._trained(), optim)
+        self._optimizer = _with_state(adamw(self._local.values(), optim))
         # Checkpoints are written on a thread of their own, whose collectives must not mix with those of training.
         self._writers = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
 
@@ -86,10 +86,7 @@ class Fsdp2Strategy(Strategy):
         norm = self._sum_gradients_over_tp(trained)
         if not torch.isfinite(norm):
             self._optimizer.zero_grad()
-            raise TrainingDiverged(
-                f"the gradient of optimizer step {self._step} is not finite; the weights are those of the step before: "
-                "lower policy.optim.lr or clip_norm, or train in fp32, and resume from the last checkpoint"
-            )
+            raise diverged(self._step)
         nn.utils.clip_grads_with_norm_(self._local.values(), self._optim_config.clip_norm, norm)
         rate = learning_rate(self._step, self._optim_config, total_steps=self._total_steps)
         for group in self._optimizer.param_groups:
@@ -203,15 +200,9 @@ class Fsdp2Strategy(Strategy):
         return squares.sum().sqrt()
 
 
-def _adamw(local: Mapping[str, nn.Parameter], trained: Mapping[str, DTensor], optim: OptimConfig) -> torch.optim.AdamW:
-    """AdamW on this rank's parts, whose state is there from the start, so that a checkpoint can be read into it."""
-    decayed = [local[name] for name, parameter in trained.items() if parameter.ndim > 1]
-    plain = [local[name] for name, parameter in trained.items() if parameter.ndim <= 1]  # Norms and biases do not decay.
-    optimizer = torch.optim.AdamW(
-        [{"params": decayed, "weight_decay": optim.weight_decay}, {"params": plain, "weight_decay": 0.0}],
-        lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True,
-    )  # fmt: skip
-    for parameter in local.values():
+def _with_state(optimizer: torch.optim.AdamW) -> torch.optim.AdamW:
+    """The same with its state there from the start, so that a checkpoint can be read into it."""
+    for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
         optimizer.state[parameter] = {
             "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
             "exp_avg": torch.zeros_like(parameter.detach()),

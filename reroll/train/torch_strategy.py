@@ -13,13 +13,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from reroll.config.parts import OptimConfig
 from reroll.config.strategy import TorchStrategy as TorchConfig
-from reroll.errors import TrainingDiverged
 from reroll.models.heads import SCORE
 from reroll.models.load import Head, has_adapter, load_model, save_model
 from reroll.observe.metrics import Last, Max, Stats
 from reroll.observe.run_folder import sync_files
 from reroll.tokens.batch import Batch
 from reroll.train.base import Loss, Needs, Predictions, Strategy
+from reroll.train.optimizer import adamw, diverged
 from reroll.train.predict import predict
 from reroll.train.schedule import learning_rate
 from reroll.train.staging import model_on_host, on_host
@@ -54,12 +54,7 @@ class TorchStrategy(Strategy):
         self._masters = {name: _master(parameter) for name, parameter in self._parameters.items()}
         if config.gradient_checkpointing:
             enable_gradient_checkpointing(model)
-        decayed = [master for master in self._masters.values() if master.ndim > 1]
-        plain = [master for master in self._masters.values() if master.ndim <= 1]  # Norms and biases do not decay.
-        self._optimizer = torch.optim.AdamW(
-            [{"params": decayed, "weight_decay": optim.weight_decay}, {"params": plain, "weight_decay": 0.0}],
-            lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True,
-        )  # fmt: skip
+        self._optimizer = adamw(self._masters.values(), optim)
 
     @property
     def device(self) -> torch.device:
@@ -82,10 +77,7 @@ class TorchStrategy(Strategy):
         norm = nn.utils.get_total_norm(gradients)
         if not torch.isfinite(norm):
             self._optimizer.zero_grad()
-            raise TrainingDiverged(
-                f"the gradient of optimizer step {self._step} is not finite; the weights are those of the step before: "
-                "lower policy.optim.lr or clip_norm, or train in fp32, and resume from the last checkpoint"
-            )
+            raise diverged(self._step)
         nn.utils.clip_grads_with_norm_(self._masters.values(), self._optim_config.clip_norm, norm)
         rate = learning_rate(self._step, self._optim_config, total_steps=self._total_steps)
         for group in self._optimizer.param_groups:

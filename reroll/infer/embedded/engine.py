@@ -12,14 +12,14 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from reroll.infer.base import Engine, EngineCounts, Finished
+from reroll.infer.draft import Draft, check_request
 from reroll.infer.embedded.attention import work_kind
 from reroll.infer.embedded.memory import Drawing, Memory
 from reroll.infer.embedded.network import Network
 from reroll.infer.embedded.sampler import Row
 from reroll.infer.embedded.slots import SlotMemory
-from reroll.infer.embedded.stop import completes_stop
 from reroll.infer.prefixes import PrefixIndex
-from reroll.types import Completion, FinishReason, Request
+from reroll.types import FinishReason, Request
 
 _MAX_PREFILL_TOKENS = 8192
 """Context tokens that one step reads: bounds its memory and the pause of those already running."""
@@ -35,32 +35,21 @@ _MIN_REUSED_SHARE = 0.2
 
 
 @dataclass(slots=True, eq=False)
-class _Sequence:
-    """A request and what was written for it."""
+class _Sequence(Draft):
+    """A draft, and how much of it the cache holds."""
 
-    request: Request
-    end_ids: frozenset[int]
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[tuple[int, int]] = field(default_factory=list)
     cached: int = 0
     """Leading tokens of the context whose keys and values are in its slot."""
     is_current: bool = False
     """Whether the weights now in use computed all that is cached."""
-    length: int = field(init=False)
-    """Of the context."""
     _row: Row = field(init=False)
     _early_row: Row = field(init=False)
 
     def __post_init__(self) -> None:
-        self.length = len(self.request.prompt_ids)
+        Draft.__post_init__(self)
         sampling = self.request.sampling
         self._row = Row(seed=sampling.seed, temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k)
         self._early_row = replace(self._row, forbidden=tuple(sorted(self.end_ids)))
-
-    @property
-    def context(self) -> tuple[int, ...]:
-        return (*self.request.prompt_ids, *self.tokens)
 
     @property
     def unread(self) -> tuple[int, ...]:
@@ -78,21 +67,6 @@ class _Sequence:
     def row_after(self) -> Row:
         """How the token after that is drawn."""
         return self._row if len(self.tokens) + 1 >= self.request.sampling.min_tokens else self._early_row
-
-    def append(self, token: int, logprob: float, version: int) -> None:
-        self.tokens.append(token)
-        self.logprobs.append(logprob)
-        self.length += 1
-        if self.versions and self.versions[-1][0] == version:
-            self.versions[-1] = (version, self.versions[-1][1] + 1)
-        else:
-            self.versions.append((version, 1))
-
-    def finish(self, reason: FinishReason) -> Finished:
-        completion = Completion(
-            token_ids=tuple(self.tokens), logprobs=tuple(self.logprobs), finish_reason=reason, versions=tuple(self.versions)
-        )
-        return Finished(self.request.id, completion)
 
 
 @dataclass(slots=True)
@@ -155,17 +129,8 @@ class EmbeddedEngine(Engine):
         self.counts = EngineCounts()
 
     def submit(self, request: Request) -> None:
-        sampling, room = request.sampling, self._max_length - len(request.prompt_ids)
-        if not request.prompt_ids:
-            raise ValueError(f"request {request.id} has an empty prompt: give it at least one token")
-        if room < 1:
-            raise ValueError(
-                f"request {request.id} has a prompt of {len(request.prompt_ids)} tokens, but the model takes "
-                f"{self._max_length}: lower rollout.max_prompt_tokens"
-            )
-        if sampling.max_tokens < 1:
-            raise ValueError(f"request {request.id} asks for {sampling.max_tokens} tokens: max_tokens must be at least 1")
-        self._waiting.append(_Sequence(request, self._end_ids | frozenset(sampling.stop_token_ids)))
+        check_request(request, max_length=self._max_length)
+        self._waiting.append(_Sequence(request, self._end_ids | frozenset(request.sampling.stop_token_ids)))
 
     @torch.inference_mode()
     def abort(self, request_id: str) -> None:
@@ -342,24 +307,12 @@ class EmbeddedEngine(Engine):
             if id(sequence) not in slots:
                 continue
             sequence.append(token, logprob, self._version)
-            if (reason := self._finish_reason(sequence, token)) is not None:
+            if (reason := sequence.finish_reason(self._tokenizer, max_length=self._max_length)) is not None:
                 ended.append((slots[id(sequence)], reason))
         for slot, reason in sorted(ended, reverse=True):
             sequence = self._running[slot]
             self._vacate(slot)
             self._reports.append(sequence.finish(reason))
-
-    def _finish_reason(self, sequence: _Sequence, token: int) -> FinishReason | None:
-        """Why a sequence ends with its last token, if it does."""
-        sampling, num_tokens = sequence.request.sampling, len(sequence.tokens)
-        may_stop = num_tokens >= sampling.min_tokens
-        if may_stop and token in sequence.end_ids:
-            return FinishReason.STOP
-        if may_stop and sampling.stop and completes_stop(self._tokenizer, sequence.tokens, sampling.stop):
-            return FinishReason.STOP
-        if num_tokens >= sampling.max_tokens or sequence.length >= self._max_length:
-            return FinishReason.LENGTH
-        return None
 
     def _vacate(self, slot: int) -> None:
         """Park what a slot holds and free it: the last running sequence moves in, so that running slots stay contiguous."""

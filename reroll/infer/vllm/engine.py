@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -19,52 +17,18 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
-from reroll.config.host import adapter_base
 from reroll.config.parts import LoraConfig
 from reroll.config.parts import VllmEngine as VllmConfig
 from reroll.infer.base import Engine, EngineCounts, Finished
+from reroll.infer.draft import Draft, check_request
 from reroll.infer.embedded.sampler import Row
-from reroll.infer.embedded.stop import completes_stop
 from reroll.infer.vllm.draw import Draw, instructions
 from reroll.infer.vllm.weights import Weights
-from reroll.models.load import DTYPES, Precision, load_model, load_tokenizer, resolve_model
-from reroll.types import Completion, FinishReason, Request
+from reroll.models.load import DTYPES, Precision, load_model, load_tokenizer, resolve_base, resolve_model
+from reroll.types import FinishReason, Request
 
 _CPU_BLOCK_TOKENS = 32
 """The smallest blocks that vLLM's attention takes on a CPU: the smaller they are, the more of a context siblings share."""
-
-
-@dataclass(slots=True, eq=False)
-class _Draft:
-    """A request and what was written for it."""
-
-    request: Request
-    end_ids: frozenset[int]
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[tuple[int, int]] = field(default_factory=list)
-
-    @property
-    def context(self) -> list[int]:
-        return [*self.request.prompt_ids, *self.tokens]
-
-    @property
-    def length(self) -> int:
-        return len(self.request.prompt_ids) + len(self.tokens)
-
-    def append(self, token: int, logprob: float, version: int) -> None:
-        self.tokens.append(token)
-        self.logprobs.append(logprob)
-        if self.versions and self.versions[-1][0] == version:
-            self.versions[-1] = (version, self.versions[-1][1] + 1)
-        else:
-            self.versions.append((version, 1))
-
-    def finish(self, reason: FinishReason) -> Finished:
-        completion = Completion(
-            token_ids=tuple(self.tokens), logprobs=tuple(self.logprobs), finish_reason=reason, versions=tuple(self.versions)
-        )
-        return Finished(self.request.id, completion)
 
 
 class VllmEngine(Engine):
@@ -85,7 +49,7 @@ class VllmEngine(Engine):
         self._weights = weights
         self._end_ids = end_ids
         self._max_length: int = llm.model_config.max_model_len
-        self._drafts: dict[str, _Draft] = {}
+        self._drafts: dict[str, Draft] = {}
         self._reports: list[Finished] = []
         self._version = 0
         self._asleep = False
@@ -99,9 +63,7 @@ class VllmEngine(Engine):
         cls, model: str, config: VllmConfig, *, precision: Precision, device: str, lora: LoraConfig | None = None
     ) -> VllmEngine:
         """Load `model` into a vLLM of its own, on `device` and, for tensor parallelism, those that follow it."""
-        source = resolve_model(model)
-        while base := adapter_base(Path(source)):
-            source = resolve_model(base)
+        source = resolve_base(model)
         engine = cls(
             open_llm(source, config, precision=precision, device=device),
             load_tokenizer(model),
@@ -114,17 +76,8 @@ class VllmEngine(Engine):
         return engine
 
     def submit(self, request: Request) -> None:
-        sampling, room = request.sampling, self._max_length - len(request.prompt_ids)
-        if not request.prompt_ids:
-            raise ValueError(f"request {request.id} has an empty prompt: give it at least one token")
-        if room < 1:
-            raise ValueError(
-                f"request {request.id} has a prompt of {len(request.prompt_ids)} tokens, but the model takes "
-                f"{self._max_length} tokens: lower rollout.max_prompt_tokens"
-            )
-        if sampling.max_tokens < 1:
-            raise ValueError(f"request {request.id} asks for {sampling.max_tokens} tokens: max_tokens must be at least 1")
-        draft = _Draft(request, self._end_ids | frozenset(sampling.stop_token_ids))
+        check_request(request, max_length=self._max_length)
+        draft = Draft(request, self._end_ids | frozenset(request.sampling.stop_token_ids))
         self._drafts[request.id] = draft
         if not self._asleep:
             self._hand_in(draft)
@@ -191,7 +144,7 @@ class VllmEngine(Engine):
         """Empty the cache. Requests that run are queued again by vLLM, and read anew."""
         self._llm.reset_prefix_cache(reset_running_requests=True)
 
-    def _hand_in(self, draft: _Draft) -> None:
+    def _hand_in(self, draft: Draft) -> None:
         sampling = draft.request.sampling
         row = Row(
             seed=sampling.seed,
@@ -209,7 +162,7 @@ class VllmEngine(Engine):
             output_kind=RequestOutputKind.DELTA,
             extra_args=instructions(row, num_held_back=sampling.min_tokens - len(draft.tokens)),
         )
-        self._llm.add_request(draft.request.id, TokensPrompt(prompt_token_ids=draft.context), params)
+        self._llm.add_request(draft.request.id, TokensPrompt(prompt_token_ids=list(draft.context)), params)
 
     def _write(self) -> None:
         """One step of vLLM: a token for every request that it runs."""
@@ -222,27 +175,16 @@ class VllmEngine(Engine):
             for token, known in zip(part.token_ids, part.logprobs or (), strict=True):
                 draft.append(token, known[token].logprob, self._version)
             num_written += len(part.token_ids)
-            if (reason := self._finish_reason(draft)) is not None:
+            if (reason := draft.finish_reason(self._tokenizer, max_length=self._max_length)) is not None:
                 del self._drafts[output.request_id]
                 self._reports.append(draft.finish(reason))
                 ended += [] if output.finished else [output.request_id]
         self._llm.abort_request(ended)
         self.counts.add_step(num_running=num_written)
 
-    def _count_context(self, draft: _Draft, *, num_reused: int) -> None:
+    def _count_context(self, draft: Draft, *, num_reused: int) -> None:
         self.counts.num_reused_tokens += num_reused
         self.counts.num_prefill_tokens += draft.length - num_reused
-
-    def _finish_reason(self, draft: _Draft) -> FinishReason | None:
-        sampling, num_tokens = draft.request.sampling, len(draft.tokens)
-        if num_tokens and num_tokens >= sampling.min_tokens:
-            if draft.tokens[-1] in draft.end_ids:
-                return FinishReason.STOP
-            if completes_stop(self._tokenizer, draft.tokens, sampling.stop):
-                return FinishReason.STOP
-        if num_tokens >= sampling.max_tokens or draft.length >= self._max_length:
-            return FinishReason.LENGTH
-        return None
 
 
 def open_llm(folder: str, config: VllmConfig, *, precision: Precision, device: str) -> LLMEngine:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from reroll.config.parts import RayRuntime
-from reroll.config.tree import AnyConfig, RlvrConfig
+from reroll.config.tree import AnyConfig
 from reroll.runtime.plan.memory import CONTEXT_BYTES, Terms
-from reroll.runtime.plan.roles import Role, displaced_ranks, engine_of
+from reroll.runtime.plan.planned import Planned
+from reroll.runtime.plan.roles import Role, displaced_ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,26 +45,7 @@ def _num_ranks(role: Role, device: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Peaks:
-    config: AnyConfig
-    roles: Sequence[Role]
-
-    @property
-    def policy(self) -> Role:
-        return self.roles[0]
-
-    @property
-    def engine(self) -> Role | None:
-        return engine_of(self.roles)
-
-    @property
-    def one_process(self) -> bool:
-        return not isinstance(self.config.runtime, RayRuntime)
-
-    @property
-    def is_async(self) -> bool:
-        return isinstance(self.config, RlvrConfig) and self.config.rollout.max_staleness > 0
-
+class _Peaks(Planned):
     def loads(self) -> Iterator[DeviceLoad]:
         devices = dict.fromkeys(device for role in self.roles for device in role.devices)
         for device in sorted(devices, key=lambda name: (name == "cpu", len(name), name)):

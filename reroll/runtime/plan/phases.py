@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from reroll.config.cluster import ClusterConfig
-from reroll.config.parts import RayRuntime
 from reroll.config.tree import AnyConfig, RlvrConfig
-from reroll.runtime.plan.roles import Role, displaced_ranks, engine_of
+from reroll.runtime.plan.planned import Planned
+from reroll.runtime.plan.roles import Role, displaced_ranks
 from reroll.runtime.plan.timing import Rows, answer_seconds, generate_seconds, push_seconds, train_seconds
 
 
@@ -29,30 +29,12 @@ class Bar:
 
 def bars_of(config: AnyConfig, cluster: ClusterConfig, roles: Sequence[Role]) -> tuple[Bar, ...]:
     """The phases of one step, from second 0."""
-    return tuple(_Clock(config, cluster, roles).bars())
+    return tuple(_Clock(config, roles, cluster).bars())
 
 
 @dataclass(frozen=True, slots=True)
-class _Clock:
-    config: AnyConfig
+class _Clock(Planned):
     cluster: ClusterConfig
-    roles: Sequence[Role]
-
-    @property
-    def policy(self) -> Role:
-        return self.roles[0]
-
-    @property
-    def engine(self) -> Role | None:
-        return engine_of(self.roles)
-
-    @property
-    def one_process(self) -> bool:
-        return not isinstance(self.config.runtime, RayRuntime)
-
-    @property
-    def is_async(self) -> bool:
-        return isinstance(self.config, RlvrConfig) and self.config.rollout.max_staleness > 0
 
     def rows(self) -> Rows:
         share = self.cluster.efficiency.length

@@ -6,8 +6,6 @@ the weights, keeps its share and drops the rest: no device ever holds more of th
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -22,13 +20,12 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from reroll.config.host import adapter_base
 from reroll.config.parts import ModelConfig
 from reroll.config.strategy import Fsdp2Strategy
 from reroll.models.attention import IMPLEMENTATION, check_supported
 from reroll.models.fused import fuse
 from reroll.models.heads import add_score_head, keep_padding_apart
-from reroll.models.load import DTYPES, Head, resolve_model
+from reroll.models.load import DTYPES, Head, resolve_base
 from reroll.tokens.batch import Batch
 from reroll.train.base import Needs
 from reroll.train.parallel.experts import CUT_DIM, EP, check_experts, lay_out_experts, split_experts
@@ -41,9 +38,7 @@ from reroll.train.shared_prefix import batch_hidden_states
 
 def skeleton(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, *, head: Head) -> PreTrainedModel:
     """The model that `load_model` gives, without its weights: it lives on no device."""
-    source = resolve_model(config.model)
-    while (base := adapter_base(Path(source))) is not None:
-        source = resolve_model(base)
+    source = resolve_base(config.model)
     auto = AutoModelForSequenceClassification if head == "score" else AutoModelForCausalLM
     options = {"num_labels": 1} if head == "score" else {}
     shape = AutoConfig.from_pretrained(source, **options)

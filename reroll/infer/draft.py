@@ -1,0 +1,71 @@
+"""A request inside an engine: what was written for it so far, and when that is enough."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from transformers import PreTrainedTokenizerBase
+
+from reroll.infer.base import Finished
+from reroll.infer.stop import completes_stop
+from reroll.types import Completion, FinishReason, Request
+
+
+def check_request(request: Request, *, max_length: int) -> None:
+    """Raise ValueError, naming the request, if it can never run on a model that takes so many tokens."""
+    if not request.prompt_ids:
+        raise ValueError(f"request {request.id} has an empty prompt: give it at least one token")
+    if len(request.prompt_ids) >= max_length:
+        raise ValueError(
+            f"request {request.id} has a prompt of {len(request.prompt_ids)} tokens, but the model takes "
+            f"{max_length}: lower rollout.max_prompt_tokens"
+        )
+    if request.sampling.max_tokens < 1:
+        raise ValueError(f"request {request.id} asks for {request.sampling.max_tokens} tokens: max_tokens must be at least 1")
+
+
+@dataclass(slots=True, eq=False)
+class Draft:
+    """A request and what was written for it."""
+
+    request: Request
+    end_ids: frozenset[int]
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[tuple[int, int]] = field(default_factory=list)
+    length: int = field(init=False)
+    """Of the context."""
+
+    def __post_init__(self) -> None:
+        self.length = len(self.request.prompt_ids) + len(self.tokens)
+
+    @property
+    def context(self) -> tuple[int, ...]:
+        return (*self.request.prompt_ids, *self.tokens)
+
+    def append(self, token: int, logprob: float, version: int) -> None:
+        self.tokens.append(token)
+        self.logprobs.append(logprob)
+        self.length += 1
+        if self.versions and self.versions[-1][0] == version:
+            self.versions[-1] = (version, self.versions[-1][1] + 1)
+        else:
+            self.versions.append((version, 1))
+
+    def finish_reason(self, tokenizer: PreTrainedTokenizerBase, *, max_length: int) -> FinishReason | None:
+        """Why it ends with its last token, if it does."""
+        sampling, num_tokens = self.request.sampling, len(self.tokens)
+        if num_tokens and num_tokens >= sampling.min_tokens:
+            if self.tokens[-1] in self.end_ids:
+                return FinishReason.STOP
+            if completes_stop(tokenizer, self.tokens, sampling.stop):
+                return FinishReason.STOP
+        if num_tokens >= sampling.max_tokens or self.length >= max_length:
+            return FinishReason.LENGTH
+        return None
+
+    def finish(self, reason: FinishReason) -> Finished:
+        completion = Completion(
+            token_ids=tuple(self.tokens), logprobs=tuple(self.logprobs), finish_reason=reason, versions=tuple(self.versions)
+        )
+        return Finished(self.request.id, completion)

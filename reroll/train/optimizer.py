@@ -1,0 +1,36 @@
+"""What strategies share of the optimizer: AdamW as the config has it, and the error where a gradient is not a number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import nn
+
+from reroll.config.parts import OptimConfig
+from reroll.errors import TrainingDiverged
+
+
+def adamw(
+    parameters: Iterable[nn.Parameter],
+    optim: OptimConfig,
+    *,
+    ndim_of: Callable[[nn.Parameter], int] = lambda parameter: parameter.ndim,
+) -> torch.optim.AdamW:
+    """AdamW in which norms and biases do not decay. `ndim_of` tells how many dimensions the whole of a parameter has."""
+    decayed: list[nn.Parameter] = []
+    plain: list[nn.Parameter] = []
+    for parameter in parameters:
+        (decayed if ndim_of(parameter) > 1 else plain).append(parameter)
+    return torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": optim.weight_decay}, {"params": plain, "weight_decay": 0.0}],
+        lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True,
+    )  # fmt: skip
+
+
+def diverged(step: int) -> TrainingDiverged:
+    """What a strategy raises instead of taking an optimizer step by a gradient that is not finite."""
+    return TrainingDiverged(
+        f"the gradient of optimizer step {step} is not finite; the weights are those of the step before: "
+        "lower policy.optim.lr or clip_norm, or train in fp32, and resume from the last checkpoint"
+    )
