@@ -119,8 +119,8 @@ class Receiver:
         self._inbox.begin(version=version)
 
     def take(self, parcel: Parcel) -> None:
-        for name, tensor in self._inbox.open(parcel).items():
-            self._held[name].copy_(tensor)
+        given = self._inbox.open(parcel)
+        torch._foreach_copy_([self._held[name] for name in given], list(given.values()))
         _wait(self._device)
 
     def commit(self, num_parcels: int) -> None:
@@ -186,7 +186,7 @@ class Pair:
 
 WAYS: dict[str, list[tuple[Carriage, bool]]] = {
     "cpu": [("ipc", False), ("broadcast", False), ("store", False), ("disk", False), ("store", True), ("disk", True)],
-    "cuda": [("ipc", False), ("store", False)],  # A process group has one process per GPU.
+    "cuda": [("ipc", False), ("store", False)],  # No broadcast: a process group has one process per GPU.
 }
 
 

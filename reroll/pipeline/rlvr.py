@@ -88,7 +88,8 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
             pushed = await self.parts.weights.push(version=step + 1)
         self.rollouts.release(groups, version=step + 1)  # slots free only now: nothing is born stale
         self._log_samples(groups, step + 1)
-        return waited + trained + pushed + rollout_stats(groups) + self._plane_stats()
+        swapped = Stats({"time/swap_s": Last(self.parts.devices.take_swap_s())})
+        return waited + swapped + trained + pushed + rollout_stats(groups) + self._plane_stats()
 
     def with_temperature(self, batch: Batch, episodes: Episodes, groups: Sequence[Group]) -> Batch:
         """The batch at the temperature it was drawn at: one number, or that of each token where domains differ."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -48,6 +49,7 @@ class DeviceMap:
         self._active: list[str] = []
         self._resident = {role: set(range(len(seats))) for role, seats in roles.items()}
         self._moving = asyncio.Lock()
+        self._swap_s = 0.0
         self._on_enter: dict[str, Hook] = {}
         self._on_leave: dict[str, Hook] = {}
 
@@ -67,6 +69,11 @@ class DeviceMap:
     def resident(self, role: str) -> Ranks:
         """Its workers that are on their devices now."""
         return tuple(sorted(self._resident[role]))
+
+    def take_swap_s(self) -> float:
+        """Seconds in which workers moved onto their devices and off them, since this was last asked."""
+        seconds, self._swap_s = self._swap_s, 0.0
+        return seconds
 
     def overlap(self, role: str, other: str) -> bool:
         """Whether two roles share a GPU."""
@@ -90,7 +97,9 @@ class DeviceMap:
         try:
             await ask.granted.wait()
             async with self._moving:
+                started_s = time.perf_counter()
                 await self._move_in(role)
+                self._swap_s += time.perf_counter() - started_s
             yield
         finally:
             if ask.granted.is_set():

@@ -52,6 +52,8 @@ class TrainWorker:
         self._world_size = info.world_size if config.strategy.kind == "torch" else 1
         self._pass_tokens = config.strategy.pass_tokens
         self._strategy = make_strategy(info, config, total_steps=total_steps, head=head, meeting=meeting)
+        self._stays = self._strategy.holds_whole and config.offload != "all"
+        """Whether its weights are always where they are now."""
         self._writing: Future[None] | None = None
         self._outbox: Outbox | None = None
         self._gathering: Generator[tuple[str, Tensor]] | None = None
@@ -99,9 +101,7 @@ class TrainWorker:
         self._gathering = self._strategy.gathered()
         # An engine generates: it knows nothing of a critic's head.
         tensors = ((name, tensor) for name, tensor in self._gathering if not name.startswith(f"{SCORE}."))
-        self._parcels = self._outbox.parcels(
-            tensors, version=version, base_version=base_version, lasting=self._strategy.holds_whole
-        )
+        self._parcels = self._outbox.parcels(tensors, version=version, base_version=base_version, lasting=self._stays)
 
     def next_parcel(self) -> Parcel | None:
         """Gather the next bucket together with the other ranks, and ship it if this rank sends. None after the last one."""

@@ -15,7 +15,7 @@ from torch.distributed import Work
 from torch.multiprocessing.reductions import reduce_tensor
 
 from reroll.weights.group import Group
-from reroll.weights.parcel import Channel, Entry, InGroup, Lent, Mapped, OnDisk, OnGpu, Payload, Stored, unpack
+from reroll.weights.parcel import Channel, Entry, InGroup, Lent, LentBefore, Mapped, OnDisk, OnGpu, Payload, Stored, unpack
 
 
 class Carrier:
@@ -91,10 +91,15 @@ class GpuCarrier(Carrier):
     def __init__(self, *, bucket_bytes: int, device: torch.device) -> None:
         self.device = device
         super().__init__(bucket_bytes=bucket_bytes)
+        self._lent: list[tuple[int, torch.dtype, torch.Size, tuple[int, ...]]] = []
 
     def lend(self, tensors: Sequence[Tensor]) -> Payload:
-        """Show these tensors as they are, instead of a copy of them. They must stay until the receiver has them."""
+        """Show these tensors as they are, instead of a copy of them. They must stay: the receiver keeps them open."""
         torch.cuda.synchronize(self.device)  # The others' streams know nothing of ours.
+        addresses = [(tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()) for tensor in tensors]
+        if addresses == self._lent:
+            return LentBefore()
+        self._lent = addresses
         return Lent(tuple(OnGpu(*reduce_tensor(tensor)) for tensor in tensors))  # type: ignore[no-untyped-call]
 
     def _payload(self, flat: Tensor, entries: Sequence[Entry]) -> Payload:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from reroll.weights.delta import apply
 from reroll.weights.group import Group
-from reroll.weights.parcel import Channel, InGroup, Lent, Mapped, OnDisk, OnGpu, Parcel, PushBroken, Stored, unpack
+from reroll.weights.parcel import Channel, InGroup, Lent, LentBefore, Mapped, OnDisk, OnGpu, Parcel, PushBroken, Stored, unpack
 
 # What the runtime's store lends is read-only, and is only read.
 warnings.filterwarnings("ignore", message="The given NumPy array is not writable", category=UserWarning)
@@ -28,6 +28,8 @@ class Inbox:
         self._group = Group(channel.seat, device) if channel.seat else None
         self._keeps = channel.delta
         self._kept: dict[str, Tensor] = {}
+        self._lent: dict[str, Tensor] = {}
+        """Kept open: opening hundreds of tensors takes longer than copying them."""
         self._confirmed: int | None = None
         self._base: int | None = None
         self._version, self._num_taken = 0, 0
@@ -84,7 +86,10 @@ class Inbox:
             case OnGpu():
                 flat = self._opened(parcel.payload)
             case Lent(handles):
-                return {entry.name: self._opened(handle) for entry, handle in zip(parcel.entries, handles, strict=True)}
+                self._lent = {entry.name: self._opened(handle) for entry, handle in zip(parcel.entries, handles, strict=True)}
+                return self._lent
+            case LentBefore():
+                return self._lent
             case InGroup():
                 flat = self._broadcast(parcel.num_bytes)
         return unpack(flat, parcel.entries)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from reroll.weights.carriers import GpuCarrier, make_carrier
 from reroll.weights.delta import encode
-from reroll.weights.parcel import Channel, Entry, Parcel, aligned, put
+from reroll.weights.parcel import Channel, Entry, LentBefore, Parcel, aligned, put
 
 
 class Outbox:
@@ -29,8 +29,8 @@ class Outbox:
         """The parcels of one push, each shipped when it is asked for; None on a rank that only helps.
 
         All ranks are asked equally often, and meet in the same gathers each time. With a `base_version`, parcels hold what
-        changed since, if that is what was sent last. `lasting` tensors stay what they are until the next push, so that
-        a receiver on the same GPU can be shown them instead of a copy.
+        changed since, if that is what was sent last. `lasting` tensors stay in the memory where they are as long as the
+        channel: a receiver on the same GPU can be shown them instead of a copy.
         """
         if base_version != self._sent_version:
             base_version = None
@@ -78,8 +78,8 @@ class Outbox:
             yield from self._buckets(tensors.items(), version=version, base_version=None)
             return
         started_s = time.perf_counter()
-        entries = tuple(Entry(name, tensor.dtype, tuple(tensor.shape), 0) for name, tensor in tensors.items())
         payload = carrier.lend([tensor.detach() for tensor in tensors.values()])
+        entries = () if isinstance(payload, LentBefore) else tuple(_lent_entries(tensors))
         yield Parcel(
             version=version,
             index=0,
@@ -117,6 +117,11 @@ class Outbox:
             payload=self._carrier.ship(bucket.num_filled, bucket.entries),
             gather_s=gather_s,
         )
+
+
+def _lent_entries(tensors: Mapping[str, Tensor]) -> Iterator[Entry]:
+    """Each is shown where it lies: there is no offset."""
+    return (Entry(name, tensor.dtype, tuple(tensor.shape), 0) for name, tensor in tensors.items())
 
 
 @dataclass(slots=True)

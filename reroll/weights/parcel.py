@@ -118,6 +118,11 @@ class Lent:
 
 
 @dataclass(frozen=True, slots=True)
+class LentBefore:
+    """The tensors of the last push, in the memory that was lent then."""
+
+
+@dataclass(frozen=True, slots=True)
 class InGroup:
     """The bytes come by broadcast, to whoever joins it."""
 
@@ -129,7 +134,7 @@ class OnDisk:
     path: Path
 
 
-Payload = Stored | Mapped | OnGpu | Lent | InGroup | OnDisk
+Payload = Stored | Mapped | OnGpu | Lent | LentBefore | InGroup | OnDisk
 
 
 @dataclass(frozen=True, slots=True)

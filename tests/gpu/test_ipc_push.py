@@ -14,7 +14,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from reroll.weights.inbox import Inbox
 from reroll.weights.outbox import Outbox
-from reroll.weights.parcel import Channel, Lent, OnGpu, Place, Seat, place_of
+from reroll.weights.parcel import Channel, Lent, LentBefore, OnGpu, Place, Seat, place_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -58,12 +58,16 @@ def push_three_versions(channel: Channel, *, seat: Seat | None, device: str, las
     theirs.close()
     outbox = Outbox(replace(channel, seat=seat), rank=0, device="cuda:0")
     place: Place = ours.recv()
+    weights = model(0)
     for version in range(3):
         ours.send(version)
-        num_parcels, weights = 0, model(version)
+        num_parcels = 0
+        for name, tensor in model(version).items():
+            weights[name].copy_(tensor)
         for parcel in outbox.parcels(weights.items(), version=version, base_version=None, lasting=lasting):
             assert parcel is not None
-            assert channel.kind != "ipc" or isinstance(parcel.payload, Lent if lasting else OnGpu)
+            again = LentBefore if version else Lent
+            assert channel.kind != "ipc" or isinstance(parcel.payload, again if lasting else OnGpu)
             ours.send(parcel)
             assert ours.recv() == "taken"
             num_parcels += 1

@@ -1,0 +1,84 @@
+"""A whole GRPO step on one GPU, by every way in which policy and engine can share it, against TRL with vLLM, in one run.
+
+A model of Qwen3-0.6B's shape with random weights, 64 prompts × 8 siblings × 256 tokens: sampling, rewards, update, weights
+published. `python benchmarks/gpu_step.py [--only embedded vllm-lease ...] [--rounds 1]`. vLLM and TRL must be installed in this
+environment for the contestants that need them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from pathlib import Path
+
+import side_by_side
+import torch
+from report import report
+from side_by_side import HERE, Contestant, own_python, run_once
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from reroll.models.fetch import fetch
+from reroll.models.load import load_tokenizer
+
+CONTESTANTS = ("embedded", "embedded-ipc", "vllm-lease", "vllm-ipc", "trl")
+
+
+def write_model(folder: Path) -> None:
+    """The shape of Qwen3-0.6B, drawn at random, with a tokenizer that is at hand."""
+    tokenizer = load_tokenizer(str(fetch(side_by_side.MODEL)))
+    config = Qwen3Config(
+        vocab_size=151_936,
+        hidden_size=1024,
+        intermediate_size=3072,
+        num_hidden_layers=28,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=128,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+    )
+    torch.manual_seed(0)
+    Qwen3ForCausalLM(config).bfloat16().save_pretrained(folder)  # type: ignore[no-untyped-call]
+    tokenizer.save_pretrained(folder)
+
+
+def contestant(name: str, folder: Path) -> Contestant:
+    script = ("trl_gpu_step.py", str(folder)) if name == "trl" else ("reroll_gpu_step.py", str(folder), name)
+    return Contestant(name, own_python(), (str(HERE / "peers" / script[0]), *script[1:]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=CONTESTANTS, default=CONTESTANTS)
+    parser.add_argument("--rounds", type=int, default=1)
+    args = parser.parse_args()
+    side_by_side.SETTLE_S = 1.0
+    results: dict[str, list[dict[str, float]]] = {name: [] for name in args.only}
+    with tempfile.TemporaryDirectory() as folder:
+        write_model(Path(folder))
+        for number in range(args.rounds):
+            for name in args.only:
+                results[name].append(run_once(contestant(name, Path(folder))))
+                print(f"round {number + 1}: {name} {results[name][-1]}", flush=True)
+    report("gpu_step", rows_of(results), title=__doc__.splitlines()[0], facts={"results": results})
+
+
+def rows_of(results: dict[str, list[dict[str, float]]]) -> list[dict[str, object]]:
+    medians = {
+        name: {key: statistics.median(round_[key] for round_ in rounds) for key in rounds[0]}
+        for name, rounds in results.items()
+    }
+    trl_s = medians.get("trl", {}).get("seconds", float("nan"))
+    parts = ("wait_s", "swap_s", "train_s", "push_s", "generate_gib", "train_gib", "push_gib")
+    return [
+        {"way": name, "step_s": told["seconds"], "trl_over_it": trl_s / told["seconds"]}
+        | {part: told.get(part, float("nan")) for part in parts}
+        for name, told in medians.items()
+    ]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""GRPO steps with reroll on the shared work for a GPU. Usage: reroll_gpu_step.py MODEL_FOLDER MAP [key=value ...]
+
+Times of a step's parts, and the GPU's memory in each: the driver's number, so that all processes count.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from gpu_work import NUM_NEW_TOKENS, NUM_PROMPTS, NUM_SIBLINGS, NUM_STEPS, NUM_TOKENS, WARM_UP, prompts, reward_of
+
+from reroll.config.load import load_config
+from reroll.pipeline.run import train
+
+MAPS: dict[str, dict[str, Any]] = {
+    "embedded": {},
+    "embedded-ipc": {"runtime": {"kind": "ray"}, "weights": {"kind": "ipc"}},
+    "vllm-lease": {"engine": {"kind": "vllm", "offload": "all"}, "policy": {"offload": "optimizer"}},
+    "vllm-ipc": {
+        "runtime": {"kind": "ray"},
+        "weights": {"kind": "ipc"},
+        "engine": {"kind": "vllm", "offload": "all"},
+        "policy": {"offload": "optimizer"},
+    },
+}
+"""Policy and engine share GPU 0: in one process or in two."""
+
+PARTS = ("wait", "swap", "train", "push")
+
+
+def score(prompt: object, trajectory: object) -> float:
+    return reward_of(trajectory.text)  # type: ignore[attr-defined]
+
+
+def tree_of(folder: str, device_map: str, scratch: Path) -> dict[str, Any]:
+    (scratch / "prompts.jsonl").write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts()))
+    vllm = {"max_model_len": 1024, "gpu_memory_utilization": 0.3} if device_map.startswith("vllm") else {}
+    chosen = MAPS[device_map]
+    return {
+        "pipeline": "rlvr",
+        "algorithm": "grpo",
+        "run": {"name": "step", "runs_dir": str(scratch), "steps": NUM_STEPS},
+        "policy": {
+            "model": folder,
+            "devices": 0,
+            "strategy": {"kind": "torch", "precision": "bf16", "micro_batch_tokens": 32768},
+            "optim": {"lr": 1e-6},
+            **chosen.get("policy", {}),
+        },
+        "engine": {"devices": 0, "max_running": NUM_PROMPTS * NUM_SIBLINGS, **vllm, **chosen.get("engine", {})},
+        **{key: value for key, value in chosen.items() if key in ("runtime", "weights")},
+        "data": {"train": [{"kind": "jsonl", "path": str(scratch / "prompts.jsonl")}]},
+        "rewards": {"default": {"kind": "import", "path": "reroll_gpu_step:score"}},
+        "rollout": {
+            "prompts_per_step": NUM_PROMPTS,
+            "group_size": NUM_SIBLINGS,
+            "max_prompt_tokens": 256,
+            "max_tokens": NUM_TOKENS,
+            "min_tokens": NUM_TOKENS,
+        },
+    }
+
+
+class Watch:
+    """Looks at the GPU's memory and at the run's rows while the run goes on."""
+
+    def __init__(self, metrics: Path) -> None:
+        self._metrics = metrics
+        self._memory: list[tuple[float, float]] = []
+        self.rows: list[tuple[float, Mapping[str, float]]] = []
+        query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "-i", "0", "-lms", "50"]
+        self._reader = subprocess.Popen(query, stdout=subprocess.PIPE, text=True)
+        for work in (self._read_memory, self._read_rows):
+            threading.Thread(target=work, daemon=True).start()
+
+    def _read_memory(self) -> None:
+        assert self._reader.stdout is not None
+        for line in self._reader.stdout:
+            self._memory.append((time.perf_counter(), float(line) / 1024))
+
+    def _read_rows(self) -> None:
+        num_read = 0
+        while True:
+            lines = self._metrics.read_text().splitlines() if self._metrics.exists() else []
+            new = [json.loads(line) for line in lines[num_read:]]
+            num_read = len(lines)
+            self.rows += [(time.perf_counter(), row) for row in new if "time/step_s" in row]
+            time.sleep(0.01)
+
+    def gib(self) -> dict[str, float]:
+        """Peak in each part of the counted steps; `generate` is while the trainer waits."""
+        peaks: dict[str, float] = {}
+        for ended_s, row in self.rows[WARM_UP:]:
+            for name, start_s, end_s in _spans(ended_s, row):
+                before = [used for when_s, used in self._memory if when_s < start_s][-1:]  # A push is short.
+                inside = [used for when_s, used in self._memory if start_s <= when_s <= end_s]
+                peaks[name] = max([peaks.get(name, 0.0), *(inside or before)])
+        return {f"{name}_gib": peak for name, peak in peaks.items()}
+
+    def close(self) -> None:
+        self._reader.terminate()
+
+
+def _spans(ended_s: float, row: Mapping[str, float]) -> Iterator[tuple[str, float, float]]:
+    """When the parts of a step were: first the wait, last the push."""
+    began_s = ended_s - row["time/step_s"]
+    pushed_s, waited_s = ended_s - row["time/push_s"], began_s + row["time/wait_s"]
+    yield "generate", began_s, waited_s
+    yield "train", waited_s, pushed_s
+    yield "push", pushed_s, ended_s
+
+
+def main() -> None:
+    folder, device_map, *overrides = sys.argv[1:]
+    here = Path(__file__).parent
+    with tempfile.TemporaryDirectory() as scratch:
+        file = Path(scratch) / "step.yaml"
+        file.write_text(json.dumps(tree_of(folder, device_map, Path(scratch))))  # JSON is YAML.
+        watch = Watch(Path(scratch) / "step" / "metrics.jsonl")
+        train(load_config(file, overrides), code_folder=here)
+        time.sleep(0.2)
+        watch.close()
+    steady = [row for _, row in watch.rows[WARM_UP:]]
+    seconds = {f"{part}_s": statistics.median(row[f"time/{part}_s"] for row in steady) for part in PARTS}
+    gap = statistics.median(row["train/sampler_gap"] for row in steady)
+    step_s = statistics.median(row["time/step_s"] for row in steady)
+    print("RESULT " + json.dumps({"seconds": step_s, "tokens": NUM_NEW_TOKENS, **seconds, **watch.gib(), "sampler_gap": gap}))
+
+
+if __name__ == "__main__":
+    main()
