@@ -172,6 +172,21 @@ def test_new_weights_that_do_not_fit_are_refused(make, setup):
         make().load_weights({**weights, name: weights[name][:1]}, version=1)
 
 
+def test_weights_that_come_in_parts_are_used_when_the_last_has_come(make, setup):
+    engine, new = make(), perturbed(load(setup[1]))
+    weights, waiting = {name: weight.detach().clone() for name, weight in new.named_parameters()}, {}
+    for start in range(0, len(names := list(weights)), 4):
+        part = {name: weights.pop(name) for name in names[start : start + 4]}
+        waiting |= engine.load_part(part)
+        for tensor in part.values():
+            tensor.zero_()  # They are lent for the call.
+    engine.load_weights(waiting, version=2)
+    request = ask("a", [5, 9], max_tokens=6, min_tokens=6)
+    done = finish(engine, [request])
+    assert done["a"].versions == ((2, 6),)
+    assert_logprobs_are_the_trainers(new, [request], done)
+
+
 def test_an_adapter_alone_is_enough_for_an_engine_that_holds_its_base(setup):
     open_engine, folder, _ = setup
     lora = LoraConfig(rank=4, alpha=8)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedTokenizerBase
-from vllm import RequestOutput, TokensPrompt
 from vllm import SamplingParams as VllmParams
+from vllm import TokensPrompt
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
-from vllm.sampling_params import RequestOutputKind
+from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
@@ -48,6 +50,11 @@ class VllmEngine(Engine):
         self._tokenizer = tokenizer
         self._weights = weights
         self._end_ids = end_ids
+        self._draw: Draw | None = None
+        """Where it is in this process."""
+        if llm.vllm_config.parallel_config.tensor_parallel_size == 1:
+            [self._draw] = llm.collective_rpc(_processor_of)
+        self._fills_in_place = weights.come_in_parts and _is_plain(llm)
         self._max_length: int = llm.model_config.max_model_len
         self._drafts: dict[str, Draft] = {}
         self._reports: list[Finished] = []
@@ -87,7 +94,7 @@ class VllmEngine(Engine):
         if draft is None:
             return
         if not self._asleep:
-            self._llm.abort_request([request_id])
+            self._llm.engine_core.abort_requests([request_id])
         self._reports.append(draft.finish(FinishReason.ABORT))
 
     @property
@@ -103,20 +110,21 @@ class VllmEngine(Engine):
         reports, self._reports = self._reports, []
         return reports
 
+    def load_part(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """In place where vLLM holds weights as they come; else they wait on the host."""
+        if not self._fills_in_place:
+            return super().load_part(weights)
+        self._fill(self._weights.part(weights))
+        return {}
+
     def load_weights(self, weights: Mapping[str, Tensor], *, version: int) -> None:
-        whole = self._weights.whole(weights)
-        if not self._has_weights:
-            self._llm.wake_up(["weights"])
-            self._has_weights = True
-        self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": list(whole.items())})
-        if self._llm.vllm_config.device_config.device_type == "cpu":
-            self._llm.apply_model(_repack_head)
+        self._fill(self._weights.whole(weights))
         self._forget()
         self.counts.num_prefill_tokens += sum(draft.length for draft in self._drafts.values() if draft.tokens)
         self._version = version
 
     def sleep(self) -> None:
-        self._llm.abort_request(list(self._drafts))
+        self._llm.engine_core.abort_requests(list(self._drafts))
         self._forget()
         if self._can_sleep:
             self._llm.sleep(level=1)
@@ -133,12 +141,24 @@ class VllmEngine(Engine):
 
     def close(self) -> None:
         """Let vLLM's processes and memory go: this process may then open another engine."""
-        self._llm.engine_core.shutdown()
+        close_llm(self._llm)
         del self._llm
 
     @property
     def _can_sleep(self) -> bool:
         return bool(self._llm.model_config.enable_sleep_mode)
+
+    def _fill(self, weights: Mapping[str, Tensor]) -> None:
+        """Copy these into vLLM's own tensors, whose addresses its CUDA graphs know."""
+        if not self._has_weights:
+            self._llm.wake_up(["weights"])
+            self._has_weights = True
+        if self._fills_in_place:
+            self._llm.apply_model(lambda model: model.load_weights(weights.items()))
+            return
+        self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": list(weights.items())})
+        if self._llm.vllm_config.device_config.device_type == "cpu":
+            self._llm.apply_model(_repack_head)
 
     def _forget(self) -> None:
         """Empty the cache. Requests that run are queued again by vLLM, and read anew."""
@@ -157,30 +177,36 @@ class VllmEngine(Engine):
             temperature=0.0,  # The processor draws.
             max_tokens=min(sampling.max_tokens - len(draft.tokens), self._max_length - draft.length),
             ignore_eos=True,  # What ends a completion is decided here, once for all engines.
-            logprobs=0,
+            logprobs=None if self._draw else 0,
             detokenize=False,
-            output_kind=RequestOutputKind.DELTA,
-            extra_args=instructions(row, num_held_back=sampling.min_tokens - len(draft.tokens)),
+            extra_args=instructions(draft.request.id, row, num_held_back=sampling.min_tokens - len(draft.tokens)),
+            skip_clone=True,
         )
-        self._llm.add_request(draft.request.id, TokensPrompt(prompt_token_ids=list(draft.context)), params)
+        # Past vLLM's front end, which makes an object of every token: what is made of them is a Draft.
+        request = self._llm.input_processor.process_inputs(
+            draft.request.id,
+            TokensPrompt(prompt_token_ids=list(draft.context)),
+            params,
+            supported_tasks=self._llm.get_supported_tasks(),
+        )
+        self._llm.engine_core.add_request(request)
 
     def _write(self) -> None:
         """One step of vLLM: a token for every request that it runs."""
-        num_written, ended = 0, []
-        for output in self._llm.step():
-            assert isinstance(output, RequestOutput)
-            draft, [part] = self._drafts[output.request_id], output.outputs
-            if part.token_ids and not draft.tokens:
-                self._count_context(draft, num_reused=output.num_cached_tokens or 0)
-            for token, known in zip(part.token_ids, part.logprobs or (), strict=True):
-                draft.append(token, known[token].logprob, self._version)
-            num_written += len(part.token_ids)
+        outputs, ended = self._llm.engine_core.get_output().outputs, []
+        logprobs = self._draw.logprobs() if self._draw else {output.request_id: _reported(output) for output in outputs}
+        for output in outputs:
+            name, [token] = output.request_id, output.new_token_ids
+            draft = self._drafts[name]
+            if not draft.tokens:
+                self._count_context(draft, num_reused=output.prefill_stats.num_cached_tokens)
+            draft.append(token, logprobs[name], self._version)
             if (reason := draft.finish_reason(self._tokenizer, max_length=self._max_length)) is not None:
-                del self._drafts[output.request_id]
+                del self._drafts[name]
                 self._reports.append(draft.finish(reason))
-                ended += [] if output.finished else [output.request_id]
-        self._llm.abort_request(ended)
-        self.counts.add_step(num_running=num_written)
+                ended += [] if output.finished else [name]
+        self._llm.engine_core.abort_requests(ended)
+        self.counts.add_step(num_running=len(outputs))
 
     def _count_context(self, draft: Draft, *, num_reused: int) -> None:
         self.counts.num_reused_tokens += num_reused
@@ -213,11 +239,47 @@ def open_llm(folder: str, config: VllmConfig, *, precision: Precision, device: s
         use_tqdm_on_load=False,
     )
     _hush()
-    settings = arguments.create_engine_config()
+    settings = arguments.create_engine_config(UsageContext.LLM_CLASS)  # Prompts are read in large batches.
     _hush()  # Again: some versions have set up logging anew.
     # The core in this process: steps are calls, and weights of the same device are passed by reference.
     executor = UniProcExecutor if config.tensor_parallel == 1 else Executor.get_class(settings)
     return LLMEngine(settings, executor, log_stats=False, multiprocess_mode=False)
+
+
+def close_llm(llm: LLMEngine) -> None:
+    """End vLLM's processes and free what it holds in this one."""
+    settings = llm.vllm_config
+    if settings.model_config.enable_sleep_mode and settings.parallel_config.tensor_parallel_size == 1:
+        # The shutdown lets go of the allocator that sleep mode has: by then there must be nothing left for it to free.
+        llm._finalizer()  # It holds the model.
+        llm.collective_rpc(lambda worker: worker.model_runner.shutdown())
+        gc.unfreeze()
+        gc.collect()
+    llm.engine_core.shutdown()
+
+
+def _processor_of(worker: Any) -> Draw:
+    [processor] = [each for each in worker.model_runner.input_batch.logitsprocs.all if isinstance(each, Draw)]
+    return processor
+
+
+def _reported(output: Any) -> float:
+    """The log-prob of the one token that vLLM has drawn for a request."""
+    return float(output.new_logprobs.logprobs[0, 0])
+
+
+def _is_plain(llm: LLMEngine) -> bool:
+    """Whether vLLM's own tensors hold the weights as a folder has them, but for matrices that it puts side by side.
+
+    On a CPU it packs them anew, and so it does with quantised and with latent attention's.
+    """
+    settings = llm.vllm_config
+    return (
+        settings.device_config.device_type == "cuda"
+        and settings.parallel_config.tensor_parallel_size == 1
+        and settings.model_config.quantization is None
+        and not settings.model_config.use_mla
+    )
 
 
 def _hush() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor
@@ -12,6 +12,8 @@ from reroll.models.load import load_model, skeleton
 
 _A, _B, _FROZEN = ".lora_A.default.weight", ".lora_B.default.weight", ".base_layer."
 """How peft names the parts of an adapted layer."""
+
+_EXPERTS = ".experts."
 
 
 class Weights:
@@ -29,10 +31,30 @@ class Weights:
         self._aliases = {name for name, _ in shape.named_parameters(remove_duplicate=False)} - set(self._parameters)
         self._scale = lora.alpha / lora.rank if lora else None
         self._base: dict[str, Tensor] = {}
+        self._came: set[str] = set()
+        """In parts, since the last time that they were made whole."""
+
+    @property
+    def come_in_parts(self) -> bool:
+        """Whether some can be used before the others are here: no layer is merged or taken apart."""
+        return self._scale is None and not any(_EXPERTS in name for name in self._parameters)
+
+    def part(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Some of the weights, by the names of the folder; `whole` completes them. Raises ValueError if they do not fit."""
+        assert self.come_in_parts
+        self._check(given, missing=set())
+        tensors = {name: tensor.detach() for name, tensor in given.items() if name in self._parameters}
+        self._came |= set(tensors)
+        return tensors
 
     def whole(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Every weight of the model without adapters, as its folder names them. Raises ValueError if those given do not fit."""
-        self._check(given)
+        """Every weight of the model without adapters, as its folder names them, but for those that came in parts.
+
+        Raises ValueError if those given do not fit, or do not complete the parts.
+        """
+        trained = {name for name, parameter in self._parameters.items() if parameter.requires_grad}
+        self._check(given, missing=trained - set(given) - self._came)
+        self._came = set()
         tensors = {name: tensor.detach() for name, tensor in given.items() if name in self._parameters}
         if self._scale is None:
             return _unstacked(tensors)
@@ -40,9 +62,8 @@ class Weights:
         base = self._complete_base()
         return _unstacked(base | _merged(base, tensors, scale=self._scale))
 
-    def _check(self, given: Mapping[str, Tensor]) -> None:
-        trained = {name for name, parameter in self._parameters.items() if parameter.requires_grad}
-        missing, unknown = trained - set(given), set(given) - set(self._parameters) - self._aliases
+    def _check(self, given: Mapping[str, Tensor], *, missing: Collection[str]) -> None:
+        unknown = set(given) - set(self._parameters) - self._aliases
         if missing or unknown:
             raise ValueError(f"weights do not fit the model: missing {sorted(missing)[:3]}, unknown {sorted(unknown)[:3]}")
         for name, tensor in given.items():
@@ -61,14 +82,14 @@ def _unstacked(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Experts one by one, as the hub's folders and vLLM's loader have them: transformers stacks those of a layer. Views."""
     single: dict[str, Tensor] = {}
     for name, tensor in weights.items():
-        layer, _, part = name.rpartition(".experts.")
+        layer, _, part = name.rpartition(_EXPERTS)
         parts = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}.get(part if layer else "")
         if parts is None:
             single[name] = tensor
             continue
         for index, expert in enumerate(tensor):
             for key, matrix in zip(parts, expert.chunk(len(parts)), strict=True):
-                single[f"{layer}.experts.{index}.{key}.weight"] = matrix
+                single[f"{layer}{_EXPERTS}{index}.{key}.weight"] = matrix
     return single
 
 

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -10,8 +12,8 @@ from reroll.infer.embedded.sampler import Row, sample
 from reroll.infer.vllm.draw import Draw, instructions
 
 
-def params(row, *, num_held_back=0):
-    return VllmParams(temperature=0.0, extra_args=instructions(row, num_held_back=num_held_back))
+def params(row, *, name="a", num_held_back=0):
+    return VllmParams(temperature=0.0, extra_args=instructions(name, row, num_held_back=num_held_back))
 
 
 def update(size, *, added=(), removed=(), moved=()):
@@ -25,23 +27,49 @@ def drawn(processor, logits):
     return tokens.tolist(), processed.gather(1, tokens[:, None])[:, 0].tolist()
 
 
+PLAIN = [Row(seed=1), Row(seed=2, temperature=0.5), Row(seed=-3), Row(seed=4, temperature=0.0)]
 ROWS = [Row(seed=1), Row(seed=2, temperature=0.5), Row(seed=3, top_k=2, top_p=0.9), Row(seed=4, temperature=0.0)]
 LOGITS = 3 * torch.randn((4, 40), generator=torch.Generator().manual_seed(0))
 
 
-def seated():
+def seated(rows=ROWS, *, num_held_back=0):
     processor = Draw(None, torch.device("cpu"), False)
-    written = [[] for _ in ROWS]
-    processor.update_state(update(4, added=[(i, params(row), [5] * (i + 1), written[i]) for i, row in enumerate(ROWS)]))
+    written = [[] for _ in rows]
+    added = [
+        (i, params(row, name=str(i), num_held_back=num_held_back), [5] * (i + 1), written[i]) for i, row in enumerate(rows)
+    ]
+    processor.update_state(update(4, added=added))
     return processor, written
 
 
-def test_each_row_is_drawn_as_the_embedded_engine_draws_it():
-    processor, written = seated()
-    assert drawn(processor, LOGITS) == sample(LOGITS, ROWS, [1, 2, 3, 4])
+@pytest.mark.parametrize("rows", [PLAIN, ROWS], ids=["plain", "cut"])
+def test_each_row_is_drawn_as_the_embedded_engine_draws_it(rows):
+    processor, written = seated(rows)
+    assert drawn(processor, LOGITS) == sample(LOGITS, rows, [1, 2, 3, 4])
     for tokens in written:
         tokens.append(7)
-    assert drawn(processor, LOGITS) == sample(LOGITS, ROWS, [2, 3, 4, 5])
+    assert drawn(processor, LOGITS) == sample(LOGITS, rows, [2, 3, 4, 5])
+
+
+@pytest.mark.parametrize("rows", [PLAIN, ROWS], ids=["plain", "cut"])
+def test_the_engine_is_told_the_log_probs_of_a_step_by_name_and_once(rows):
+    processor, _ = seated(rows)
+    assert processor.logprobs() == {}
+    _, logprobs = drawn(processor, LOGITS)
+    assert processor.logprobs() == dict(zip("0123", logprobs, strict=True))
+    assert processor.logprobs() == {}
+
+
+@pytest.mark.parametrize(
+    "forbidden", [[(7, 9)] * 4, [(7, 9), (3,), (), (0, 1, 2)]], ids=["the same tokens", "other tokens for each"]
+)
+def test_tokens_are_held_back_from_every_row_for_as_long_as_it_is_early(forbidden):
+    rows = [replace(row, forbidden=tokens) for row, tokens in zip(PLAIN, forbidden, strict=True)]
+    processor, written = seated(rows, num_held_back=1)
+    assert drawn(processor, LOGITS) == sample(LOGITS, rows, [1, 2, 3, 4])
+    for tokens in written[1:]:
+        tokens.append(7)
+    assert drawn(processor, LOGITS) == sample(LOGITS, [rows[0], *PLAIN[1:]], [1, 3, 4, 5])
 
 
 def test_rows_follow_their_requests_when_the_batch_changes():

@@ -81,3 +81,39 @@ def test_stacked_experts_get_the_names_of_the_folder(tmp_path):
     stored = load_file(folder / "model.safetensors")
     assert whole.keys() == stored.keys()
     assert all(torch.equal(whole[name], stored[name]) for name in stored)
+
+
+def test_parts_pass_as_they_come_and_the_rest_completes_them(folder):
+    given, weights = dict(load(folder).named_parameters()), Weights(folder, lora=None)
+    names = list(given)
+    assert weights.come_in_parts
+    for some in (names[:2], names[2:5]):
+        part = weights.part({name: given[name] for name in some})
+        assert {name: tensor.data_ptr() for name, tensor in part.items()} == {name: given[name].data_ptr() for name in some}
+    assert set(weights.whole({name: given[name] for name in names[5:]})) == set(names[5:])
+    with pytest.raises(ValueError, match="missing"):  # What came in parts counts once.
+        weights.whole({name: given[name] for name in names[5:]})
+
+
+def test_parts_that_are_all_there_is_need_no_rest(folder):
+    weights = Weights(folder, lora=None)
+    weights.part(dict(load(folder).named_parameters()))
+    assert weights.whole({}) == {}
+
+
+def test_parts_that_leave_one_out_or_do_not_fit_are_refused(folder):
+    given, weights = dict(load(folder).named_parameters()), Weights(folder, lora=None)
+    first, *others = given
+    weights.part({name: given[name] for name in others})
+    with pytest.raises(ValueError, match=f"missing .*{first}"):
+        weights.whole({})
+    with pytest.raises(ValueError, match="unknown"):
+        weights.part({"stranger": given[first]})
+    with pytest.raises(ValueError, match="shape"):
+        weights.part({first: given[first][:1]})
+    assert set(weights.whole({first: given[first]})) == {first}
+
+
+def test_what_is_merged_or_taken_apart_does_not_come_in_parts(folder, tmp_path):
+    assert not Weights(folder, lora=LORA).come_in_parts
+    assert not Weights(str(make_tiny(tmp_path, family="qwen3_moe", hidden=32)), lora=None).come_in_parts
