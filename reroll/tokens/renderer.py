@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import lru_cache
 
 import jinja2
 from transformers import PreTrainedTokenizerBase
@@ -20,6 +21,9 @@ _HOW_TO_CALL = """You can call tools. Their JSON schemas, one a line:
 {schemas}
 Call a tool by writing <tool_call>{{"name": tool name, "arguments": JSON object}}</tool_call>, one for each call. \
 You then get each result in <tool_response></tool_response>."""
+
+_NUM_STARTS_KEPT = 256
+"""Prompts whose tokens are remembered: siblings start with the same words."""
 
 
 class Renderer:
@@ -40,6 +44,7 @@ class Renderer:
                 "or put a chat_template.jinja into its folder"
             )
         self._tokenizer = tokenizer
+        self._start = lru_cache(maxsize=_NUM_STARTS_KEPT)(self._encode_start)
         self._knows_tools = self._is_fluent_in_tools()
         closing = self._encode(self._after_mark([_USER, _ASSISTANT], generation_prompt=False))
         marked = {token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
@@ -56,7 +61,7 @@ class Renderer:
 
         What it may call are `tools` and those that the messages bring along.
         """
-        return self._encode(self._show(messages, tools, generation_prompt=True))
+        return self._start(json.dumps([messages, tools]))
 
     def whole(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """A conversation as the template shows one that is over: with all it puts behind the last message, and no cue."""
@@ -97,6 +102,10 @@ class Renderer:
             ids = (*ids, *said) if next_turn is None else self.extend(ids, said, messages[turn + 1 : next_turn])
             mask += [False] * (len(ids) - len(mask))
         return ids, tuple(mask)
+
+    def _encode_start(self, messages_and_tools: str) -> tuple[int, ...]:
+        messages, tools = json.loads(messages_and_tools)
+        return self._encode(self._show(messages, tools, generation_prompt=True))
 
     def _show(self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, generation_prompt: bool) -> str:
         tools = [*tools, *(tool for message in messages for tool in message.get("tools", ()))]
