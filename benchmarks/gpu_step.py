@@ -21,7 +21,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from reroll.models.fetch import fetch
 from reroll.models.load import load_tokenizer
 
-CONTESTANTS = ("embedded", "embedded-ipc", "vllm-lease", "vllm-ipc", "trl")
+CONTESTANTS = ("embedded", "embedded-ipc", "vllm", "vllm-lease", "vllm-ipc", "trl")
 
 
 def write_model(folder: Path) -> None:

@@ -25,6 +25,7 @@ from reroll.pipeline.run import train
 MAPS: dict[str, dict[str, Any]] = {
     "embedded": {},
     "embedded-ipc": {"runtime": {"kind": "ray"}, "weights": {"kind": "ipc"}},
+    "vllm": {"engine": {"kind": "vllm"}},
     "vllm-lease": {"engine": {"kind": "vllm", "offload": "all"}, "policy": {"offload": "optimizer"}},
     "vllm-ipc": {
         "runtime": {"kind": "ray"},
@@ -33,7 +34,7 @@ MAPS: dict[str, dict[str, Any]] = {
         "policy": {"offload": "optimizer"},
     },
 }
-"""Policy and engine share GPU 0: in one process or in two."""
+"""Policy and engine share GPU 0, in one process or (ipc) in two. With `offload`, who waits makes room for the other."""
 
 PARTS = ("wait", "swap", "train", "push")
 

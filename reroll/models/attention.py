@@ -67,7 +67,7 @@ def hidden_states(model: PreTrainedModel, ids: Tensor, positions: Tensor, attent
     output = model.base_model(
         input_ids=ids.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False, reroll_attention=attention
     )
-    return output.last_hidden_state[0]  # type: ignore[no-any-return]
+    return output.last_hidden_state.squeeze(0)  # type: ignore[no-any-return]
 
 
 def logits(model: PreTrainedModel, hidden: Tensor) -> Tensor:
@@ -241,7 +241,9 @@ def _forward(
         raise ModelError(
             f"this model's attention needs {', '.join(unknown)}, which reroll does not support: use another family"
         )
-    packed = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]
+    packed = [
+        tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value)
+    ]  # Its gradient is a view, that of [0] a copy.
     layer: int = module.layer_idx  # type: ignore[assignment]
     scoring = Scoring(scaling=scaling, sliding_window=sliding_window, softcap=softcap)
     output = reroll_attention.attend(layer, *packed, scoring=scoring)

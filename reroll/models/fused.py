@@ -67,7 +67,7 @@ class _Rotation:
             return self._original(q, k, cos, sin, unsqueeze_dim)
         from reroll.models.kernels import Rotation
 
-        query, key = (Rotation.apply(states[0].transpose(0, 1), cos[0], sin[0]) for states in (q, k))  # type: ignore[no-untyped-call]
+        query, key = (Rotation.apply(states.squeeze(0).transpose(0, 1), cos[0], sin[0]) for states in (q, k))  # type: ignore[no-untyped-call]
         return query.transpose(0, 1).unsqueeze(0), key.transpose(0, 1).unsqueeze(0)
 
 

@@ -19,6 +19,7 @@ from reroll.observe.metrics import Last, Max, Stats
 from reroll.observe.run_folder import sync_files
 from reroll.tokens.batch import Batch
 from reroll.train.base import Loss, Needs, Predictions, Strategy
+from reroll.train.offload import HostRoom
 from reroll.train.optimizer import adamw, diverged
 from reroll.train.predict import predict
 from reroll.train.schedule import learning_rate
@@ -55,6 +56,7 @@ class TorchStrategy(Strategy):
         if config.gradient_checkpointing:
             enable_gradient_checkpointing(model)
         self._optimizer = adamw(self._masters.values(), optim)
+        self._room = HostRoom()
 
     @property
     def device(self) -> torch.device:
@@ -97,15 +99,19 @@ class TorchStrategy(Strategy):
         }
 
     def to(self, device: str, *, weights: bool = True) -> None:
+        where = torch.device(device)
         if weights:
-            nn.Module.to(self._model, device)
+            for name, parameter in self._model.named_parameters():
+                parameter.data = self._room.moved(name, parameter.data, where)
+            nn.Module.to(self._model, device)  # Its buffers.
         for name, master in self._masters.items():
             if master is not self._parameters[name]:
-                master.data = master.data.to(device)
-        for state in self._optimizer.state.values():
+                master.data = self._room.moved((name, "master"), master.data, where)
+            state = self._optimizer.state.get(master, {})
             for key, value in state.items():
                 if key != "step":  # A host counter on every device.
-                    state[key] = value.to(device)
+                    state[key] = self._room.moved((name, key), value, where)
+        self._room.settle()
 
     def save(self, folder: Path) -> None:
         self._write(self._model, self._state(), folder)

@@ -1,4 +1,4 @@
-"""One rank of fsdp2 on a GPU: what tests on the CPU cannot see (bf16 kernels, offload, moving out and back)."""
+"""Strategies on a GPU: what tests on the CPU cannot see (bf16 kernels, offload, moving out and back)."""
 
 from __future__ import annotations
 
@@ -68,16 +68,19 @@ def test_bf16_learns_what_plain_pytorch_learns_on_the_same_gpu(folder: Path, opt
 
 
 @pytest.mark.usefixtures("_alone")
-def test_a_model_that_left_the_gpu_and_came_back_goes_on_as_if_it_had_stayed(folder: Path) -> None:
-    expected = losses(worker(folder, kind="fsdp2", precision="bf16"), range(4))
+@pytest.mark.parametrize("kind", ["torch", "fsdp2"])
+def test_a_model_that_left_the_gpu_and_came_back_goes_on_as_if_it_had_stayed(folder: Path, kind: str) -> None:
+    expected = losses(worker(folder, kind=kind, precision="bf16"), range(4))
     others = torch.cuda.memory_allocated()
-    policy = worker(folder, kind="fsdp2", precision="bf16")
-    first = losses(policy, range(2))
-    held = torch.cuda.memory_allocated() - others
-    policy.to("cpu")
-    assert torch.cuda.memory_allocated() - others < held / 2
-    policy.to(DEVICE)
-    assert first + losses(policy, range(2, 4)) == expected
+    policy = worker(folder, kind=kind, precision="bf16")
+    told: list[float] = []
+    for step in range(4):
+        told += losses(policy, range(step, step + 1))
+        held = torch.cuda.memory_allocated() - others
+        policy.to("cpu")
+        assert torch.cuda.memory_allocated() - others < held / 2
+        policy.to(DEVICE)
+    assert told == expected
 
 
 @pytest.mark.usefixtures("_alone")
