@@ -71,6 +71,16 @@ class _Rotation:
         return query.transpose(0, 1).unsqueeze(0), key.transpose(0, 1).unsqueeze(0)
 
 
+def add_(total: Tensor, part: Tensor) -> None:
+    """total += part, where they may differ in type."""
+    if not runs_kernels(total) or not (total.is_contiguous() and part.is_contiguous()):
+        total += part
+        return
+    from reroll.models import kernels
+
+    kernels.add_(total, part)
+
+
 def runs_kernels(tensor: Tensor) -> bool:
     """Whether the kernels of `models/kernels.py` run where this tensor is."""
     return tensor.is_cuda
@@ -89,7 +99,11 @@ def _replace(model: nn.Module, attribute: str, source: str, forward: Callable[..
 def _norm(norm: nn.Module, hidden_states: Tensor) -> Tensor:
     weight: Tensor = norm.weight  # type: ignore[assignment]
     epsilon: float = norm.variance_epsilon  # type: ignore[assignment]
-    return rms_norm(hidden_states, weight.shape, weight, epsilon)
+    if not runs_kernels(hidden_states):
+        return rms_norm(hidden_states, weight.shape, weight, epsilon)
+    from reroll.models.kernels import RmsNorm
+
+    return RmsNorm.apply(hidden_states, weight, epsilon)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _gated(mlp: nn.Module, x: Tensor) -> Tensor:

@@ -14,6 +14,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 _BLOCK = 1024
+_NORM_TILE = 4096
+"""Numbers that a program of a norm works on at once: one wide row, or many narrow ones."""
+_MAX_NORM_PROGRAMS = 528
+"""Four for each processor of an H200: each sums the gradient of the weight over its rows."""
 
 
 class Rotation(torch.autograd.Function):
@@ -29,6 +33,33 @@ class Rotation(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         cos, sin = ctx.saved_tensors
         return _rotated(grad, cos, sin, direction=-1.0), None, None  # A rotation's gradient is turned back.
+
+
+class RmsNorm(torch.autograd.Function):
+    """(states [..., C], weight [C], epsilon) -> states over their root mean square, times weight. Keeps a number per row."""
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        rows = states.contiguous().view(-1, states.shape[-1])
+        output = torch.empty_like(rows)
+        scales = torch.empty(len(rows), dtype=torch.float32, device=rows.device)
+        shape = _norm_tile(rows.shape[1])
+        _rms_norm[(triton.cdiv(len(rows), shape["ROWS"]),)](output, scales, rows, weight, epsilon, *rows.shape, **shape)
+        ctx.save_for_backward(rows, weight, scales)
+        return output.view(states.shape)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        rows, weight, scales = ctx.saved_tensors
+        grad_rows, shape = grad.contiguous().view_as(rows), _norm_tile(rows.shape[1])
+        grad_states = torch.empty_like(rows)
+        num_programs = min(_MAX_NORM_PROGRAMS, triton.cdiv(len(rows), shape["ROWS"]))
+        grad_weights = torch.empty((num_programs, rows.shape[1]), dtype=torch.float32, device=rows.device)
+        _rms_norm_backward[(num_programs,)](
+            grad_states, grad_weights, grad_rows, rows, weight, scales, *rows.shape, NUM_PROGRAMS=num_programs, **shape
+        )
+        return grad_states.view(grad.shape), grad_weights.sum(0).to(weight.dtype), None
 
 
 class GatedSilu(torch.autograd.Function):
@@ -77,6 +108,11 @@ class Spread(torch.autograd.Function):
         return summed, None, None, None
 
 
+def add_(total: Tensor, part: Tensor) -> None:
+    """total += part: into fp32, of any type. Both are contiguous."""
+    _add[(triton.cdiv(total.numel(), 4 * _BLOCK),)](total, part, total.numel(), BLOCK=4 * _BLOCK)
+
+
 def chosen_logprobs(logits: Tensor, targets: Tensor, *, temperature: float | Tensor) -> tuple[Tensor, Tensor]:
     """fp32 log-probs [P] of `targets` [P] under softmax(logits [P, V] / temperature), and the normalisers [P].
 
@@ -109,6 +145,12 @@ def logits_gradient_(
         num_warps=8,
     )
     return logits
+
+
+def _norm_tile(num_columns: int) -> dict[str, int]:
+    """How many rows of this width a program takes at once."""
+    width = triton.next_power_of_2(num_columns)
+    return {"ROWS": max(1, _NORM_TILE // width), "BLOCK": width}
 
 
 def _cooled(temperature: float | Tensor, like: Tensor) -> Tensor:
@@ -163,6 +205,63 @@ def _rotate(
     target = output + (token * NUM_HEADS + heads) * 2 * HALF + dims
     tl.store(target, (low * across - high * along).to(output.dtype.element_ty), mask=is_real)
     tl.store(target + HALF, (high * across + low * along).to(output.dtype.element_ty), mask=is_real)
+
+
+@triton.jit
+def _rms_norm(output, scales, states, weight, epsilon, num_rows, num_columns, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    columns = tl.arange(0, BLOCK)
+    is_real = (rows < num_rows)[:, None] & (columns < num_columns)[None, :]
+    places = rows[:, None] * num_columns + columns[None, :]
+    x = tl.load(states + places, mask=is_real, other=0.0).to(tl.float32)
+    w = tl.load(weight + columns, mask=columns < num_columns, other=0.0).to(tl.float32)
+    scale = 1.0 / tl.sqrt(tl.sum(x * x, 1) / num_columns + epsilon)
+    tl.store(scales + rows, scale, mask=rows < num_rows)
+    tl.store(output + places, (x * scale[:, None] * w[None, :]).to(output.dtype.element_ty), mask=is_real)
+
+
+@triton.jit
+def _rms_norm_backward(
+    grad_states,
+    grad_weights,
+    grad,
+    states,
+    weight,
+    scales,
+    num_rows,
+    num_columns,
+    NUM_PROGRAMS: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    program = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    w = tl.load(weight + columns, mask=columns < num_columns, other=0.0).to(tl.float32)
+    total = tl.zeros([BLOCK], tl.float32)
+    for first in range(program * ROWS, num_rows, NUM_PROGRAMS * ROWS):
+        rows = first + tl.arange(0, ROWS)
+        is_real = (rows < num_rows)[:, None] & (columns < num_columns)[None, :]
+        places = rows[:, None] * num_columns + columns[None, :]
+        d = tl.load(grad + places, mask=is_real, other=0.0).to(tl.float32)
+        scale = tl.load(scales + rows, mask=rows < num_rows, other=0.0)
+        unit = tl.load(states + places, mask=is_real, other=0.0).to(tl.float32) * scale[:, None]
+        total += tl.sum(d * unit, 0)
+        d = d * w[None, :]
+        along = tl.sum(d * unit, 1) / num_columns
+        tl.store(
+            grad_states + places,
+            ((d - unit * along[:, None]) * scale[:, None]).to(grad_states.dtype.element_ty),
+            mask=is_real,
+        )
+    tl.store(grad_weights + program * num_columns + columns, total, mask=columns < num_columns)
+
+
+@triton.jit
+def _add(total, part, size, BLOCK: tl.constexpr):
+    places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    is_real = places < size
+    added = tl.load(part + places, mask=is_real).to(tl.float32)
+    tl.store(total + places, tl.load(total + places, mask=is_real) + added, mask=is_real)
 
 
 @triton.jit

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from reroll.config.parts import OptimConfig
 from reroll.config.strategy import TorchStrategy as TorchConfig
+from reroll.models.fused import add_
 from reroll.models.heads import SCORE
 from reroll.models.load import Head, has_adapter, load_model, save_model
 from reroll.observe.metrics import Last, Max, Stats
@@ -163,7 +164,7 @@ class TorchStrategy(Strategy):
             if master.grad is None:
                 master.grad = parameter.grad.float()
             else:
-                master.grad += parameter.grad
+                add_(master.grad, parameter.grad)
             parameter.grad = None
 
     def _refresh_model(self) -> None:

@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from reroll.models.kernels import GatedSilu, Rotation, Spread, chosen_logprobs, logits_gradient_
+from reroll.models.kernels import GatedSilu, RmsNorm, Rotation, Spread, add_, chosen_logprobs, logits_gradient_
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [(torch.float32, 2e-6), (torch.bfloat16, 1e-2)]
@@ -39,6 +39,29 @@ def test_rotation_turns_both_halves(heads, dim, dtype, tolerance):
 
     states = random(heads, 5, dim, dtype=dtype).transpose(0, 1)
     assert_same_function(lambda states: Rotation.apply(states, cos, sin), plain, states, tolerance=tolerance)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)
+@pytest.mark.parametrize("shape", [(1, 37, 3, 24), (5000, 16), (3, 4100), (1, 1, 8)])
+def test_a_norm_divides_by_the_root_mean_square(shape, dtype, tolerance, monkeypatch):
+    monkeypatch.setattr("reroll.models.kernels._MAX_NORM_PROGRAMS", 3)  # So that each takes more than one tile.
+
+    def plain(states, weight):
+        return states * torch.rsqrt(states.square().mean(-1, keepdim=True) + 1e-3) * weight
+
+    states, weight = random(*shape, dtype=dtype), random(shape[-1], dtype=dtype)
+    scaled_tolerance = tolerance * max(1, states[..., 0].numel() ** 0.5 / 10)  # The weight's gradient sums over all rows.
+    assert_same_function(
+        lambda states, weight: RmsNorm.apply(states, weight, 1e-3), plain, states, weight, tolerance=scaled_tolerance
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_part_of_another_type_is_added_in_fp32(dtype):
+    total, part = random(9, 1001), random(9, 1001, dtype=dtype)
+    want = total + part.float()
+    add_(total, part)
+    assert torch.equal(total, want)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)
