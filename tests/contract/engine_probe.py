@@ -32,7 +32,7 @@ def open_vllm(folder, **options):
     return open_engine(folder, **options)
 
 
-ENGINES = {"embedded": open_embedded, "vllm": open_vllm}
+ENGINES = {"embedded": open_embedded, "vllm": open_vllm, "vllm-ahead": open_vllm}
 
 
 def engines_and_families():
@@ -45,6 +45,8 @@ def engines_and_families():
     for family in FAMILIES:
         marks = [pytest.mark.skip(reason=NOT_IN_VLLM[family])] if family in NOT_IN_VLLM else []
         yield pytest.param(("vllm", family), id=f"vllm-{family}", marks=marks)
+    if DEVICE == "cpu":  # On a GPU it does so anyway.
+        yield pytest.param(("vllm-ahead", "llama"), id="vllm-ahead-llama")
 
 
 def tiny_folder(folder, family, *, hidden=64):

@@ -1,5 +1,7 @@
 """What every engine must do, whatever is inside. The oracle is a packed forward pass over the tokens it wrote."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from engine_probe import (
@@ -148,15 +150,41 @@ def test_an_aborted_request_is_reported_with_the_tokens_it_had(make, oracle):
     assert_logprobs_are_the_trainers(oracle, [requests[i] for i in (0, 1, 2, 3)], done)
 
 
-def test_requests_in_flight_go_on_under_new_weights_and_say_which_wrote_what(make, setup):
+@pytest.mark.parametrize("end", ["abort", "stop token"])
+def test_the_name_of_a_request_that_ended_may_be_used_again_at_once(make, oracle, end):
+    """An engine that launches steps ahead has one more token in flight for the first of that name."""
+    seed, whole = long_completion(make)
+    engine, other = make(), ask("b", [30, 31], min_tokens=12, seed=seed)
+    stops = (whole.token_ids[3],) if end == "stop token" else ()
+    for request in (other, ask("a", [5, 9], seed=seed, stop_token_ids=stops)):
+        engine.submit(request)
+    num_tokens = whole.token_ids.index(whole.token_ids[3]) + 1
+    reports = [finished for _ in range(num_tokens) for finished in engine.step()]
+    if end == "abort":
+        engine.abort("a")
+    again = ask("a", [40, 41, 42], max_tokens=8, min_tokens=8, seed=7)
+    engine.submit(again)
+    [report] = reports or engine.step()
+    assert (report.request_id, report.completion.token_ids) == ("a", whole.token_ids[:num_tokens])
+    done = finish(engine)
+    assert_logprobs_are_the_trainers(oracle, [again, other], done)
+    assert done["a"].token_ids == finish(make(), [again])["a"].token_ids
+
+
+def test_requests_in_flight_go_on_under_new_weights_and_say_which_wrote_what(make, setup, oracle):
     engine, new = make(), perturbed(load(setup[1]))
-    engine.submit(ask("a", [5, 9], max_tokens=10, min_tokens=10))
+    first = ask("a", [5, 9], max_tokens=10, min_tokens=10)
+    engine.submit(first)
     for _ in range(4):
         engine.step()
     engine.load_weights(dict(new.named_parameters()), version=3)
     later = ask("b", [5, 9], max_tokens=6, min_tokens=6, seed=1)
     done = finish(engine, [later])
-    assert done["a"].versions == ((0, 4), (3, 6))
+    (old_version, num_old), (new_version, num_new) = done["a"].versions
+    assert (old_version, new_version, num_old + num_new) == (0, 3, 10)
+    assert num_old in (4, 5)  # One may have been in flight.
+    head = replace(done["a"], token_ids=done["a"].token_ids[:num_old], logprobs=done["a"].logprobs[:num_old])
+    assert_logprobs_are_the_trainers(oracle, [first], {"a": head})
     assert done["b"].versions == ((3, 6),)
     assert_logprobs_are_the_trainers(new, [later], done)
 

@@ -1,10 +1,14 @@
 """vLLM under contract. An engine serves one test after the other, because a start takes longer than they do."""
 
+import contextlib
 import gc
 import os
+from types import SimpleNamespace
 
+import pytest
 import torch
 from engine_probe import DEVICE, load
+from vllm.platforms import current_platform
 
 from reroll.config.parts import VllmEngine as VllmConfig
 from reroll.infer.base import EngineCounts
@@ -17,6 +21,30 @@ os.environ["TRITON_F32_DEFAULT"] = "ieee"  # On a GPU vLLM's attention would rou
 _MAX_RUNNING = 8
 _OPEN = {}
 """The one that a process may hold, by what it was opened with."""
+
+
+@contextlib.contextmanager
+def launching_ahead():
+    """Let vLLM on a CPU launch steps ahead, as it does on a GPU, for as long as this is open.
+
+    It refuses because it would gain nothing: a step on a CPU is over when it has been launched. So there is nothing to wait
+    for, and streams and events need do nothing.
+    """
+    update = current_platform.check_and_update_config
+
+    def update_but_launch_ahead(settings):
+        update(settings)
+        settings.scheduler_config.async_scheduling = True
+
+    def over(*_, **__):
+        return SimpleNamespace(record=lambda: None, synchronize=lambda: None, wait_stream=lambda stream: None)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(current_platform, "check_and_update_config", update_but_launch_ahead)
+        for name in ("Event", "Stream", "current_stream"):
+            patch.setattr(torch.cuda, name, over)
+        patch.setattr(torch.cuda, "stream", contextlib.nullcontext)
+        yield
 
 
 def llm_of(folder, precision):

@@ -6,7 +6,7 @@ every request is greedy for vLLM, and this processor leaves it one token to take
 log-prob to report.
 
 There are two ways for that number to the engine. Where the processor is in the engine's process, it is asked for those of
-the step (`Draw.logprobs`). Where it is in another, which tensor parallelism makes, vLLM carries them:
+each step (`Draw.drawn`). Where it is in another, which tensor parallelism makes, vLLM carries them:
 `logprobs_mode="processed_logits"` hands them back as they are. That way costs vLLM an object per token, so it is for there
 alone.
 """
@@ -47,7 +47,7 @@ class _Seat:
     num_held_back: int
     num_prompt: int
     written: list[int]
-    """vLLM's own list, which grows as tokens are written."""
+    """vLLM's own list, which grows as tokens are drawn: one that has not reached the host yet has its place in it."""
 
 
 class _Table:
@@ -91,6 +91,25 @@ def _on_device(token_ids: tuple[int, ...], device: torch.device) -> Tensor:
     return torch.tensor(token_ids, dtype=torch.int64, device=device)
 
 
+class Drawn:
+    """The log-probs of one step, on their way to the host while the device goes on."""
+
+    def __init__(self, names: list[str], logprobs: Tensor, *, is_pinned: bool) -> None:
+        self._names, self._logprobs = names, logprobs
+        self._arrival: torch.cuda.Event | None = None
+        if logprobs.is_cuda:
+            self._logprobs = torch.empty(logprobs.shape, dtype=logprobs.dtype, pin_memory=is_pinned)
+            self._logprobs.copy_(logprobs, non_blocking=True)
+            self._arrival = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._arrival.record()
+
+    def logprobs(self) -> dict[str, float]:
+        """By the name of the request. Those of prompts read in part are among them."""
+        if self._arrival is not None:
+            self._arrival.synchronize()
+        return dict(zip(self._names, self._logprobs.tolist(), strict=True))
+
+
 class Draw(LogitsProcessor):
     """Draws a token for each row and leaves no other. All requests of the engine must carry `instructions`."""
 
@@ -99,7 +118,8 @@ class Draw(LogitsProcessor):
         self._seats: dict[int, _Seat] = {}
         self._table: _Table | None = None
         """None when the seats have changed."""
-        self._last: tuple[list[str], Tensor] | None = None
+        self.drawn: Drawn | None = None
+        """In the step that was launched last."""
 
     def is_argmax_invariant(self) -> bool:
         return False
@@ -115,17 +135,9 @@ class Draw(LogitsProcessor):
             seats = [self._seats[index] for index in range(len(logits))]
             self._table = _Table(seats, device=self._device, is_pinned=self._is_pinned)
         tokens, logprobs = self._table.draw(logits)
-        self._last = self._table.names, logprobs
+        self.drawn = Drawn(self._table.names, logprobs, is_pinned=self._is_pinned)
         lowest = torch.finfo(logits.dtype).min
         return logits.fill_(lowest).scatter_(1, tokens[:, None], logprobs[:, None].to(logits.dtype))
-
-    def logprobs(self) -> dict[str, float]:
-        """Of the tokens drawn last, by the name of the request. Those of prompts read in part are among them."""
-        if self._last is None:
-            return {}
-        names, logprobs = self._last
-        self._last = None
-        return dict(zip(names, logprobs.tolist(), strict=True))
 
 
 def _take_seat(params: VllmParams, prompt_ids: list[int] | None, written: list[int]) -> _Seat:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import logging
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,6 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.executor.abstract import Executor
-from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 from reroll.config.parts import LoraConfig
 from reroll.config.parts import VllmEngine as VllmConfig
@@ -25,6 +24,7 @@ from reroll.infer.base import Engine, EngineCounts, Finished
 from reroll.infer.draft import Draft, check_request
 from reroll.infer.embedded.sampler import Row
 from reroll.infer.vllm.draw import Draw, instructions
+from reroll.infer.vllm.steps import DrawingExecutor, Steps, Taken
 from reroll.infer.vllm.weights import Weights
 from reroll.models.load import DTYPES, Precision, load_model, load_tokenizer, resolve_base, resolve_model
 from reroll.types import FinishReason, Request
@@ -39,6 +39,9 @@ class VllmEngine(Engine):
     vLLM schedules, keeps the cache and runs the model. reroll draws the tokens (see `draw`), decides when a completion
     ends, and keeps what was written, so that requests outlive a sleep: they are handed in again with their tokens.
 
+    On a GPU a step is launched before the tokens of the last are known (see `steps`). A request that ends or is aborted may
+    have one more in flight, which is dropped. What is in flight when weights come or the engine sleeps is taken first.
+
     New weights also empty the cache: requests in flight are read again under them, where the embedded engine keeps their
     keys and values.
     """
@@ -50,13 +53,16 @@ class VllmEngine(Engine):
         self._tokenizer = tokenizer
         self._weights = weights
         self._end_ids = end_ids
-        self._draw: Draw | None = None
-        """Where it is in this process."""
-        if llm.vllm_config.parallel_config.tensor_parallel_size == 1:
-            [self._draw] = llm.collective_rpc(_processor_of)
+        self._steps = Steps(llm)
+        self._draws_here = llm.vllm_config.parallel_config.tensor_parallel_size == 1
         self._fills_in_place = weights.come_in_parts and _is_plain(llm)
         self._max_length: int = llm.model_config.max_model_len
         self._drafts: dict[str, Draft] = {}
+        """By ticket."""
+        self._tickets: dict[str, str] = {}
+        """By request. vLLM knows a request by its ticket, which no other gets: what is in flight for one that ended must not
+        go to a later one of its name."""
+        self._serials = itertools.count()
         self._reports: list[Finished] = []
         self._version = 0
         self._asleep = False
@@ -85,17 +91,18 @@ class VllmEngine(Engine):
     def submit(self, request: Request) -> None:
         check_request(request, max_length=self._max_length)
         draft = Draft(request, self._end_ids | frozenset(request.sampling.stop_token_ids))
-        self._drafts[request.id] = draft
+        ticket = f"{next(self._serials)}:{request.id}"
+        self._tickets[request.id], self._drafts[ticket] = ticket, draft
         if not self._asleep:
-            self._hand_in(draft)
+            self._hand_in(ticket)
 
     def abort(self, request_id: str) -> None:
-        draft = self._drafts.pop(request_id, None)
-        if draft is None:
+        ticket = self._tickets.get(request_id)
+        if ticket is None:
             return
         if not self._asleep:
-            self._llm.engine_core.abort_requests([request_id])
-        self._reports.append(draft.finish(FinishReason.ABORT))
+            self._llm.engine_core.abort_requests([ticket])
+        self._end(ticket, FinishReason.ABORT)
 
     @property
     def num_unfinished(self) -> int:
@@ -106,7 +113,7 @@ class VllmEngine(Engine):
         if self._asleep:
             raise RuntimeError("the engine sleeps: wake it before stepping")
         if self._drafts:
-            self._write()
+            self._write(self._steps.take())
         reports, self._reports = self._reports, []
         return reports
 
@@ -124,6 +131,7 @@ class VllmEngine(Engine):
         self._version = version
 
     def sleep(self) -> None:
+        self._settle()
         self._llm.engine_core.abort_requests(list(self._drafts))
         self._forget()
         if self._can_sleep:
@@ -136,13 +144,13 @@ class VllmEngine(Engine):
             self._llm.wake_up(["kv_cache"] if self._has_weights else None)
             self._has_weights = True
         self._asleep = False
-        for draft in self._drafts.values():
-            self._hand_in(draft)
+        for ticket in self._drafts:
+            self._hand_in(ticket)
 
     def close(self) -> None:
         """Let vLLM's processes and memory go: this process may then open another engine."""
         close_llm(self._llm)
-        del self._llm
+        del self._llm, self._steps
 
     @property
     def _can_sleep(self) -> bool:
@@ -150,6 +158,7 @@ class VllmEngine(Engine):
 
     def _fill(self, weights: Mapping[str, Tensor]) -> None:
         """Copy these into vLLM's own tensors, whose addresses its CUDA graphs know."""
+        self._settle()
         if not self._has_weights:
             self._llm.wake_up(["weights"])
             self._has_weights = True
@@ -164,7 +173,8 @@ class VllmEngine(Engine):
         """Empty the cache. Requests that run are queued again by vLLM, and read anew."""
         self._llm.reset_prefix_cache(reset_running_requests=True)
 
-    def _hand_in(self, draft: Draft) -> None:
+    def _hand_in(self, ticket: str) -> None:
+        draft = self._drafts[ticket]
         sampling = draft.request.sampling
         row = Row(
             seed=sampling.seed,
@@ -177,36 +187,43 @@ class VllmEngine(Engine):
             temperature=0.0,  # The processor draws.
             max_tokens=min(sampling.max_tokens - len(draft.tokens), self._max_length - draft.length),
             ignore_eos=True,  # What ends a completion is decided here, once for all engines.
-            logprobs=None if self._draw else 0,
+            logprobs=None if self._draws_here else 0,
             detokenize=False,
-            extra_args=instructions(draft.request.id, row, num_held_back=sampling.min_tokens - len(draft.tokens)),
+            extra_args=instructions(ticket, row, num_held_back=sampling.min_tokens - len(draft.tokens)),
             skip_clone=True,
         )
         # Past vLLM's front end, which makes an object of every token: what is made of them is a Draft.
         request = self._llm.input_processor.process_inputs(
-            draft.request.id,
+            ticket,
             TokensPrompt(prompt_token_ids=list(draft.context)),
             params,
             supported_tasks=self._llm.get_supported_tasks(),
         )
         self._llm.engine_core.add_request(request)
 
-    def _write(self) -> None:
-        """One step of vLLM: a token for every request that it runs."""
-        outputs, ended = self._llm.engine_core.get_output().outputs, []
-        logprobs = self._draw.logprobs() if self._draw else {output.request_id: _reported(output) for output in outputs}
-        for output in outputs:
-            name, [token] = output.request_id, output.new_token_ids
-            draft = self._drafts[name]
+    def _settle(self) -> None:
+        """Take what is in flight: it was drawn under the weights that are there now."""
+        for taken in self._steps.drain():
+            self._write(taken)
+
+    def _write(self, taken: Taken) -> None:
+        ended = []
+        for output in taken.outputs:
+            ticket, [token] = output.request_id, output.new_token_ids
+            draft = self._drafts[ticket]
             if not draft.tokens:
                 self._count_context(draft, num_reused=output.prefill_stats.num_cached_tokens)
-            draft.append(token, logprobs[name], self._version)
+            draft.append(token, taken.logprobs[ticket], self._version)
             if (reason := draft.finish_reason(self._tokenizer, max_length=self._max_length)) is not None:
-                del self._drafts[name]
-                self._reports.append(draft.finish(reason))
-                ended += [] if output.finished else [name]
+                self._end(ticket, reason)
+                ended += [] if output.finished else [ticket]
         self._llm.engine_core.abort_requests(ended)
-        self.counts.add_step(num_running=len(outputs))
+        self.counts.add_step(num_running=len(taken.outputs))
+
+    def _end(self, ticket: str, reason: FinishReason) -> None:
+        draft = self._drafts.pop(ticket)
+        del self._tickets[draft.request.id]
+        self._reports.append(draft.finish(reason))
 
     def _count_context(self, draft: Draft, *, num_reused: int) -> None:
         self.counts.num_reused_tokens += num_reused
@@ -234,7 +251,7 @@ def open_llm(folder: str, config: VllmConfig, *, precision: Precision, device: s
         enable_sleep_mode=is_cuda,
         logits_processors=[Draw],
         logprobs_mode="processed_logits",
-        async_scheduling=False,  # A token is known, and tagged with its weights, before the next step begins.
+        async_scheduling=is_cuda and config.tensor_parallel == 1,  # On a CPU there is no other device to keep busy.
         disable_log_stats=True,
         use_tqdm_on_load=False,
     )
@@ -242,12 +259,14 @@ def open_llm(folder: str, config: VllmConfig, *, precision: Precision, device: s
     settings = arguments.create_engine_config(UsageContext.LLM_CLASS)  # Prompts are read in large batches.
     _hush()  # Again: some versions have set up logging anew.
     # The core in this process: steps are calls, and weights of the same device are passed by reference.
-    executor = UniProcExecutor if config.tensor_parallel == 1 else Executor.get_class(settings)
+    executor = DrawingExecutor if config.tensor_parallel == 1 else Executor.get_class(settings)
     return LLMEngine(settings, executor, log_stats=False, multiprocess_mode=False)
 
 
 def close_llm(llm: LLMEngine) -> None:
     """End vLLM's processes and free what it holds in this one."""
+    for _ in Steps(llm).drain():  # It reads what is freed here.
+        pass
     settings = llm.vllm_config
     if settings.model_config.enable_sleep_mode and settings.parallel_config.tensor_parallel_size == 1:
         # The shutdown lets go of the allocator that sleep mode has: by then there must be nothing left for it to free.
@@ -256,16 +275,6 @@ def close_llm(llm: LLMEngine) -> None:
         gc.unfreeze()
         gc.collect()
     llm.engine_core.shutdown()
-
-
-def _processor_of(worker: Any) -> Draw:
-    [processor] = [each for each in worker.model_runner.input_batch.logitsprocs.all if isinstance(each, Draw)]
-    return processor
-
-
-def _reported(output: Any) -> float:
-    """The log-prob of the one token that vLLM has drawn for a request."""
-    return float(output.new_logprobs.logprobs[0, 0])
 
 
 def _is_plain(llm: LLMEngine) -> bool:

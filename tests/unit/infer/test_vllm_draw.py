@@ -52,12 +52,16 @@ def test_each_row_is_drawn_as_the_embedded_engine_draws_it(rows):
 
 
 @pytest.mark.parametrize("rows", [PLAIN, ROWS], ids=["plain", "cut"])
-def test_the_engine_is_told_the_log_probs_of_a_step_by_name_and_once(rows):
-    processor, _ = seated(rows)
-    assert processor.logprobs() == {}
-    _, logprobs = drawn(processor, LOGITS)
-    assert processor.logprobs() == dict(zip("0123", logprobs, strict=True))
-    assert processor.logprobs() == {}
+def test_the_log_probs_of_a_step_are_told_by_name_also_when_the_next_one_was_launched(rows):
+    processor, written = seated(rows)
+    steps = []
+    for _ in range(2):
+        _, logprobs = drawn(processor, LOGITS)
+        steps.append((processor.drawn, dict(zip("0123", logprobs, strict=True))))
+        for tokens in written:
+            tokens.append(-1)
+    for told, expected in steps:
+        assert told.logprobs() == expected
 
 
 @pytest.mark.parametrize(
