@@ -115,16 +115,12 @@ class Receiver:
     def open(self, channel: Channel) -> None:
         self._inbox = Inbox(channel, device=self._device)
 
-    def begin(self, version: int) -> None:
-        self._inbox.begin(version=version)
-
     def take(self, parcel: Parcel) -> None:
         given = self._inbox.open(parcel)
         torch._foreach_copy_([self._held[name] for name in given], list(given.values()))
         _wait(self._device)
-
-    def commit(self, num_parcels: int) -> None:
-        self._inbox.commit(num_parcels=num_parcels)
+        if parcel.is_last:
+            self._inbox.confirm()
 
 
 def _wait(device: torch.device) -> None:
@@ -137,13 +133,11 @@ async def push(
 ) -> tuple[float, int]:
     """Seconds, and bytes that travelled."""
     await senders.one(0, Sender.begin, version, base_version)
-    await receivers.one(0, Receiver.begin, version)
-    started_s, num_parcels, num_bytes = time.perf_counter(), 0, 0
+    started_s, num_bytes = time.perf_counter(), 0
     parcel = await senders.one(0, Sender.next)
     while parcel is not None:
-        num_parcels, num_bytes = num_parcels + 1, num_bytes + parcel.num_bytes
+        num_bytes += parcel.num_bytes
         parcel, _ = await asyncio.gather(senders.one(0, Sender.next), receivers.one(0, Receiver.take, parcel))
-    await receivers.one(0, Receiver.commit, num_parcels)
     return time.perf_counter() - started_s, num_bytes
 
 

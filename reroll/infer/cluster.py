@@ -116,15 +116,12 @@ class InferCluster:
         self._has_group = bool(seats)
         await self._outcomes(lanes, self._dealt(lanes, InferWorker.open_inbox, channels))
 
-    async def begin_weights(self, *, version: int) -> None:
-        """On return no receiver writes, and none does before `commit_weights`."""
-        self._homes.clear()  # What the old weights read is of no use to the new.
-        lanes = self._receivers
-        calls = [self._workers.one(lane.rank, InferWorker.begin_weights, version=version) for lane in lanes]
-        await self._outcomes(lanes, calls)
-
     async def take_weights(self, parcels: Mapping[int, Parcel]) -> None:
-        """Give each receiver that lives its parcel, by rank."""
+        """Give each receiver that lives its parcel, by rank. It writes nothing from the first parcel of a version to the last.
+
+        After that, every token is written under these weights and tagged with their version. Requests in flight go on.
+        """
+        self._homes.clear()  # What the old weights read is of no use to the new.
         lanes = self._receivers
         calls = self._dealt(lanes, InferWorker.take_weights, [parcels[lane.rank] for lane in lanes])
         tasks = [asyncio.ensure_future(call) for call in calls]
@@ -133,12 +130,8 @@ class InferCluster:
             # The other members, and the sender, wait for the one that failed: they are freed.
             await self._outcomes(lanes, [self._workers.one(lane.rank, InferWorker.close_inbox) for lane in lanes])
         await self._outcomes(lanes, tasks)
-
-    async def commit_weights(self, *, version: int, num_parcels: int) -> None:
-        """On return, every token is written under these weights and tagged with `version`. Requests in flight go on."""
-        lanes, counts = self._receivers, {"version": version, "num_parcels": num_parcels}
-        await self._outcomes(lanes, [self._workers.one(lane.rank, InferWorker.commit_weights, **counts) for lane in lanes])
-        self._welcome(lanes)
+        if all(parcel.is_last for parcel in parcels.values()):
+            self._welcome(lanes)
 
     async def pause(self, ranks: Sequence[int] | None = None) -> None:
         """On return, no engine (of these ranks) touches its device. Its requests wait; new ones go to the others."""

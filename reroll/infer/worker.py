@@ -149,17 +149,12 @@ class InferWorker:
         if inbox is not None:
             inbox.close()
 
-    def begin_weights(self, *, version: int) -> None:
-        """Stop stepping: parcels of these weights follow, and until all are here the engine holds a mix."""
-        self._call(lambda: self._begin(version))
-
     def take_weights(self, parcel: Parcel) -> None:
-        """Use what is in the next parcel."""
-        self._call(lambda: self._take(parcel))
+        """Take the next parcel. From the first of a version to the last the engine holds a mix, and does not step.
 
-    def commit_weights(self, *, version: int, num_parcels: int) -> None:
-        """Step on under the weights of these parcels. Raises PushBroken, and stays as it is, if they are not all here."""
-        self._call(lambda: self._commit(version, num_parcels))
+        Raises PushBroken, and stays as it is, if it is not the next one.
+        """
+        self._call(lambda: self._take(parcel))
 
     def pause(self) -> None:
         """Stop stepping; returns when the step under way is over. Requests wait."""
@@ -213,19 +208,17 @@ class InferWorker:
         self._engine.load_weights(weights, version=version)
         self._is_torn = False
 
-    def _begin(self, version: int) -> None:
-        self._open_inbox.begin(version=version)
-        self._is_torn, self._waiting_weights = True, {}
-
     def _take(self, parcel: Parcel) -> None:
-        self._waiting_weights |= self._engine.load_part(self._open_inbox.open(parcel))
+        inbox = self._open_inbox
+        if parcel.index == 0:
+            self._is_torn, self._waiting_weights = True, {}
+        self._waiting_weights |= self._engine.load_part(inbox.open(parcel))
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)  # The sender may fill the same memory again.
-
-    def _commit(self, version: int, num_parcels: int) -> None:
-        self._open_inbox.commit(num_parcels=num_parcels)
-        weights, self._waiting_weights = self._waiting_weights, {}
-        self._load(weights, version=version)
+        if parcel.is_last:
+            weights, self._waiting_weights = self._waiting_weights, {}
+            self._load(weights, version=parcel.version)
+            inbox.confirm()
 
     @property
     def _open_inbox(self) -> Inbox:

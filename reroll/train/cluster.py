@@ -92,9 +92,10 @@ class TrainCluster:
             self._workers.one(rank, TrainWorker.open_outbox, channel if rank else seated) for rank in range(self._workers.size)
         )
 
-    async def begin_push(self, *, version: int, base_version: int | None) -> None:
-        """The next parcels are the first of this version."""
-        await self._together(self._workers.each(TrainWorker.begin_push, version=version, base_version=base_version))
+    async def begin_push(self, *, version: int, base_version: int | None) -> list[Parcel | None]:
+        """The first parcels of this version, as `next_parcels` gives the others."""
+        calls = self._workers.each(TrainWorker.begin_push, version=version, base_version=base_version)
+        return await self._together(calls)
 
     async def next_parcels(self) -> list[Parcel | None]:
         """What each worker has shipped next, by rank; None from those that do not send, and from all after the last."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -102,9 +103,8 @@ class TorchStrategy(Strategy):
     def to(self, device: str, *, weights: bool = True) -> None:
         where = torch.device(device)
         if weights:
-            for name, parameter in self._model.named_parameters():
-                parameter.data = self._room.moved(name, parameter.data, where)
-            nn.Module.to(self._model, device)  # Its buffers.
+            places = count()  # In the same order every time.
+            nn.Module._apply(self._model, lambda tensor: self._room.moved(next(places), tensor, where))  # type: ignore[no-untyped-call]
         for name, master in self._masters.items():
             if master is not self._parameters[name]:
                 master.data = self._room.moved((name, "master"), master.data, where)

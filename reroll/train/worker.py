@@ -92,8 +92,8 @@ class TrainWorker:
             self._outbox.close()
         self._outbox = Outbox(channel, rank=self._rank, device=self._home)
 
-    def begin_push(self, *, version: int, base_version: int | None) -> None:
-        """The next parcel is the first of this version; see `Outbox.parcels`."""
+    def begin_push(self, *, version: int, base_version: int | None) -> Parcel | None:
+        """The first parcel of this version; see `Outbox.parcels` and `next_parcel`."""
         if self._outbox is None:
             raise ValueError("there is no channel to send weights through: call open_outbox first")
         if self._gathering is not None:
@@ -102,6 +102,7 @@ class TrainWorker:
         # An engine generates: it knows nothing of a critic's head.
         tensors = ((name, tensor) for name, tensor in self._gathering if not name.startswith(f"{SCORE}."))
         self._parcels = self._outbox.parcels(tensors, version=version, base_version=base_version, lasting=self._stays)
+        return self.next_parcel()
 
     def next_parcel(self) -> Parcel | None:
         """Gather the next bucket together with the other ranks, and ship it if this rank sends. None after the last one."""

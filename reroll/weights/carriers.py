@@ -91,12 +91,13 @@ class GpuCarrier(Carrier):
     def __init__(self, *, bucket_bytes: int, device: torch.device) -> None:
         self.device = device
         super().__init__(bucket_bytes=bucket_bytes)
-        self._lent: list[tuple[int, torch.dtype, torch.Size, tuple[int, ...]]] = []
+        self._lent: list[int] = []
+        """Where the tensors are that were lent last."""
 
     def lend(self, tensors: Sequence[Tensor]) -> Payload:
         """Show these tensors as they are, instead of a copy of them. They must stay: the receiver keeps them open."""
         torch.cuda.synchronize(self.device)  # The others' streams know nothing of ours.
-        addresses = [(tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()) for tensor in tensors]
+        addresses = [tensor.data_ptr() for tensor in tensors]
         if addresses == self._lent:
             return LentBefore()
         self._lent = addresses

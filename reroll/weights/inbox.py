@@ -35,13 +35,14 @@ class Inbox:
         self._version, self._num_taken = 0, 0
         self._buffer = torch.empty(0, dtype=torch.uint8, device=device)
 
-    def begin(self, *, version: int) -> None:
-        """The next parcel is the first of this version."""
-        self._base, self._confirmed = self._confirmed, None
-        self._version, self._num_taken = version, 0
-
     def open(self, parcel: Parcel) -> Mapping[str, Tensor]:
-        """The tensors of the next parcel, to be copied before the call after. Raises PushBroken if it is not the next."""
+        """The tensors of the next parcel, to be copied before the call after. Raises PushBroken if it is not the next.
+
+        The first of a version may always come: what is left of an earlier version is void.
+        """
+        if parcel.index == 0:
+            self._base, self._confirmed = self._confirmed, None
+            self._version, self._num_taken = parcel.version, 0
         if (parcel.version, parcel.index) != (self._version, self._num_taken):
             raise PushBroken(
                 f"parcel {parcel.index} of version {parcel.version} came where {self._num_taken} of {self._version} was due"
@@ -57,10 +58,8 @@ class Inbox:
         self._kept |= kept
         return kept
 
-    def commit(self, *, num_parcels: int) -> None:
-        """Raises PushBroken unless all parcels of the version were taken."""
-        if self._num_taken != num_parcels:
-            raise PushBroken(f"{self._num_taken} of {num_parcels} parcels of version {self._version} came")
+    def confirm(self) -> None:
+        """The last parcel was opened, and all that came is in use."""
         self._confirmed = self._version
 
     def close(self) -> None:

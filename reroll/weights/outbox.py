@@ -66,12 +66,11 @@ class Outbox:
         bucket = _Bucket(version, index=0, base_version=base_version)
         for name, tensor in tensors:
             if bucket.num_gathered and bucket.num_gathered + tensor.nbytes > self._channel.bucket_bytes:
-                yield self._shipped(bucket)
+                yield self._shipped(bucket, is_last=False)
                 bucket = _Bucket(version, index=bucket.index + 1, base_version=base_version)
             bucket.num_gathered += tensor.nbytes
             self._fill(bucket, name, tensor.detach())
-        if bucket.num_gathered:
-            yield self._shipped(bucket)
+        yield self._shipped(bucket, is_last=True)
 
     def _lent(self, carrier: GpuCarrier, tensors: dict[str, Tensor], *, version: int) -> Iterator[Parcel | None]:
         if not all(tensor.is_cuda for tensor in tensors.values()):  # The policy has left the GPU.
@@ -83,6 +82,7 @@ class Outbox:
         yield Parcel(
             version=version,
             index=0,
+            is_last=True,
             base_version=None,
             entries=entries,
             num_bytes=sum(tensor.nbytes for tensor in tensors.values()),
@@ -104,13 +104,14 @@ class Outbox:
         base, self._sent[name] = self._sent.get(name), new
         return encode(new, base=base) if as_change and base is not None else new
 
-    def _shipped(self, bucket: _Bucket) -> Parcel | None:
+    def _shipped(self, bucket: _Bucket, *, is_last: bool) -> Parcel | None:
         if self._carrier is None:
             return None
         gather_s = time.perf_counter() - bucket.started_s
         return Parcel(
             version=bucket.version,
             index=bucket.index,
+            is_last=is_last,
             base_version=bucket.base_version,
             entries=tuple(bucket.entries),
             num_bytes=bucket.num_filled,

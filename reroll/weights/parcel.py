@@ -154,6 +154,8 @@ class Parcel:
     version: int
     index: int
     """Parcels of a version are counted from 0."""
+    is_last: bool
+    """All others of the version came before it."""
     base_version: int | None
     """None: whole tensors. Else what makes them of those of this version."""
     entries: tuple[Entry, ...]

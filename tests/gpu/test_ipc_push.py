@@ -38,14 +38,13 @@ def receive(channel: Channel, device: str, pipe: Connection) -> None:
     torch.cuda.set_device(device)
     inbox = Inbox(channel, device=torch.device(device))
     pipe.send(place_of(device))
-    while (version := pipe.recv()) is not None:
-        inbox.begin(version=version)
+    while pipe.recv() is not None:
         taken: dict[str, Tensor] = {}
         while (parcel := pipe.recv()) is not None:
             taken |= {name: tensor.clone() for name, tensor in inbox.open(parcel).items()}
             torch.cuda.synchronize()
             pipe.send("taken")
-        inbox.commit(num_parcels=pipe.recv())
+        inbox.confirm()
         pipe.send(digests(taken))
 
 
@@ -72,7 +71,6 @@ def push_three_versions(channel: Channel, *, seat: Seat | None, device: str, las
             assert ours.recv() == "taken"
             num_parcels += 1
         ours.send(None)
-        ours.send(num_parcels)
         assert num_parcels == 1 if lasting else num_parcels > 2
         assert ours.recv() == digests(model(version))
     ours.send(None)

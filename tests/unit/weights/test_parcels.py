@@ -44,13 +44,13 @@ def channel(kind: Carriage, folder: Path, *, delta: bool = False, bucket_bytes: 
 
 def send(outbox: Outbox, inbox: Inbox, tensors: dict[str, Tensor], *, version: int, base: int | None = None) -> list[Parcel]:
     """One whole push; what came out is compared with what went in."""
-    inbox.begin(version=version)
     parcels, taken = [], dict[str, Tensor]()
     for parcel in outbox.parcels(fleeting(tensors), version=version, base_version=base):
         assert parcel is not None
         taken |= {name: tensor.clone() for name, tensor in inbox.open(parcel).items()}
         parcels.append(parcel)
-    inbox.commit(num_parcels=len(parcels))
+    assert [parcel.is_last for parcel in parcels] == [False] * (len(parcels) - 1) + [True]
+    inbox.confirm()
     assert taken.keys() == tensors.keys()
     assert all(torch.equal(taken[name], tensor) and taken[name].dtype == tensor.dtype for name, tensor in tensors.items())
     return parcels
@@ -109,7 +109,6 @@ def test_changes_to_a_version_that_is_not_here_are_refused(tmp_path: Path) -> No
     way = channel("store", tmp_path, delta=True)
     outbox, inbox, late = Outbox(way, rank=0, device="cpu"), Inbox(way, device=CPU), Inbox(way, device=CPU)
     send(outbox, inbox, model(0), version=1)
-    late.begin(version=2)
     with pytest.raises(PushBroken, match="changes since version 1 came, but version None is what is here"):
         late.open(next(outbox.parcels(model(1).items(), version=2, base_version=1)))  # type: ignore[arg-type]
 
@@ -118,7 +117,6 @@ def test_damaged_changes_are_refused(tmp_path: Path) -> None:
     way = channel("store", tmp_path, delta=True)
     outbox, inbox = Outbox(way, rank=0, device="cpu"), Inbox(way, device=CPU)
     send(outbox, inbox, model(0), version=1)
-    inbox.begin(version=2)
     parcel = next(outbox.parcels(model(1).items(), version=2, base_version=1))
     assert parcel is not None
     assert isinstance(parcel.payload, Stored)
@@ -128,20 +126,32 @@ def test_damaged_changes_are_refused(tmp_path: Path) -> None:
         inbox.open(replace(parcel, payload=Stored(data)))
 
 
+def test_a_push_without_weights_still_says_that_it_is_whole(tmp_path: Path) -> None:
+    way = channel("store", tmp_path)
+    [parcel] = send(Outbox(way, rank=0, device="cpu"), Inbox(way, device=CPU), {}, version=1)
+    assert parcel.entries == ()
+
+
 def test_a_lost_a_repeated_and_a_foreign_parcel_break_the_push(tmp_path: Path) -> None:
     way = channel("store", tmp_path)
     outbox, inbox = Outbox(way, rank=0, device="cpu"), Inbox(way, device=CPU)
     first, second, third = (parcel for parcel in outbox.parcels(model(0).items(), version=5, base_version=None) if parcel)
-    for before, bad in [([], second), ([first], first), ([first], third), ([], replace(first, version=4))]:
-        inbox.begin(version=5)
+    with pytest.raises(PushBroken, match="was due"):
+        inbox.open(second)
+    for before, bad in [([first], third), ([first, second], second), ([first], replace(second, version=4))]:
         for parcel in before:
             inbox.open(parcel)
         with pytest.raises(PushBroken, match="was due"):
             inbox.open(bad)
-    inbox.begin(version=5)
-    inbox.open(first)
-    with pytest.raises(PushBroken, match="1 of 3 parcels of version 5 came"):
-        inbox.commit(num_parcels=3)
+
+
+def test_the_first_parcel_of_a_push_voids_what_is_left_of_another(tmp_path: Path) -> None:
+    way = channel("store", tmp_path)
+    outbox, inbox = Outbox(way, rank=0, device="cpu"), Inbox(way, device=CPU)
+    half = next(outbox.parcels(model(0).items(), version=5, base_version=None))
+    assert half is not None
+    inbox.open(half)
+    send(outbox, inbox, model(1), version=6)
 
 
 def test_a_version_on_disk_gets_its_name_when_it_is_whole_and_older_ones_go(tmp_path: Path) -> None:

@@ -23,7 +23,8 @@ from reroll.runtime.local import LocalRuntime
 from reroll.train.cluster import TrainCluster
 from reroll.train.worker import TrainWorker
 from reroll.types import Request, SamplingParams
-from reroll.weights.parcel import Parcel, Stored
+from reroll.weights.outbox import Outbox
+from reroll.weights.parcel import Channel, Parcel, Stored
 from reroll.weights.sync import WeightSync
 
 
@@ -141,7 +142,8 @@ async def test_a_lost_bucket_is_sent_again_and_no_token_is_from_a_mix(run: Run) 
     first = run.cluster.num_deliveries
 
     def fault(number: int, parcels: Mapping[int, Parcel]) -> Mapping[int, Parcel]:
-        during.append(sum(worker._worker._engine.counts.num_tokens for worker in run.engines._hosts))  # type: ignore[attr-defined]
+        if number > first:
+            during.append(sum(worker._worker._engine.counts.num_tokens for worker in run.engines._hosts))  # type: ignore[attr-defined]
         return {} if number == first + 2 else parcels
 
     run.cluster.fault = fault
@@ -203,12 +205,12 @@ async def test_changes_travel_alone_and_damaged_ones_are_replaced_by_whole_weigh
 async def test_a_policy_that_is_gone_is_not_asked_again(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     num_calls = 0
 
-    async def gone(self: TrainCluster) -> list[Parcel | None]:
+    async def gone(self: TrainCluster, **version: int | None) -> list[Parcel | None]:
         nonlocal num_calls
         num_calls += 1
         raise WorkerDied("worker policy[0] is gone")
 
-    monkeypatch.setattr(TrainCluster, "next_parcels", gone)
+    monkeypatch.setattr(TrainCluster, "begin_push", gone)
     with pytest.raises(WorkerDied, match=r"policy\[0\]"):
         await run.sync().push(version=1)
     assert num_calls == 1
@@ -216,5 +218,8 @@ async def test_a_policy_that_is_gone_is_not_asked_again(run: Run, monkeypatch: p
 
 async def test_an_engine_without_a_channel_says_so(run: Run) -> None:
     await run.cluster.places()
+    outbox = Outbox(Channel(kind="store", bucket_bytes=1, delta=False), rank=0, device="cpu")
+    parcel = next(outbox.parcels((), version=1, base_version=None))
+    assert parcel is not None
     with pytest.raises(WorkerError, match="call open_inbox first"):
-        await run.cluster.begin_weights(version=1)
+        await run.cluster.take_weights(dict.fromkeys(range(8), parcel))
