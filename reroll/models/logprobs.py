@@ -138,7 +138,11 @@ def _row(temperature: float | Tensor) -> float | Tensor:
 
 def _accumulate(total: Tensor | None, part: Tensor) -> Tensor:
     """total + part, in fp32 as soon as there are two parts."""
-    return part if total is None else total.float().add_(part)
+    if total is None:
+        return part
+    total = total.float()
+    fused.add_(total, part)
+    return total
 
 
 def _chunks(size: int, chunk: int) -> list[slice]:
