@@ -38,7 +38,8 @@ VLLM_VENV ?= .venv-vllm
 test-vllm:
 	PYTHON=$(PYTHON) scripts/setup_vllm_cpu.sh $(VLLM_VENV)
 	$(VLLM_VENV)/bin/python -m pytest -k vllm tests/contract/test_engine_contract.py tests/contract/test_engine_reuse.py \
-	  tests/contract/test_vllm_steps.py tests/unit/infer tests/local/test_vllm_run.py
+	  tests/contract/test_vllm_steps.py tests/unit/infer/test_vllm_draw.py tests/unit/infer/test_vllm_weights.py \
+	  tests/local/test_vllm_run.py
 
 format: $(VENV)/.test
 	$(BIN)/ruff check --fix .

@@ -6,12 +6,11 @@ import json
 import statistics
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import torch
 from datasets import Dataset
-from transformers import TrainerCallback
+from step_times import StepTimes
 from trl import GRPOConfig, GRPOTrainer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -19,18 +18,6 @@ from gpu_work import NUM_NEW_TOKENS, NUM_PROMPTS, NUM_SIBLINGS, NUM_STEPS, NUM_T
 
 MICRO_BATCH = 64
 """Samples that go through the model at once: their logits are what fills the memory."""
-
-
-class StepTimes(TrainerCallback):
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
-
-    def on_step_begin(self, *args: object, **kwargs: object) -> None:
-        self.started = time.perf_counter()
-
-    def on_step_end(self, *args: object, **kwargs: object) -> None:
-        torch.cuda.synchronize()
-        self.seconds.append(time.perf_counter() - self.started)
 
 
 def reward(completions: list[list[dict[str, str]]], **kwargs: object) -> list[float]:

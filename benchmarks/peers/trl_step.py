@@ -6,29 +6,17 @@ import json
 import statistics
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import torch
 from datasets import Dataset
-from transformers import TrainerCallback
+from step_times import StepTimes
 from trl import GRPOConfig, GRPOTrainer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from work import NUM_NEW_TOKENS, NUM_SIBLINGS, NUM_TOKENS, QUESTIONS, WARM_UP, messages
 
 NUM_STEPS = 4
-
-
-class StepTimes(TrainerCallback):
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
-
-    def on_step_begin(self, *args: object, **kwargs: object) -> None:
-        self.started = time.perf_counter()
-
-    def on_step_end(self, *args: object, **kwargs: object) -> None:
-        self.seconds.append(time.perf_counter() - self.started)
 
 
 def reward(completions: list[list[dict[str, str]]], **kwargs: object) -> list[float]:
