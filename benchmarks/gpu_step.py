@@ -12,13 +12,11 @@ import statistics
 import tempfile
 from pathlib import Path
 
-import side_by_side
 import torch
 from report import report
-from side_by_side import HERE, Contestant, own_python, run_once
+from side_by_side import HERE, Contestant, model_folder, own_python, run_once
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from reroll.models.fetch import fetch
 from reroll.models.load import load_tokenizer
 
 CONTESTANTS = ("embedded", "embedded-ipc", "vllm", "vllm-lease", "vllm-ipc", "trl")
@@ -26,7 +24,7 @@ CONTESTANTS = ("embedded", "embedded-ipc", "vllm", "vllm-lease", "vllm-ipc", "tr
 
 def write_model(folder: Path) -> None:
     """The shape of Qwen3-0.6B, drawn at random, with a tokenizer that is at hand."""
-    tokenizer = load_tokenizer(str(fetch(side_by_side.MODEL)))
+    tokenizer = load_tokenizer(model_folder())
     config = Qwen3Config(
         vocab_size=151_936,
         hidden_size=1024,
@@ -55,13 +53,12 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=CONTESTANTS, default=CONTESTANTS)
     parser.add_argument("--rounds", type=int, default=1)
     args = parser.parse_args()
-    side_by_side.SETTLE_S = 1.0
     results: dict[str, list[dict[str, float]]] = {name: [] for name in args.only}
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder))
         for number in range(args.rounds):
             for name in args.only:
-                results[name].append(run_once(contestant(name, Path(folder))))
+                results[name].append(run_once(contestant(name, Path(folder)), settle_s=1))
                 print(f"round {number + 1}: {name} {results[name][-1]}", flush=True)
     report("gpu_step", rows_of(results), title=__doc__.splitlines()[0], facts={"results": results})
 

@@ -22,9 +22,5 @@ def prompts() -> list[str]:
     return [" ".join(draw.choice(_WORDS) for _ in range(80)) for _ in range(NUM_PROMPTS * NUM_STEPS)]
 
 
-def messages(prompt: str) -> list[dict[str, str]]:
-    return [{"role": "user", "content": prompt}]
-
-
 def reward_of(text: str) -> float:
     return text.count("e") / 100

@@ -61,9 +61,9 @@ def compete(contestants: list[Contestant], *, rounds: int) -> dict[str, dict[str
     }
 
 
-def run_once(contestant: Contestant) -> dict[str, float]:
-    """What the contestant printed after RESULT."""
-    time.sleep(SETTLE_S)
+def run_once(contestant: Contestant, *, settle_s: float = SETTLE_S) -> dict[str, float]:
+    """What the contestant printed after RESULT. It starts when what the last one left behind has settled."""
+    time.sleep(settle_s)
     done = subprocess.run([str(contestant.python), *contestant.command], capture_output=True, text=True)
     for line in done.stdout.splitlines():
         if line.startswith("RESULT "):

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import statistics
 import sys
-import tempfile
 from pathlib import Path
 
 import torch
-from datasets import Dataset
-from step_times import StepTimes
-from trl import GRPOConfig, GRPOTrainer
+from trl_run import run
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from work import NUM_NEW_TOKENS, NUM_SIBLINGS, NUM_TOKENS, QUESTIONS, WARM_UP, messages
@@ -19,39 +14,23 @@ from work import NUM_NEW_TOKENS, NUM_SIBLINGS, NUM_TOKENS, QUESTIONS, WARM_UP, m
 NUM_STEPS = 4
 
 
-def reward(completions: list[list[dict[str, str]]], **kwargs: object) -> list[float]:
-    return [completion[0]["content"].count("e") / 20 for completion in completions]
-
-
 def main() -> None:
     folder, precision = sys.argv[1:3]
-    times = StepTimes()
-    with tempfile.TemporaryDirectory() as scratch:
-        trainer = GRPOTrainer(
-            model=folder,
-            reward_funcs=reward,
-            args=GRPOConfig(
-                output_dir=scratch,
-                per_device_train_batch_size=len(QUESTIONS) * NUM_SIBLINGS,
-                num_generations=NUM_SIBLINGS,
-                max_completion_length=NUM_TOKENS,
-                generation_kwargs={"min_new_tokens": NUM_TOKENS},
-                max_steps=NUM_STEPS,
-                learning_rate=1e-6,
-                beta=0.0,
-                use_cpu=True,
-                bf16=precision == "bf16",
-                model_init_kwargs={"dtype": torch.float32},
-                gradient_checkpointing=False,
-                logging_steps=1,
-                report_to=[],
-                save_strategy="no",
-            ),
-            train_dataset=Dataset.from_list([{"prompt": messages(question)} for question in QUESTIONS * NUM_STEPS]),
-            callbacks=[times],
-        )
-        trainer.train()
-    print("RESULT " + json.dumps({"seconds": statistics.median(times.seconds[WARM_UP:]), "tokens": NUM_NEW_TOKENS}), flush=True)
+    run(
+        folder,
+        [messages(question) for question in QUESTIONS * NUM_STEPS],
+        lambda text: text.count("e") / 20,
+        warm_up=WARM_UP,
+        num_tokens=NUM_NEW_TOKENS,
+        per_device_train_batch_size=len(QUESTIONS) * NUM_SIBLINGS,
+        num_generations=NUM_SIBLINGS,
+        max_completion_length=NUM_TOKENS,
+        generation_kwargs={"min_new_tokens": NUM_TOKENS},
+        max_steps=NUM_STEPS,
+        use_cpu=True,
+        bf16=precision == "bf16",
+        model_init_kwargs={"dtype": torch.float32},
+    )
 
 
 main()
