@@ -121,7 +121,8 @@ class InferCluster:
 
         After that, every token is written under these weights and tagged with their version. Requests in flight go on.
         """
-        self._homes.clear()  # What the old weights read is of no use to the new.
+        if all(parcel.index == 0 for parcel in parcels.values()):
+            self._homes.clear()  # What the old weights read is of no use to the new.
         lanes = self._receivers
         calls = self._dealt(lanes, InferWorker.take_weights, [parcels[lane.rank] for lane in lanes])
         tasks = [asyncio.ensure_future(call) for call in calls]

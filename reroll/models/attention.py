@@ -241,9 +241,8 @@ def _forward(
         raise ModelError(
             f"this model's attention needs {', '.join(unknown)}, which reroll does not support: use another family"
         )
-    packed = [
-        tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value)
-    ]  # Its gradient is a view, that of [0] a copy.
+    # Not `[0]`: its gradient is a copy, where that of `squeeze` is a view.
+    packed = [tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value)]
     layer: int = module.layer_idx  # type: ignore[assignment]
     scoring = Scoring(scaling=scaling, sliding_window=sliding_window, softcap=softcap)
     output = reroll_attention.attend(layer, *packed, scoring=scoring)

@@ -16,11 +16,13 @@ class HostRoom:
 
     def __init__(self) -> None:
         self._places: dict[Hashable, Tensor] = {}
+        self._gpu: torch.device | None = None
 
     def moved(self, key: Hashable, tensor: Tensor, device: torch.device) -> Tensor:
         """This tensor on the device, where its contents arrive by `settle`. The key tells it from others."""
         if tensor.device.type == device.type:
             return tensor
+        self._gpu = next((each for each in (tensor.device, device) if each.type == "cuda"), None)
         if device.type != "cpu":
             return tensor.to(device, non_blocking=True)
         place = self._places.get(key)
@@ -30,5 +32,5 @@ class HostRoom:
 
     def settle(self) -> None:
         """Wait for all that is under way."""
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
+        if self._gpu is not None:
+            torch.cuda.synchronize(self._gpu)

@@ -16,7 +16,7 @@ from reroll.config.weights import WeightsConfig
 from reroll.errors import RerollError, WeightsError, WorkerDied
 from reroll.observe.metrics import Last, Stats
 from reroll.weights.choose import choose, neighbour
-from reroll.weights.parcel import Channel, Parcel, Place, Seat
+from reroll.weights.parcel import Channel, Parcel, Place, PushBroken, Seat
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -118,10 +118,12 @@ class WeightSync:
         await self._open_channel()
         base, self._confirmed = self._confirmed, None
         parcels = await self._policy.begin_push(version=version, base_version=base if self._config.delta else None)
-        num_bytes, gather_s = 0, 0.0
+        num_bytes, gather_s, is_whole = 0, 0.0, False
         while (first := parcels[self._first_sender]) is not None:
-            num_bytes, gather_s = num_bytes + first.num_bytes, gather_s + first.gather_s
+            num_bytes, gather_s, is_whole = num_bytes + first.num_bytes, gather_s + first.gather_s, first.is_last
             parcels = await self._deliver(parcels)
+        if not is_whole:
+            raise PushBroken(f"the parcels of version {version} ended before the last")
         self._confirmed = version
         return Stats({"push/bytes": Last(float(num_bytes)), "time/gather_s": Last(gather_s)})
 

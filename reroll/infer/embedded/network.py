@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from reroll.infer.embedded.packed import PackedLinear, pack_linears, packing_available
+from reroll.infer.incoming import Incoming
 from reroll.models.attention import Attention, hidden_states, logits
 
 
@@ -24,13 +25,11 @@ class Network:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
-        self._parameters = dict(model.named_parameters())  # Tied parameters appear once.
-        self._aliases = {name for name, _ in model.named_parameters(remove_duplicate=False)} - set(self._parameters)
+        self._incoming = Incoming(model)
+        self._parameters = self._incoming.parameters
         self.addresses = 0
         """Another number whenever weights have moved in memory."""
         self._own = set(self._parameters)
-        self._loaded: set[str] = set()
-        """What was loaded in parts since the last load."""
         self._packed: list[PackedLinear] = []
         if packing_available(self.device, self.dtype):
             self._packed = pack_linears(model)
@@ -73,36 +72,26 @@ class Network:
 
         A tied one may have other names too.
         """
-        trained = {name for name, parameter in self._parameters.items() if parameter.requires_grad}
-        self._check(weights, missing=trained - set(weights) - self._loaded)
-        changed = {name: self._parameters[name] for name in weights if name in self._parameters}
-        for name, parameter in changed.items():
-            self._take(name, parameter, weights[name].detach())
-        changed |= {name: self._parameters[name] for name in self._loaded}
+        came = self._incoming.came
+        given = self._incoming.whole(weights)
+        for name, tensor in given.items():
+            self._take(name, self._parameters[name], tensor)
+        changed = [self._parameters[name] for name in came | given.keys()]
         for linear in self._packed:
-            if linear.reads(changed.values()):
+            if linear.reads(changed):
                 linear.repack()
-        self._loaded = set()
 
     def load_part(self, weights: Mapping[str, Tensor]) -> None:
         """Copy these into the network's own memory; `load` completes them."""
-        self._check(weights, missing=set())
-        given = {name: tensor for name, tensor in weights.items() if name in self._parameters}
+        given = self._incoming.part(weights)
+        if not given:
+            return
         for name in given.keys() - self._own:  # It is the trainer's: what is written here must not show there.
             self._parameters[name].data = torch.empty_like(self._parameters[name])
             self.addresses += 1
         with torch.no_grad():  # One launch for many small tensors, on a GPU.
             torch._foreach_copy_([self._parameters[name] for name in given], list(given.values()))
         self._own |= given.keys()
-        self._loaded |= given.keys()
-
-    def _check(self, weights: Mapping[str, Tensor], *, missing: Collection[str]) -> None:
-        unknown = set(weights) - set(self._parameters) - self._aliases
-        if missing or unknown:
-            raise ValueError(f"weights do not fit the model: missing {sorted(missing)[:3]}, unknown {sorted(unknown)[:3]}")
-        for name, given in weights.items():
-            if name in self._parameters and given.shape != (needed := self._parameters[name].shape):
-                raise ValueError(f"weight {name} has shape {tuple(given.shape)}, the model needs {tuple(needed)}")
 
     def _take(self, name: str, parameter: nn.Parameter, given: Tensor) -> None:
         if name in self._own and (given.dtype, given.device) != (self.dtype, self.device):

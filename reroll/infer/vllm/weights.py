@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from reroll.config.parts import LoraConfig
+from reroll.infer.incoming import Incoming
 from reroll.models.load import load_model, skeleton
 
 _A, _B, _FROZEN = ".lora_A.default.weight", ".lora_B.default.weight", ".base_layer."
@@ -27,51 +28,34 @@ class Weights:
     def __init__(self, model: str, *, lora: LoraConfig | None) -> None:
         shape = skeleton(model, lora=lora)
         self._model = model
-        self._parameters = dict(shape.named_parameters())  # Tied parameters appear once.
-        self._aliases = {name for name, _ in shape.named_parameters(remove_duplicate=False)} - set(self._parameters)
+        self._incoming = Incoming(shape)
         self._scale = lora.alpha / lora.rank if lora else None
         self._base: dict[str, Tensor] = {}
-        self._came: set[str] = set()
-        """In parts, since the last time that they were made whole."""
 
     @property
     def come_in_parts(self) -> bool:
         """Whether some can be used before the others are here: no layer is merged or taken apart."""
-        return self._scale is None and not any(_EXPERTS in name for name in self._parameters)
+        return self._scale is None and not any(_EXPERTS in name for name in self._incoming.parameters)
 
     def part(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Some of the weights, by the names of the folder; `whole` completes them. Raises ValueError if they do not fit."""
         assert self.come_in_parts
-        self._check(given, missing=set())
-        tensors = {name: tensor.detach() for name, tensor in given.items() if name in self._parameters}
-        self._came |= set(tensors)
-        return tensors
+        return self._incoming.part(given)
 
     def whole(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Every weight of the model without adapters, as its folder names them, but for those that came in parts.
 
         Raises ValueError if those given do not fit, or do not complete the parts.
         """
-        trained = {name for name, parameter in self._parameters.items() if parameter.requires_grad}
-        self._check(given, missing=trained - set(given) - self._came)
-        self._came = set()
-        tensors = {name: tensor.detach() for name, tensor in given.items() if name in self._parameters}
+        tensors = self._incoming.whole(given)
         if self._scale is None:
             return _unstacked(tensors)
         self._base |= {_plain(name): tensor for name, tensor in tensors.items() if not name.endswith((_A, _B))}
         base = self._complete_base()
         return _unstacked(base | _merged(base, tensors, scale=self._scale))
 
-    def _check(self, given: Mapping[str, Tensor], *, missing: Collection[str]) -> None:
-        unknown = set(given) - set(self._parameters) - self._aliases
-        if missing or unknown:
-            raise ValueError(f"weights do not fit the model: missing {sorted(missing)[:3]}, unknown {sorted(unknown)[:3]}")
-        for name, tensor in given.items():
-            if name in self._parameters and tensor.shape != (needed := self._parameters[name].shape):
-                raise ValueError(f"weight {name} has shape {tuple(tensor.shape)}, the model needs {tuple(needed)}")
-
     def _complete_base(self) -> dict[str, Tensor]:
-        names = {_plain(name) for name in self._parameters if not name.endswith((_A, _B))}
+        names = {_plain(name) for name in self._incoming.parameters if not name.endswith((_A, _B))}
         if names - set(self._base):
             stored = load_model(self._model, dtype=torch.float32, device="cpu")
             self._base = {name: parameter.detach() for name, parameter in stored.named_parameters()} | self._base

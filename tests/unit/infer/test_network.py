@@ -85,3 +85,11 @@ def test_a_stop_string_counts_only_at_the_token_that_completes_it():
     tokenizer = tiny_tokenizer()
     assert not completes_stop(tokenizer, tokenizer("xENDy").input_ids, ("END",))
     assert completes_stop(tokenizer, tokenizer("xENDyEND").input_ids, ("END",))
+
+
+def test_a_part_without_weights_changes_nothing(tmp_path):
+    network = Network(load(make_tiny(tmp_path)))
+    before = run(network)
+    network.load_part({})
+    network.load(dict(load(tmp_path).named_parameters()))
+    assert torch.equal(run(network), before)

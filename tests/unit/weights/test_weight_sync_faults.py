@@ -157,6 +157,23 @@ async def test_a_lost_bucket_is_sent_again_and_no_token_is_from_a_mix(run: Run) 
     assert (await run.cluster.generate(ask("after", num_tokens=5))).versions == ((2, 5),)
 
 
+async def test_a_sender_that_ends_before_its_last_parcel_has_not_pushed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    num_lost, send = 0, TrainCluster.next_parcels
+
+    async def without_the_last(self: TrainCluster) -> list[Parcel | None]:
+        nonlocal num_lost
+        parcels = await send(self)
+        if num_lost or parcels[0] is None or not parcels[0].is_last:
+            return parcels
+        num_lost += 1
+        return [None]
+
+    monkeypatch.setattr(TrainCluster, "next_parcels", without_the_last)
+    assert (await run.sync().push(version=1))["push/tries"].value == 2
+    assert num_lost == 1
+    await run.assert_in_step()
+
+
 async def test_an_engine_whose_push_broke_off_writes_nothing_until_one_has_gone_through(run: Run) -> None:
     sync = run.sync(retries=1)
     run.cluster.fault = lambda number, parcels: {} if number % 4 == 1 else parcels

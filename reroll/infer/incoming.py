@@ -1,0 +1,40 @@
+"""Which weights a model takes, and which of them have come: one check for all engines."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from torch import Tensor, nn
+
+
+class Incoming:
+    """Checks weights, by Hugging Face name, against those of a model. They may come in parts, which `whole` completes."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.parameters = dict(model.named_parameters())  # Tied parameters appear once.
+        self._aliases = {name for name, _ in model.named_parameters(remove_duplicate=False)} - set(self.parameters)
+        self.came: frozenset[str] = frozenset()
+        """In parts, since they were last whole."""
+
+    def part(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Some of the weights, each under one name. Raises ValueError if they do not fit."""
+        taken = self._checked(given, missing=())
+        self.came |= taken.keys()
+        return taken
+
+    def whole(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The rest of the weights, each under one name. Raises ValueError unless all that is trained has come now."""
+        trained = {name for name, parameter in self.parameters.items() if parameter.requires_grad}
+        taken = self._checked(given, missing=trained - set(given) - self.came)
+        self.came = frozenset()
+        return taken
+
+    def _checked(self, given: Mapping[str, Tensor], *, missing: Collection[str]) -> dict[str, Tensor]:
+        unknown = set(given) - set(self.parameters) - self._aliases
+        if missing or unknown:
+            raise ValueError(f"weights do not fit the model: missing {sorted(missing)[:3]}, unknown {sorted(unknown)[:3]}")
+        taken = {name: tensor.detach() for name, tensor in given.items() if name in self.parameters}
+        for name, tensor in taken.items():
+            if tensor.shape != (needed := self.parameters[name].shape):
+                raise ValueError(f"weight {name} has shape {tuple(tensor.shape)}, the model needs {tuple(needed)}")
+        return taken
