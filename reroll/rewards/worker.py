@@ -6,7 +6,9 @@ import asyncio
 import logging
 import math
 import time
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from reroll.config.reward_base import InProcess
 from reroll.config.rewards import RewardWorkersConfig
@@ -19,6 +21,20 @@ from reroll.runtime.devices import num_usable_cores
 from reroll.types import Prompt, Score, Trajectory
 
 log = logging.getLogger(__name__)
+
+TOGETHER_S = 0.01
+"""Samples that wait for the same reward are judged in one call if they take no longer than this together: for quick rewards
+the calls take longer than the judging."""
+_NEWEST = 0.1
+"""Weight of the newest call in what a sample is thought to take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is to be judged."""
+
+    prompt: Prompt
+    trajectory: Trajectory
 
 
 class RewardWorker:
@@ -35,9 +51,23 @@ class RewardWorker:
     ) -> None:
         self._pool = ProcessPool(rewards, num_processes=num_processes, max_processes=max_processes, search_path=search_path)
 
-    def score(self, name: str, prompt: Prompt, trajectory: Trajectory) -> Score:
-        """A finite score; RewardError with the reason for anything else, a hang or a crash included."""
-        return self._pool.score(name, prompt, trajectory)
+    def score(self, name: str, cases: Sequence[Case]) -> list[Score | RewardError]:
+        """For each case a finite score, or the reason for anything else, a hang or a crash included.
+
+        At least the first is judged. Once that has taken long, the others are left: another may be free to judge them.
+        """
+        started_s, verdicts = time.perf_counter(), [self._judge(name, cases[0])]
+        for case in cases[1:]:
+            if time.perf_counter() - started_s > TOGETHER_S:
+                break
+            verdicts.append(self._judge(name, case))
+        return verdicts
+
+    def _judge(self, name: str, case: Case) -> Score | RewardError:
+        try:
+            return self._pool.score(name, case.prompt, case.trajectory)
+        except RewardError as error:
+            return error
 
     def problems(self) -> dict[str, str]:
         """Rewards that cannot be made, by name, and why."""
@@ -47,16 +77,43 @@ class RewardWorker:
         self._pool.close()
 
 
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A case and who waits for its verdict."""
+
+    case: Case
+    verdict: asyncio.Future[Score]
+    since_s: float
+
+    def is_wanted(self) -> bool:
+        return not self.verdict.done()
+
+    def tell(self, verdict: Score | Exception) -> None:
+        if self.verdict.done():  # Nobody waits any more.
+            return
+        if isinstance(verdict, Score):
+            self.verdict.set_result(verdict)
+        else:
+            self.verdict.set_exception(verdict)
+
+
 class RewardWorkers:
     """All workers as one. Every entry of the config has a process that no other can take, and shares the rest fairly.
 
-    A worker that is gone, with its node perhaps, fails what it was judging and is started anew where there is room.
+    Where more samples wait than there are processes, a call takes several, if they are quick to judge. A worker that is
+    gone, with its node perhaps, fails what it was judging and is started anew where there is room.
     """
 
     def __init__(self, workers: Workers[RewardWorker], *, num_shared: int, meter: RewardMeter) -> None:
         self._workers = workers
+        self._num_slots = num_shared + 1
         self._slots = FairSlots(num_shared=num_shared)
         self._meter = meter
+        self._waiting: defaultdict[str, deque[_Waiting]] = defaultdict(deque)
+        """By reward."""
+        self._usual_s: dict[str, float] = {}
+        """What one sample takes, by reward."""
+        self._calls: set[asyncio.Task[None]] = set()
         self._num_busy = [0] * workers.size
         self._revivals: dict[int, asyncio.Task[None]] = {}
 
@@ -90,33 +147,66 @@ class RewardWorkers:
         return await self._workers.one(0, RewardWorker.problems)
 
     async def score(self, name: str, prompt: Prompt, trajectory: Trajectory) -> Score:
-        """As RewardWorker's, after waiting for a turn."""
-        entry, start_s = _entry(name), time.perf_counter()
+        """A finite score, after waiting for a turn; RewardError with the reason for anything else."""
+        verdict: asyncio.Future[Score] = asyncio.get_running_loop().create_future()
+        self._waiting[name].append(_Waiting(Case(prompt, trajectory), verdict, time.perf_counter()))
+        self._call(name)
+        return await verdict
+
+    def _call(self, name: str) -> None:
+        """One more turn. A process is busy until its call ends, whether or not anybody still waits for it."""
+        call = asyncio.create_task(self._serve(name))
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+
+    async def _serve(self, name: str) -> None:
+        """Judge some of those who wait, when it is their turn."""
+        entry = _entry(name)
         await self._slots.take(entry)
-        self._meter.waited(prompt.domain, time.perf_counter() - start_s)
-
-        def over(call: asyncio.Future[Score]) -> None:
+        try:
+            taken = self._next(name)
+            if not taken:
+                return  # They went with others, or do not wait any more.
+            started_s = time.perf_counter()
+            for waiting in taken:
+                self._meter.waited(waiting.case.prompt.domain, started_s - waiting.since_s)
+            verdicts = await self._judge(name, [waiting.case for waiting in taken])
+            seconds = (time.perf_counter() - started_s) / len(verdicts)
+            self._usual_s[name] = (1 - _NEWEST) * self._usual_s.get(name, seconds) + _NEWEST * seconds
+            for waiting, verdict in zip(taken, verdicts, strict=False):
+                waiting.tell(verdict)
+            for waiting in reversed(taken[len(verdicts) :]):
+                self._waiting[name].appendleft(waiting)
+                self._call(name)
+        finally:
             self._slots.give_back(entry)
-            if not call.cancelled():
-                call.exception()  # Seen here, or asyncio reports it as forgotten where nobody waits any more.
 
-        call = asyncio.ensure_future(self._judge(name, prompt, trajectory))
-        call.add_done_callback(over)
-        # A process is busy until its call ends, whether or not anybody still waits for it.
-        return await asyncio.shield(call)
+    def _next(self, name: str) -> list[_Waiting]:
+        """Whose turn it is: the first, and with it as many as are quickly judged, but leave the other processes their share."""
+        queue = self._waiting[name]
+        share = math.ceil(len(queue) / self._num_slots)
+        num_quick = int(TOGETHER_S / self._usual_s.get(name, TOGETHER_S))
+        taken: list[_Waiting] = []
+        while queue and len(taken) < max(1, min(share, num_quick)):
+            waiting = queue.popleft()
+            if waiting.is_wanted():
+                taken.append(waiting)
+        return taken
 
-    async def _judge(self, name: str, prompt: Prompt, trajectory: Trajectory) -> Score:
+    async def _judge(self, name: str, cases: Sequence[Case]) -> Sequence[Score | Exception]:
         while len(self._revivals) == self._workers.size:
             await asyncio.wait(self._revivals.values(), return_when=asyncio.FIRST_COMPLETED)
         ranks = (rank for rank in range(self._workers.size) if rank not in self._revivals)
         rank = min(ranks, key=self._num_busy.__getitem__)
         self._num_busy[rank] += 1
         try:
-            return await self._workers.one(rank, RewardWorker.score, name, prompt, trajectory)
+            return await self._workers.one(rank, RewardWorker.score, name, cases)
         except WorkerDied:
             self._revive(rank)
             reason = "the worker that judged it is gone: killed, out of memory, or its node was lost"
-            raise RewardError(reason) from None
+            return [RewardError(reason)] * len(cases)
+        except Exception as error:
+            return [error] * len(cases)
         finally:
             self._num_busy[rank] -= 1
 

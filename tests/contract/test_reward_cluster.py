@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from reroll.config.parts import RayRuntime as RayConfig
 from reroll.config.rewards import ImportReward, RewardConfig, RewardWorkersConfig
 from reroll.errors import ConfigError, RewardError
 from reroll.rewards.cluster import RewardCluster
+from reroll.rewards.worker import Case, RewardWorkers
 from reroll.runtime import make_runtime
 from reroll.runtime.base import Runtime
 from reroll.types import Completion, FinishReason, Prompt, Score, Status, Trajectory, Turn
@@ -34,6 +35,14 @@ def nap(prompt, trajectory):
 
 def short_nap(prompt, trajectory):
     time.sleep(0.5)
+    return 0.0
+
+def naps(prompt, trajectory):
+    if trajectory.text == "nap": time.sleep(5)
+    return 0.0
+
+def noted(prompt, trajectory):
+    with open(os.path.join(prompt.answer, "noted"), "a") as file: file.write(trajectory.text)
     return 0.0
 
 async def later(prompt, trajectory):
@@ -174,6 +183,60 @@ async def test_a_slow_domain_does_not_delay_another(runtime: Runtime, folder: Pa
     for task in slow:
         task.cancel()
     await asyncio.gather(*slow, return_exceptions=True)
+
+
+async def test_quick_samples_that_wait_are_judged_together_and_each_gets_its_own_verdict(
+    runtime: Runtime, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    judge = RewardWorkers._judge
+
+    async def counted(self: RewardWorkers, name: str, cases: Sequence[Case]) -> Sequence[Score | Exception]:
+        sizes.append(len(cases))
+        return await judge(self, name, cases)
+
+    monkeypatch.setattr(RewardWorkers, "_judge", counted)
+    monkeypatch.setattr("reroll.rewards.worker.TOGETHER_S", 60.0)  # However slow the machine is, they count as quick.
+    style: dict[str, object] = {"kind": "import", "path": "my_judges:length", "timeout_s": 2.0}
+    cluster = await RewardCluster.start(
+        runtime, rewards(style=style), config_folder=folder, workers=RewardWorkersConfig(num_processes=2)
+    )
+    texts = ["a" * length for length in range(1, 60)]
+    texts[20], texts[40] = "die", "hang"
+    verdicts = await asyncio.gather(*(cluster.score(asked("style"), said(text)) for text in texts), return_exceptions=True)
+    for text, verdict in zip(texts, verdicts, strict=True):
+        assert isinstance(verdict, RewardError) if text in ("die", "hang") else verdict == Score(value=len(text))
+    assert max(sizes) > 1
+    assert len(sizes) < len(texts)
+
+
+async def test_samples_behind_a_slow_one_go_to_whoever_is_free(folder: Path) -> None:
+    async with make_runtime(LocalConfig()) as runtime:
+        reward: dict[str, object] = {"kind": "import", "path": "my_judges:naps"}
+        cluster = await RewardCluster.start(
+            runtime, rewards(style=reward), config_folder=folder, workers=RewardWorkersConfig(num_processes=2)
+        )
+        for _ in range(50):  # It is known as quick.
+            await cluster.score(asked("style"), said(""))
+        slow, *quick = (asyncio.create_task(cluster.score(asked("style"), said(text))) for text in ("nap", *[""] * 40))
+        await asyncio.wait_for(asyncio.gather(*quick[20:]), 4)
+        assert not slow.done()
+        await asyncio.gather(slow, *quick)
+        await cluster.close()
+
+
+async def test_who_gives_up_while_waiting_is_not_judged(folder: Path) -> None:
+    async with make_runtime(LocalConfig()) as runtime:
+        reward: dict[str, object] = {"kind": "import", "path": "my_judges:noted"}
+        cluster = await RewardCluster.start(
+            runtime, rewards(style=reward), config_folder=folder, workers=RewardWorkersConfig(num_processes=1)
+        )
+        calls = [asyncio.create_task(cluster.score(asked("style", str(folder)), said(text))) for text in ("a", "b", "c")]
+        await asyncio.sleep(0)
+        calls[1].cancel()
+        await asyncio.wait(calls)
+        assert calls[1].cancelled()
+        assert (folder / "noted").read_text() == "ac"
 
 
 async def test_a_call_that_nobody_waits_for_holds_its_process_until_it_ends(folder: Path) -> None:

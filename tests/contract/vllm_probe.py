@@ -12,8 +12,9 @@ from vllm.platforms import current_platform
 
 from reroll.config.parts import VllmEngine as VllmConfig
 from reroll.infer.base import EngineCounts
-from reroll.infer.vllm.engine import VllmEngine, close_llm, end_ids, open_llm
-from reroll.infer.vllm.weights import Weights
+from reroll.infer.draft import end_ids
+from reroll.infer.vllm.engine import VllmEngine, close_llm, open_llm
+from reroll.infer.whole import Weights
 from reroll.models.load import load_tokenizer
 
 os.environ["TRITON_F32_DEFAULT"] = "ieee"  # On a GPU vLLM's attention would round fp32 to ten bits, and the oracle does not.
@@ -50,9 +51,8 @@ def launching_ahead():
 def llm_of(folder, precision):
     key = (folder, precision)
     if key not in _OPEN:
-        for llm in _OPEN.values():
-            close_llm(llm)
-        _OPEN.clear()
+        while _OPEN:  # And no variable for it: whoever names it keeps some of its memory, and vLLM then opens no other.
+            close_llm(_OPEN.popitem()[1])
         gc.collect()  # What is left of it must not go, and take down what they share, after the next has come.
         config = VllmConfig(
             kind="vllm", max_running=_MAX_RUNNING, cpu_cache_gib=1 / 16, gpu_memory_utilization=0.03, enforce_eager=True

@@ -232,10 +232,11 @@ async def test_no_more_requests_are_under_way_than_allowed(server: Server) -> No
 
 
 async def test_requests_are_spaced_by_the_minute(server: Server) -> None:
-    model = EndpointModel(config(server, requests_per_minute=1200), Meter())
+    model = EndpointModel(config(server, requests_per_minute=300), Meter())
     await asyncio.gather(*(model(MESSAGES, SAMPLING) for _ in range(6)))
     await model.close()
-    assert max(server.times_s) - min(server.times_s) >= 5 * 0.05 - 0.02
+    # They set out over 5 × 0.2 s; on a busy machine the first may arrive late.
+    assert max(server.times_s) - min(server.times_s) >= 0.5
 
 
 async def test_a_reply_without_words_is_an_empty_one(server: Server) -> None:
