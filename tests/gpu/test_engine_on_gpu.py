@@ -96,3 +96,20 @@ def test_the_engines_logprobs_are_the_trainers(folder, dtype, tolerance):
         scores = torch.log_softmax(packed_logits(model, [ids])[:-1], -1)
         want = scores.gather(1, ids[1:, None])[len(request.prompt_ids) - 1 :, 0]
         torch.testing.assert_close(torch.tensor(completion.logprobs), want, atol=tolerance, rtol=0)
+
+
+def test_experts_in_half_precision_run_as_a_graph_and_in_fp32_without(tmp_path):
+    folder = str(make_tiny(tmp_path, family="qwen3_moe", hidden=128, initializer_range=0.1))
+    for dtype, tolerance in ((torch.bfloat16, 0.1), (torch.float32, 1e-4)):
+        model = load_model(folder, dtype=dtype, device="cuda")
+        engine = EmbeddedEngine(model, load_tokenizer(folder), max_running=4)
+        request = Request(id="a", prompt_ids=(5, 6, 7), sampling=SamplingParams(max_tokens=40, min_tokens=40, seed=1))
+        engine.submit(request)
+        done = []
+        while engine.num_unfinished:
+            done += engine.step()
+        assert bool(engine._memory._steps._graphs) == (dtype == torch.bfloat16)
+        ids = torch.tensor([*request.prompt_ids, *done[0].completion.token_ids])
+        scores = torch.log_softmax(packed_logits(model, [ids])[:-1], -1)
+        want = scores.gather(1, ids[1:, None])[len(request.prompt_ids) - 1 :, 0]
+        assert (torch.tensor(done[0].completion.logprobs) - want).abs().mean() < tolerance

@@ -59,6 +59,12 @@ class Network:
     def dtype(self) -> torch.dtype:
         return self.model.dtype
 
+    @property
+    def can_be_captured(self) -> bool:
+        """Whether a GPU can run it as a CUDA graph. In fp32, experts (they lie stacked) ask the host who has how many tokens."""
+        has_experts = any(parameter.ndim == 3 for parameter in self._parameters.values())
+        return self.device.type == "cuda" and not (has_experts and self.dtype == torch.float32)
+
     def hidden(self, ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """[T, hidden]"""
         return hidden_states(self.model, ids, positions, attention)

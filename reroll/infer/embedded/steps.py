@@ -147,6 +147,7 @@ class Steps:
         self._end_ids = tuple(end_ids)
         self._end_tensor = torch.tensor(self._end_ids, dtype=torch.int64, device=network.device)
         self._attention = attention
+        self._may_capture = network.can_be_captured
         self._graphs: dict[Size, _Graph] = {}
         self._num_seen: Counter[Size] = Counter()
         self._weights = network.addresses
@@ -201,7 +202,7 @@ class Steps:
 
     def _size(self, lengths: Sequence[int], *, num_rows: int, num_pages: int) -> tuple[Size, bool]:
         num_tokens, is_writing = sum(lengths), max(lengths) == 1
-        is_graph = self._network.device.type == "cuda" and num_tokens <= _MAX_GRAPH_TOKENS
+        is_graph = self._may_capture and num_tokens <= _MAX_GRAPH_TOKENS
         if is_graph:
             num_rows = _padded(num_rows, fine=is_writing)
             num_tokens = num_rows if is_writing else max(num_rows, _padded(num_tokens, fine=False))
