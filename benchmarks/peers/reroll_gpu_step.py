@@ -54,7 +54,7 @@ def tree_of(folder: str, device_map: str, scratch: Path) -> dict[str, Any]:
         "policy": {
             "model": folder,
             "devices": 0,
-            "strategy": {"kind": "torch", "precision": "bf16", "micro_batch_tokens": 65536, "logprob_chunk": 4096},
+            "strategy": {"kind": "torch", "precision": "bf16", "micro_batch_tokens": 65536, "logprob_chunk": 65536},
             "optim": {"lr": 1e-6},
             **chosen.get("policy", {}),
         },

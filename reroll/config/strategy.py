@@ -17,9 +17,11 @@ class StrategyBase(Node):
     gradient_checkpointing: bool = False
     """Keep one activation per layer and make the others again in the backward pass: less memory, a third more time."""
     micro_batch_tokens: int = Field(default=8192, ge=1)
-    """Tokens that one forward and backward pass may hold, on each rank."""
+    """Tokens that one forward and backward pass may hold, on each rank. Raise it on a GPU that has room (`reroll plan` says
+    how much): small passes leave it waiting for the host."""
     logprob_chunk: int = Field(default=1024, ge=1)
-    """Rows of logits held at once: [chunk x vocabulary] is the largest tensor of the head."""
+    """Rows of logits held at once: [chunk x vocabulary] is the largest tensor of the head. Where one chunk holds a whole
+    micro-batch, the backward pass need not make them again."""
 
     @property
     def ranks_per_share(self) -> int:

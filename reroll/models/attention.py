@@ -144,6 +144,12 @@ class VarlenAttention:
         is_half_on_cuda = value.is_cuda and value.dtype in (torch.bfloat16, torch.float16)
         return varlen_attn is not None and is_half_on_cuda and scoring.softcap is None
 
+    @staticmethod
+    def copies_of_each_key(query: Tensor, key: Tensor) -> int:
+        """How many heads of keys and values the kernel needs for one: query heads that share them can use one from torch
+        2.12 on."""
+        return 1 if _SHARES_HEADS else query.shape[1] // key.shape[1]
+
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scoring: Scoring) -> Tensor:
         query, key = query.to(value.dtype), key.to(value.dtype)  # Under autocast, rotary embeddings leave them in fp32.
         behind = _without_idle_window(scoring, self.longest).sliding_window

@@ -85,27 +85,33 @@ class GatedSilu(torch.autograd.Function):
 
 
 class Spread(torch.autograd.Function):
-    """(values [U, ...], index [T], order [T], bounds [U + 1]) -> values[index].
+    """(values [U, H, D], copies, index [T], order [T], bounds [U + 1]) -> values[index] with `copies` of each head.
 
-    `order[bounds[u]:bounds[u + 1]]` are the places where `index` is u: the gradient of a row is the sum over them, always in
-    the same order.
+    `order[bounds[u]:bounds[u + 1]]` are the places where `index` is u: the gradient of a row is the sum over them and over the
+    copies, always in the same order.
     """
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, index: Tensor, order: Tensor, bounds: Tensor) -> Tensor:
+    def forward(ctx: Any, values: Tensor, copies: int, index: Tensor, order: Tensor, bounds: Tensor) -> Tensor:
         ctx.save_for_backward(order, bounds)
-        return values.index_select(0, index)
+        ctx.copies = copies
+        _, num_heads, dim = values.shape
+        whole = torch.empty((len(index), num_heads * copies, dim), dtype=values.dtype, device=values.device)
+        width = num_heads * copies * dim
+        grid = (len(index), triton.cdiv(width, _BLOCK))
+        _spread_rows[grid](whole, values.contiguous(), index, width, DIM=dim, COPIES=copies, BLOCK=_BLOCK)
+        return whole
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
         order, bounds = ctx.saved_tensors
-        grad = grad.contiguous()
-        summed = torch.empty((len(bounds) - 1, *grad.shape[1:]), dtype=grad.dtype, device=grad.device)
-        width = grad[0].numel()
+        _, num_heads, dim = grad.shape
+        summed = torch.empty((len(bounds) - 1, num_heads // ctx.copies, dim), dtype=grad.dtype, device=grad.device)
+        width = num_heads // ctx.copies * dim
         grid = (len(summed), triton.cdiv(width, _BLOCK))
-        _sum_rows[grid](summed, grad, order, bounds, width, BLOCK=_BLOCK)
-        return summed, None, None, None
+        _sum_rows[grid](summed, grad.contiguous(), order, bounds, width, DIM=dim, COPIES=ctx.copies, BLOCK=_BLOCK)
+        return summed, None, None, None, None
 
 
 def add_(total: Tensor, part: Tensor) -> None:
@@ -286,14 +292,25 @@ def _gated_silu_backward(grad_gate, grad_up, grad, gate, up, size, BLOCK: tl.con
 
 
 @triton.jit
-def _sum_rows(output, rows, order, bounds, width, BLOCK: tl.constexpr):
+def _spread_rows(output, rows, index, width, DIM: tl.constexpr, COPIES: tl.constexpr, BLOCK: tl.constexpr):
+    place = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    is_real = columns < width
+    source = tl.load(index + place).to(tl.int64) * (width // COPIES) + columns // (COPIES * DIM) * DIM + columns % DIM
+    tl.store(output + place * width + columns, tl.load(rows + source, mask=is_real), mask=is_real)
+
+
+@triton.jit
+def _sum_rows(output, rows, order, bounds, width, DIM: tl.constexpr, COPIES: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_real = columns < width
+    first_copy = columns // DIM * (COPIES * DIM) + columns % DIM
     total = tl.zeros([BLOCK], tl.float32)
     for place in range(tl.load(bounds + row), tl.load(bounds + row + 1)):
-        source = tl.load(order + place).to(tl.int64)
-        total += tl.load(rows + source * width + columns, mask=is_real, other=0.0).to(tl.float32)
+        source = rows + tl.load(order + place).to(tl.int64) * (COPIES * width) + first_copy
+        for copy in range(COPIES):
+            total += tl.load(source + copy * DIM, mask=is_real, other=0.0).to(tl.float32)
     tl.store(output + row * width + columns, total.to(output.dtype.element_ty), mask=is_real)
 
 

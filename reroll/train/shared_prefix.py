@@ -63,16 +63,17 @@ class SharedPrefixAttention:
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scoring: Scoring) -> Tensor:
         if VarlenAttention.takes(value, scoring):
-            return self._added.attend(layer, query, self._spread(key), self._spread(value), scoring=scoring)
+            copies = VarlenAttention.copies_of_each_key(query, key)
+            return self._added.attend(layer, query, self._spread(key, copies), self._spread(value, copies), scoring=scoring)
         first, index = self._shared.first.to(query.device), self._shared.index.to(query.device)
         whole = [tensor.index_select(0, index) for tensor in (query, key, value)]
         return self._attention.attend(layer, *whole, scoring=scoring).index_select(0, first)
 
-    def _spread(self, states: Tensor) -> Tensor:
-        """The states of distinct tokens, at every token of every sequence."""
+    def _spread(self, states: Tensor, copies: int) -> Tensor:
+        """The states of distinct tokens, at every token of every sequence, each head so many times."""
         from reroll.models.kernels import Spread
 
-        whole: Tensor = Spread.apply(states, *self._places)  # type: ignore[no-untyped-call]
+        whole: Tensor = Spread.apply(states, copies, *self._places)  # type: ignore[no-untyped-call]
         return whole
 
     @cached_property

@@ -72,13 +72,17 @@ def test_gated_silu_is_silu_times_up(dtype, tolerance):
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)
-def test_spread_sums_the_gradients_of_equal_places(dtype, tolerance):
+@pytest.mark.parametrize("copies", [1, 3])
+def test_spread_sums_the_gradients_of_equal_places_and_of_copied_heads(copies, dtype, tolerance):
     index = torch.tensor([0, 1, 2, 0, 1, 3, 0, 5], device=DEVICE)  # Nobody asks for row 4.
     order = index.argsort(stable=True)
     bounds = torch.cat([index.new_zeros(1), index.bincount(minlength=6).cumsum(0)])
     values = random(6, 2, 600, dtype=dtype)
     assert_same_function(
-        lambda values: Spread.apply(values, index, order, bounds), lambda values: values[index], values, tolerance=tolerance
+        lambda values: Spread.apply(values, copies, index, order, bounds),
+        lambda values: values[index].repeat_interleave(copies, 1),
+        values,
+        tolerance=tolerance,
     )
 
 
