@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: frozen-lake sokoban mixed-games quickstart test test-vllm lint types layers unit format bench algorithms clean
+.PHONY: frozen-lake sokoban mixed-games quickstart test test-vllm test-sglang lint types layers unit format bench algorithms clean
 
 quickstart: $(VENV)/.base
 	$(BIN)/python examples/quickstart.py
@@ -40,6 +40,13 @@ test-vllm:
 	$(VLLM_VENV)/bin/python -m pytest -k vllm tests/contract/test_engine_contract.py tests/contract/test_engine_reuse.py \
 	  tests/contract/test_vllm_steps.py tests/unit/infer/test_vllm_draw.py tests/unit/infer/test_vllm_weights.py \
 	  tests/local/test_vllm_run.py
+
+# sglang pins what reroll needs newer, so it has an environment of its own, and reroll starts it there. Needs a GPU.
+SGLANG_VENV ?= .venv-sglang
+test-sglang: $(VENV)/.test
+	PYTHON=$(PYTHON) scripts/setup_sglang.sh $(SGLANG_VENV)
+	REROLL_SGLANG_PYTHON=$(abspath $(SGLANG_VENV))/bin/python $(BIN)/python -m pytest -k sglang -m "gpu or not gpu" \
+	  tests/contract/test_engine_contract.py tests/contract/test_engine_reuse.py tests/gpu/test_sglang_on_gpu.py
 
 format: $(VENV)/.test
 	$(BIN)/ruff check --fix .

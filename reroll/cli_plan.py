@@ -101,7 +101,7 @@ def chosen(plan: Plan) -> list[str]:
         found.append(f"policy.strategy.tp={config.policy.strategy.tp}")
     if isinstance(config, RlvrConfig):
         found += [f"engine.devices={config.engine.devices}", f"engine.num_workers={config.engine.num_workers}"]
-        if config.engine.kind == "vllm":
+        if config.engine.kind != "embedded":
             found.append(f"engine.tensor_parallel={config.engine.tensor_parallel}")
     return found
 

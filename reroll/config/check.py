@@ -23,7 +23,7 @@ from reroll.config.check_weights import weights_violations
 from reroll.config.data import DatasetsSource, JsonlSource, ParquetSource, ReasoningGymSource, SourceConfig
 from reroll.config.distill import DistillConfig
 from reroll.config.host import adapter_base, models_dir, num_visible_gpus, parse_devices
-from reroll.config.parts import Devices, DeviceSelection, FixedModel, RayRuntime, VllmEngine
+from reroll.config.parts import Devices, DeviceSelection, FixedModel, PooledEngine, RayRuntime, VllmEngine
 from reroll.config.preference import DpoConfig, KtoLoss, RewardModelConfig
 from reroll.config.reward_judge import HostedJudge, JudgeReward, ModelReward
 from reroll.config.rewards import walk
@@ -43,7 +43,7 @@ def violations_of(config: AnyConfig, *, folder: Path) -> list[Violation]:
         found += env_violations(config, module_exists=is_there)
         found += domain_violations(config, rollout_rules=_drawing_rules, eval_rules=_evaluation)
         found += algorithm_violations(config, module_exists=is_there)
-        width = config.engine.tensor_parallel if isinstance(config.engine, VllmEngine) else 1
+        width = config.engine.tensor_parallel if isinstance(config.engine, PooledEngine) else 1
         at_most = config.engine.num_workers * width
         found += [*_devices(config, "engine.devices", config.engine.devices, at_most=at_most), *engine_violations(config)]
         found += weights_violations(config)

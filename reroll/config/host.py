@@ -48,6 +48,11 @@ def num_visible_gpus() -> int:
     return len([path for path in Path("/dev").glob("nvidia*") if path.name.removeprefix("nvidia").isdigit()])
 
 
+def foreign_environment() -> dict[str, str]:
+    """This process's environment for a Python that has other packages: without what names those of this one."""
+    return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+
+
 def gpu_names() -> list[str]:
     """What the driver calls the GPUs of this machine, e.g. `NVIDIA H200`; empty where it does not say."""
     names = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, JsonValue, Tag
 
 from reroll.config.base import Node
 from reroll.config.strategy import StrategyConfig, TorchStrategy
@@ -125,12 +125,11 @@ class EmbeddedEngine(Node):
     in flight are read again when it is back."""
 
 
-class VllmEngine(Node):
-    """vLLM, in the worker's process. Needs the extra `vllm`. It draws tokens as the embedded engine does: seeds, log-probs
-    and stops mean the same.
+class PooledEngine(Node):
+    """What vLLM and sglang have in common: a pool of GPU memory, and GPUs that share each layer. Both draw tokens as the
+    embedded engine does: seeds, log-probs and stops mean the same.
     """
 
-    kind: Literal["vllm"]
     devices: Devices = "auto"
     num_workers: int = Field(default=1, ge=1)
     """Independent engines; samples are spread over them by load. More than one needs `runtime: {kind: ray}`."""
@@ -141,9 +140,7 @@ class VllmEngine(Node):
     max_model_len: int | None = Field(default=None, ge=2)
     """Longest context; null: as long as the model takes."""
     gpu_memory_utilization: float = Field(default=0.5, gt=0, le=1)
-    """Share of each GPU that vLLM may fill with weights and cache. A trainer on the same GPU needs the rest."""
-    cpu_cache_gib: float = Field(default=1.0, gt=0)
-    """Memory for the cache where the engine runs on the CPU."""
+    """Share of each GPU that the engine may fill with weights and cache. A trainer on the same GPU needs the rest."""
     enforce_eager: bool = False
     """Neither compile the model nor capture CUDA graphs: slower, and ready at once."""
     precision: Literal["same", "fp32", "bf16"] = "same"
@@ -153,15 +150,34 @@ class VllmEngine(Node):
     are read again when it is back."""
 
 
+class VllmEngine(PooledEngine):
+    """vLLM, in the worker's process. Needs the extra `vllm`."""
+
+    kind: Literal["vllm"]
+    cpu_cache_gib: float = Field(default=1.0, gt=0)
+    """Memory for the cache where the engine runs on the CPU."""
+
+
+class SglangEngine(PooledEngine):
+    """sglang, in a process with a Python of its own, because it pins packages that reroll needs newer."""
+
+    kind: Literal["sglang"]
+    python: str
+    """The interpreter that has sglang: `scripts/setup_sglang.sh FOLDER` makes FOLDER/bin/python."""
+    options: dict[str, JsonValue] = Field(default_factory=dict)
+    """More settings of sglang's `ServerArgs`, by their names there. They win over what reroll sets."""
+
+
 def _engine_kind(value: object) -> str | None:
     """An engine that names no kind is `embedded`."""
-    if isinstance(value, EmbeddedEngine | VllmEngine):
+    if isinstance(value, EmbeddedEngine | VllmEngine | SglangEngine):
         return value.kind
     return str(value.get("kind", "embedded")) if isinstance(value, dict) else None
 
 
 EngineConfig = Annotated[
-    Annotated[EmbeddedEngine, Tag("embedded")] | Annotated[VllmEngine, Tag("vllm")], Discriminator(_engine_kind)
+    Annotated[EmbeddedEngine, Tag("embedded")] | Annotated[VllmEngine, Tag("vllm")] | Annotated[SglangEngine, Tag("sglang")],
+    Discriminator(_engine_kind),
 ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from transformers import PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from reroll.infer.base import Finished
 from reroll.infer.stop import completes_stop
@@ -22,6 +22,17 @@ def check_request(request: Request, *, max_length: int) -> None:
         )
     if request.sampling.max_tokens < 1:
         raise ValueError(f"request {request.id} asks for {request.sampling.max_tokens} tokens: max_tokens must be at least 1")
+
+
+def end_ids(folder: str, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Tokens that end a completion: the tokenizer's, and those that the model's generation settings name."""
+    try:
+        named = GenerationConfig.from_pretrained(folder).eos_token_id
+    except OSError:  # A folder need not have any.
+        named = None
+    return frozenset(
+        token for token in (tokenizer.eos_token_id, *(named if isinstance(named, list) else [named])) if token is not None
+    )
 
 
 @dataclass(slots=True, eq=False)

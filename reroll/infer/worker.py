@@ -13,10 +13,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from reroll.config.parts import LoraConfig, VllmEngine
+from reroll.config.parts import LoraConfig, SglangEngine, VllmEngine
 from reroll.errors import WorkerError
 from reroll.infer.base import Engine, Finished
 from reroll.infer.embedded.engine import EmbeddedEngine
+from reroll.infer.sglang.engine import SglangEngine as Sglang
 from reroll.models.load import DTYPES, Precision, load_model, load_tokenizer
 from reroll.runtime.base import WorkerInfo
 from reroll.runtime.cpu import release_helper_threads
@@ -85,15 +86,17 @@ class InferWorker:
         precision: Precision,
         max_running: int,
         lora: LoraConfig | None = None,
-        vllm: VllmEngine | None = None,
+        pooled: VllmEngine | SglangEngine | None = None,
     ) -> None:
-        """`vllm`: that engine, with these settings; None is the embedded one."""
+        """`pooled`: that engine, with these settings; None is the embedded one."""
         self._device = torch.device(info.device)
         engine: Engine
-        if vllm is not None:
+        if isinstance(pooled, VllmEngine):
             from reroll.infer.vllm.engine import VllmEngine as Vllm  # Only who asks for vLLM needs to have it.
 
-            engine = Vllm.open(model, vllm, precision=precision, device=info.device, lora=lora)
+            engine = Vllm.open(model, pooled, precision=precision, device=info.device, lora=lora)
+        elif isinstance(pooled, SglangEngine):
+            engine = Sglang.open(model, pooled, precision=precision, device=info.device, lora=lora)
         else:
             policy = load_model(model, dtype=DTYPES[precision], device=info.device, lora=lora)
             engine = EmbeddedEngine(policy, load_tokenizer(model), max_running=max_running)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from reroll.config.envs import EnvDomain, InlineEnvs
-from reroll.config.parts import EngineConfig, EvalConfig, PolicyConfig, VllmEngine
+from reroll.config.parts import EmbeddedEngine, EngineConfig, EvalConfig, PolicyConfig
 from reroll.config.tree import RlvrConfig
 from reroll.envs.actions import AsyncParsed
 from reroll.envs.base import LiveEnv, SingleTurn
@@ -180,6 +180,6 @@ async def spawn_engine(runtime: Runtime, engine: EngineConfig, policy: PolicyCon
         precision=precision,
         max_running=engine.max_running,
         lora=policy.lora,
-        vllm=engine if isinstance(engine, VllmEngine) else None,
+        pooled=None if isinstance(engine, EmbeddedEngine) else engine,
     )
     return InferCluster(workers)

@@ -1,6 +1,7 @@
 """What the engine tests share: tiny models of every family, requests, and the trainer's log-probs as oracle."""
 
 import importlib.util
+import os
 
 import pytest
 import torch
@@ -21,6 +22,12 @@ NOT_IN_VLLM = {
     "gemma2": "vLLM knows it with tied embeddings only, and so tied a random one repeats a single token",
 }
 
+NOT_IN_SGLANG = {
+    "qwen3_moe": "only the names under which its weights reach sglang are tested",
+    "mistral": "sglang runs it without its sliding window",
+    "gemma2": "sglang looks for `hidden_act`, which transformers leaves out of the config that it writes",
+}
+
 
 def open_embedded(folder, *, max_running=8, lora=None, dtype=torch.float32):
     return EmbeddedEngine(load(folder, lora, dtype), load_tokenizer(folder), max_running=max_running)
@@ -32,13 +39,20 @@ def open_vllm(folder, **options):
     return open_engine(folder, **options)
 
 
-ENGINES = {"embedded": open_embedded, "vllm": open_vllm, "vllm-ahead": open_vllm}
+def open_sglang(folder, **options):
+    from sglang_probe import open_engine  # Starts a process.
+
+    return open_engine(folder, **options)
+
+
+ENGINES = {"embedded": open_embedded, "vllm": open_vllm, "vllm-ahead": open_vllm, "sglang": open_sglang}
 
 
 def engines_and_families():
     """Every engine with every family; what cannot run here is skipped by name, with the reason."""
     for family in FAMILIES:
         yield pytest.param(("embedded", family), id=f"embedded-{family}")
+    yield from _sglang_and_families()
     if importlib.util.find_spec("vllm") is None:
         yield pytest.param(("vllm", "llama"), id="vllm", marks=pytest.mark.skip(reason="vllm is not installed: make test-vllm"))
         return
@@ -47,6 +61,16 @@ def engines_and_families():
         yield pytest.param(("vllm", family), id=f"vllm-{family}", marks=marks)
     if DEVICE == "cpu":  # On a GPU it does so anyway.
         yield pytest.param(("vllm-ahead", "llama"), id="vllm-ahead-llama")
+
+
+def _sglang_and_families():
+    if "REROLL_SGLANG_PYTHON" not in os.environ:
+        reason = "REROLL_SGLANG_PYTHON names no interpreter that has sglang: make test-sglang"
+        yield pytest.param(("sglang", "llama"), id="sglang", marks=pytest.mark.skip(reason=reason))
+        return
+    for family in FAMILIES:
+        marks = [pytest.mark.skip(reason=NOT_IN_SGLANG[family])] if family in NOT_IN_SGLANG else []
+        yield pytest.param(("sglang", family), id=f"sglang-{family}", marks=marks)
 
 
 def tiny_folder(folder, family, *, hidden=64):

@@ -59,20 +59,6 @@ def test_reuse_changes_no_token_and_no_logprob(make):
         torch.testing.assert_close(torch.tensor(got.logprobs), torch.tensor(want.logprobs), atol=1e-5, rtol=0)
 
 
-def test_in_bf16_reuse_is_as_near_to_the_trainer_as_reading_everything(setup):
-    open_engine, folder, _ = setup
-    gaps = {}
-    for forget in (False, True):
-        model = load(folder, dtype=torch.bfloat16)
-        engine = open_engine(folder, max_running=4, dtype=torch.bfloat16)
-        requests, done = converse(engine, num_talks=10, num_turns=3, forget=forget)
-        assert (engine.counts.num_reused_tokens > 0) != forget
-        wanted = torch.cat([trainer_logprobs(model, request, done[request.id]) for request in requests])
-        got = torch.tensor([logprob for request in requests for logprob in done[request.id].logprobs])
-        gaps[forget] = (got - wanted).abs().mean().item()
-    assert gaps[False] < 1.5 * gaps[True] + 1e-6
-
-
 def test_a_context_that_goes_another_way_is_reused_up_to_there(make, oracle):
     engine = make()
     finish(engine, [ask("a", range(10, 90))])
@@ -134,3 +120,17 @@ def test_sleep_forgets_parked_contexts(make, oracle):
     request = ask("b", [*range(10, 40), *first.token_ids, 9])
     assert_logprobs_are_the_trainers(oracle, [request], finish(engine, [request]))
     assert engine.counts.num_reused_tokens == 0
+
+
+def test_in_bf16_reuse_is_as_near_to_the_trainer_as_reading_everything(setup):
+    open_engine, folder, _ = setup
+    gaps = {}
+    for forget in (False, True):
+        model = load(folder, dtype=torch.bfloat16)
+        engine = open_engine(folder, max_running=4, dtype=torch.bfloat16)
+        requests, done = converse(engine, num_talks=10, num_turns=3, forget=forget)
+        assert (engine.counts.num_reused_tokens > 0) != forget
+        wanted = torch.cat([trainer_logprobs(model, request, done[request.id]) for request in requests])
+        got = torch.tensor([logprob for request in requests for logprob in done[request.id].logprobs])
+        gaps[forget] = (got - wanted).abs().mean().item()
+    assert gaps[False] < 1.5 * gaps[True] + 1e-6

@@ -61,7 +61,7 @@ class Network:
 
     @property
     def can_be_captured(self) -> bool:
-        """Whether a GPU can run it as a CUDA graph. In fp32, experts (they lie stacked) ask the host who has how many tokens."""
+        """Whether a GPU can run it as a CUDA graph. In fp32, experts (they lie stacked) ask the host for their token counts."""
         has_experts = any(parameter.ndim == 3 for parameter in self._parameters.values())
         return self.device.type == "cuda" and not (has_experts and self.dtype == torch.float32)
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 from vllm import SamplingParams as VllmParams
 from vllm import TokensPrompt
 from vllm.engine.arg_utils import EngineArgs
@@ -21,11 +21,11 @@ from vllm.v1.executor.abstract import Executor
 from reroll.config.parts import LoraConfig
 from reroll.config.parts import VllmEngine as VllmConfig
 from reroll.infer.base import Engine, EngineCounts, Finished
-from reroll.infer.draft import Draft, check_request
+from reroll.infer.draft import Draft, check_request, end_ids
 from reroll.infer.embedded.sampler import Row
 from reroll.infer.vllm.draw import Draw, instructions
 from reroll.infer.vllm.steps import DrawingExecutor, Steps, Taken
-from reroll.infer.vllm.weights import Weights
+from reroll.infer.whole import Weights
 from reroll.models.load import DTYPES, Precision, load_model, load_tokenizer, resolve_base, resolve_model
 from reroll.types import FinishReason, Request
 
@@ -301,14 +301,3 @@ def _repack_head(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, ParallelLMHead):
             module.quant_method.process_weights_after_loading(module)
-
-
-def end_ids(folder: str, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Tokens that end a completion: the tokenizer's, and those that the model's generation settings name."""
-    try:
-        named = GenerationConfig.from_pretrained(folder).eos_token_id
-    except OSError:  # A folder need not have any.
-        named = None
-    return frozenset(
-        token for token in (tokenizer.eos_token_id, *(named if isinstance(named, list) else [named])) if token is not None
-    )

@@ -223,7 +223,7 @@ def kv_cache_bytes(num_running: int, longest: int, bytes_per_token: int, *, on_c
 
 
 def pooled_engine_memory(shape: ModelShape, *, value_bytes: int, tp: int, pool_bytes: int, longest: int) -> RoleMemory:
-    """vLLM: it takes a pool of fixed size; what weights and one step leave of it is cache, for one sequence at least."""
+    """vLLM and sglang take a pool of fixed size; what weights and one step leave of it is cache, for one sequence at least."""
     weights = shape.num_parameters * value_bytes // tp
     step = forward_bytes(shape, num_tokens=PREFILL_TOKENS, value_bytes=value_bytes) // tp
     cache = max(pool_bytes - weights - step, longest * shape.kv_bytes_per_token(value_bytes) // tp)

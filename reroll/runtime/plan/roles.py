@@ -18,6 +18,7 @@ from reroll.config.parts import (
     FixedModel,
     ModelConfig,
     RayRuntime,
+    SglangEngine,
     VllmEngine,
 )
 from reroll.config.preference import DpoConfig, RewardModelConfig
@@ -222,12 +223,12 @@ class _Reader:
             )
         else:
             memory = self._pooled(engine, shape, size)
-        # The embedded engine loads weights before it is given the trainer's; vLLM takes its pool at once.
+        # The embedded engine loads weights before it is given the trainer's; the others take their pool at once.
         weights = {"weights": shape.num_parameters * size // tp}
         built = weights if isinstance(engine, EmbeddedEngine) else memory.held | memory.working
         if engine.offload == "none":
             left = memory.held | memory.working
-        else:  # Asleep, the embedded engine keeps its weights; vLLM puts them into the host's memory.
+        else:  # Asleep, the embedded engine keeps its weights; the others put them into the host's memory.
             left = memory.held if isinstance(engine, EmbeddedEngine) else {}
         room = memory.working["KV cache"] * tp // (self._context(shape, self.longest) * shape.kv_bytes_per_token(size))
         return Role(
@@ -253,9 +254,9 @@ class _Reader:
             raise ConfigError([Violation("engine.devices", problem, fix)])
         return ranks
 
-    def _pooled(self, engine: VllmEngine, shape: ModelShape, value_bytes: int) -> RoleMemory:
+    def _pooled(self, engine: VllmEngine | SglangEngine, shape: ModelShape, value_bytes: int) -> RoleMemory:
         longest = min(engine.max_model_len or self.longest, self.longest, shape.max_positions)
-        if self._devices("engine", engine.devices) == ("cpu",):
+        if isinstance(engine, VllmEngine) and self._devices("engine", engine.devices) == ("cpu",):
             pool = shape.num_parameters * value_bytes + int(engine.cpu_cache_gib * GIB)
         else:
             spec = self.cluster.part(self._devices("engine", engine.devices)).spec

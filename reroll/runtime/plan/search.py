@@ -10,7 +10,7 @@ from reroll.config.algorithm import OwnCritic
 from reroll.config.base import Node
 from reroll.config.cluster import ClusterConfig
 from reroll.config.host import parse_devices
-from reroll.config.parts import EngineConfig, ModelConfig, PolicyConfig, RayRuntime, VllmEngine
+from reroll.config.parts import EngineConfig, ModelConfig, PolicyConfig, PooledEngine, RayRuntime
 from reroll.config.strategy import Fsdp2Strategy, StrategyConfig, TorchStrategy
 from reroll.config.tree import AnyConfig, RlvrConfig
 from reroll.errors import ModelError, Violation
@@ -140,7 +140,7 @@ def _engine_maps(
         others = tuple(device for device in _span(0, num) if device not in policy)
         options = [policy, others, _span(0, num)]
     for devices in options:
-        tps = _engine_tps(engine, shape, devices, cluster) if isinstance(engine, VllmEngine) else [1]
+        tps = _engine_tps(engine, shape, devices, cluster) if isinstance(engine, PooledEngine) else [1]
         for tp in tps if devices else ():
             seats = len(devices) // tp
             # Threads of one process share one interpreter: more engines in it would wait for each other.
@@ -150,14 +150,14 @@ def _engine_maps(
             if engine.devices == "auto" and num_workers * tp % len(used):
                 continue  # Some devices would carry more workers than others.
             changes: dict[str, Any] = {"devices": as_devices(used), "num_workers": num_workers}
-            if isinstance(engine, VllmEngine):
+            if isinstance(engine, PooledEngine):
                 changes["tensor_parallel"] = tp
             option = _with(engine, **changes)
             if not torn_seat(engine_ranks(option, used), cluster):
                 yield option
 
 
-def _engine_tps(engine: VllmEngine, shape: ModelShape, devices: tuple[str, ...], cluster: ClusterConfig) -> list[int]:
+def _engine_tps(engine: PooledEngine, shape: ModelShape, devices: tuple[str, ...], cluster: ClusterConfig) -> list[int]:
     if "tensor_parallel" in engine.model_fields_set:
         return [engine.tensor_parallel]
     return _tp_sizes(shape, len(devices), cluster)
@@ -244,7 +244,7 @@ def _remedies(config: AnyConfig, cluster: ClusterConfig, longest: int) -> dict[s
         trained |= {"critic": config.critic} if isinstance(config.critic, OwnCritic) else {}
     for name, model in trained.items():
         changes += _strategy_changes(f"{name}.strategy", model.strategy, longest)
-    if isinstance(config, RlvrConfig) and isinstance(config.engine, VllmEngine):
+    if isinstance(config, RlvrConfig) and isinstance(config.engine, PooledEngine):
         shares = [share / 20 for share in range(19, 3, -1) if share / 20 < config.engine.gpu_memory_utilization]
         changes.append(("engine.gpu_memory_utilization", shares))
     elif isinstance(config, RlvrConfig):

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from reroll.config.load import parse_config
-from reroll.config.parts import EmbeddedEngine, VllmEngine
+from reroll.config.parts import EmbeddedEngine, SglangEngine, VllmEngine
 from reroll.errors import ConfigError
 
 
@@ -63,4 +64,41 @@ def test_a_context_limit_must_hold_a_prompt_and_its_completion(rlvr_tree: dict[s
 
 def test_an_unknown_kind_names_the_known_ones(rlvr_tree: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="embedded"):
-        parse(rlvr_tree, kind="sglang")
+        parse(rlvr_tree, kind="llama.cpp")
+
+
+@pytest.fixture
+def sglang_python(tmp_path: Path) -> str:
+    """An interpreter that finds sglang, whatever it is asked."""
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexit 0\n")
+    python.chmod(0o755)
+    return str(python)
+
+
+def test_sglang_is_asked_for_by_its_kind(
+    rlvr_tree: dict[str, Any], sglang_python: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    engine = parse(rlvr_tree, kind="sglang", devices=0, python=sglang_python, options={"attention_backend": "fa3"}).engine
+    assert isinstance(engine, SglangEngine)
+    assert engine.options == {"attention_backend": "fa3"}
+
+
+def test_sglang_is_refused_on_a_cpu(rlvr_tree: dict[str, Any], sglang_python: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    for devices in ("cpu", "auto"):
+        with pytest.raises(ConfigError, match=r"engine.devices: sglang needs a GPU \(name GPUs"):
+            parse(rlvr_tree, kind="sglang", devices=devices, python=sglang_python)
+
+
+def test_an_interpreter_that_is_missing_or_has_no_sglang_is_refused(rlvr_tree: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"engine.python: there is no interpreter /no/python .*setup_sglang.sh"):
+        parse(rlvr_tree, kind="sglang", python="/no/python")
+    with pytest.raises(ConfigError, match=r"engine.python: .* has no package sglang .*setup_sglang.sh"):
+        parse(rlvr_tree, kind="sglang", python=sys.executable)
+
+
+def test_on_a_cluster_the_interpreter_is_looked_for_where_the_engine_starts(rlvr_tree: dict[str, Any]) -> None:
+    tree = rlvr_tree | {"runtime": {"kind": "ray", "num_gpus": 8}}
+    assert parse(tree, kind="sglang", devices="0-3", python="/on/the/nodes", tensor_parallel=2, num_workers=2)

@@ -3,7 +3,7 @@ import torch
 from safetensors.torch import load_file
 
 from reroll.config.parts import LoraConfig
-from reroll.infer.vllm.weights import Weights
+from reroll.infer.whole import Weights
 from reroll.models.load import load_model
 from reroll.models.tiny import make_tiny
 

@@ -1,4 +1,4 @@
-"""From what a trainer publishes to what vLLM's loader takes."""
+"""From what a trainer publishes to what the loaders of vLLM and sglang take."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _EXPERTS = ".experts."
 class Weights:
     """Checks weights against a model and makes whole ones of them, by the names of its Hugging Face folder.
 
-    Of a policy with an adapter, the adapter alone is enough: it is merged into the base, in fp32, at every push. vLLM then
-    runs one plain matrix per layer: faster than an adapter beside it, and the same for every rank, family and layer. The
+    Of a policy with an adapter, the adapter alone is enough: it is merged into the base, in fp32, at every push. The engine
+    then runs one plain matrix per layer: faster than an adapter beside it, and the same for every rank, family and layer. The
     base is what was pushed of it, if anything was (a trainer in this process hands it over), else read from the folder.
     """
 
@@ -63,7 +63,7 @@ class Weights:
 
 
 def _unstacked(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Experts one by one, as the hub's folders and vLLM's loader have them: transformers stacks those of a layer. Views."""
+    """Experts one by one, as the hub's folders and the engines' loaders have them. transformers stacks a layer's. Views."""
     single: dict[str, Tensor] = {}
     for name, tensor in weights.items():
         layer, _, part = name.rpartition(_EXPERTS)
