@@ -2,7 +2,7 @@
 
 A model of Qwen3-0.6B's shape with random weights, 64 prompts × 8 siblings × 256 tokens: sampling, rewards, update, weights
 published. `python benchmarks/gpu_step.py [--only embedded vllm-lease ...] [--rounds 1]`. vLLM and TRL must be installed in this
-environment for the contestants that need them.
+environment for the contestants that need them; REROLL_SGLANG_PYTHON names a Python that has sglang (scripts/setup_sglang.sh).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from reroll.models.load import load_tokenizer
 
-CONTESTANTS = ("embedded", "embedded-ipc", "vllm", "vllm-lease", "vllm-ipc", "trl")
+CONTESTANTS = ("embedded", "embedded-ipc", "vllm", "vllm-lease", "vllm-ipc", "sglang", "trl")
 
 
 def write_model(folder: Path) -> None:

@@ -6,6 +6,7 @@ Times of a step's parts, and the GPU's memory in each: the driver's number, so t
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -33,6 +34,7 @@ MAPS: dict[str, dict[str, Any]] = {
         "engine": {"kind": "vllm", "offload": "all"},
         "policy": {"offload": "optimizer"},
     },
+    "sglang": {"engine": {"kind": "sglang", "python": os.environ.get("REROLL_SGLANG_PYTHON", "python")}},
 }
 """Policy and engine share GPU 0, in one process or (ipc) in two. With `offload`, who waits makes room for the other."""
 
@@ -45,8 +47,8 @@ def score(prompt: object, trajectory: object) -> float:
 
 def tree_of(folder: str, device_map: str, scratch: Path) -> dict[str, Any]:
     (scratch / "prompts.jsonl").write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts()))
-    vllm = {"max_model_len": 1024, "gpu_memory_utilization": 0.3} if device_map.startswith("vllm") else {}
     chosen = MAPS[device_map]
+    pool = {"max_model_len": 1024, "gpu_memory_utilization": 0.3} if "kind" in chosen.get("engine", {}) else {}
     return {
         "pipeline": "rlvr",
         "algorithm": "grpo",
@@ -54,11 +56,11 @@ def tree_of(folder: str, device_map: str, scratch: Path) -> dict[str, Any]:
         "policy": {
             "model": folder,
             "devices": 0,
-            "strategy": {"kind": "torch", "precision": "bf16", "micro_batch_tokens": 65536, "logprob_chunk": 65536},
+            "strategy": {"kind": "torch", "precision": "bf16", "micro_batch_tokens": 32768, "logprob_chunk": 32768},
             "optim": {"lr": 1e-6},
             **chosen.get("policy", {}),
         },
-        "engine": {"devices": 0, "max_running": NUM_PROMPTS * NUM_SIBLINGS, **vllm, **chosen.get("engine", {})},
+        "engine": {"devices": 0, "max_running": NUM_PROMPTS * NUM_SIBLINGS, **pool, **chosen.get("engine", {})},
         **{key: value for key, value in chosen.items() if key in ("runtime", "weights")},
         "data": {"train": [{"kind": "jsonl", "path": str(scratch / "prompts.jsonl")}]},
         "rewards": {"default": {"kind": "import", "path": "reroll_gpu_step:score"}},
