@@ -46,7 +46,7 @@ SGLANG_VENV ?= .venv-sglang
 test-sglang: $(VENV)/.test
 	PYTHON=$(PYTHON) scripts/setup_sglang.sh $(SGLANG_VENV)
 	REROLL_SGLANG_PYTHON=$(abspath $(SGLANG_VENV))/bin/python $(BIN)/python -m pytest -k sglang -m "gpu or not gpu" \
-	  tests/contract/test_engine_contract.py tests/contract/test_engine_reuse.py tests/gpu/test_sglang_on_gpu.py
+	  tests/contract/test_engine_contract.py tests/contract/test_engine_reuse.py tests/gpu/test_guests_on_gpu.py
 
 format: $(VENV)/.test
 	$(BIN)/ruff check --fix .

@@ -1,33 +1,67 @@
-"""sglang on a CUDA device: whichever way weights come, its log-probs are the trainer's under them."""
+"""vLLM and sglang on a CUDA device: whichever way weights come, their log-probs are the trainer's under them."""
 
+import gc
+import importlib.util
 import os
 
 import pytest
 import torch
 
 from reroll.config.parts import SglangEngine as SglangConfig
-from reroll.infer.sglang.engine import SglangEngine
+from reroll.config.parts import VllmEngine as VllmConfig
 from reroll.models.attention import PackedAttention, hidden_states, logits
 from reroll.models.load import load_model
 from reroll.models.tiny import make_tiny
 from reroll.types import Request, SamplingParams
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    pytest.mark.skipif("REROLL_SGLANG_PYTHON" not in os.environ, reason="REROLL_SGLANG_PYTHON names no Python with sglang"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 MEMORY = 0.05
 """Share of the GPU."""
 NEAR, FAR = 0.1, 0.5
 """How far log-probs in bf16 may be from the trainer's, and how far those of other weights are at least."""
 HOW = ["whole", "parts", "parts and a rest"]
+SGLANG_PYTHON = "REROLL_SGLANG_PYTHON"
 
 
-@pytest.fixture(scope="module", params=["eager, tied", "graphs, untied"])
+def open_vllm(folder, **options):
+    from reroll.infer.vllm.engine import VllmEngine
+
+    config = VllmConfig(kind="vllm", max_running=8, gpu_memory_utilization=MEMORY, **options)
+    return VllmEngine.open(folder, config, precision="bf16", device="cuda:0")
+
+
+def open_sglang(folder, **options):
+    from reroll.infer.sglang.engine import SglangEngine
+
+    config = SglangConfig(
+        kind="sglang",
+        python=os.environ[SGLANG_PYTHON],
+        max_running=8,
+        gpu_memory_utilization=MEMORY,
+        offload="all",
+        options={"attention_backend": "triton"},  # Others take no heads of 32.
+        **options,
+    )
+    return SglangEngine.open(folder, config, precision="bf16", device="cuda:0")
+
+
+def guests():
+    """Each, eager with a tied head and with graphs and a head of its own."""
+    missing = {
+        open_vllm: None if importlib.util.find_spec("vllm") else "vllm is not installed",
+        open_sglang: None if SGLANG_PYTHON in os.environ else f"{SGLANG_PYTHON} names no Python with sglang",
+    }
+    for opens, reason in missing.items():
+        marks = [pytest.mark.skip(reason=reason)] if reason else []
+        for is_eager in (True, False):
+            name = f"{opens.__name__.removeprefix('open_')}, {'eager, tied' if is_eager else 'graphs, untied'}"
+            yield pytest.param((opens, is_eager), id=name, marks=marks)
+
+
+@pytest.fixture(scope="module", params=guests())
 def opened(request, tmp_path_factory):
-    is_eager = request.param == "eager, tied"
+    opens, is_eager = request.param
     folder = make_tiny(
         tmp_path_factory.mktemp("model"),
         family="qwen3" if is_eager else "llama",
@@ -36,18 +70,11 @@ def opened(request, tmp_path_factory):
         initializer_range=0.1,
         tie_embeddings=is_eager,
     )
-    config = SglangConfig(
-        kind="sglang",
-        python=os.environ["REROLL_SGLANG_PYTHON"],
-        max_running=8,
-        gpu_memory_utilization=MEMORY,
-        enforce_eager=is_eager,
-        offload="all",
-        options={"attention_backend": "triton"},  # Others take no heads of 32.
-    )
-    engine = SglangEngine.open(str(folder), config, precision="bf16", device="cuda:0")
+    engine = opens(str(folder), enforce_eager=is_eager)
     yield engine, str(folder)
     engine.close()
+    del engine
+    gc.collect()
 
 
 @pytest.fixture
@@ -157,12 +184,39 @@ def test_new_weights_that_come_while_it_sleeps_are_used_when_it_wakes(engine, ne
     assert gap_of(new, engine) < NEAR
 
 
+@pytest.mark.parametrize("how", HOW)
+def test_weights_stay_where_graphs_look_for_them(engine, new, how):
+    if not hasattr(engine, "_llm"):
+        pytest.skip("sglang's are in another process")
+
+    def places(model):
+        return {name: parameter.data_ptr() for name, parameter in model.named_parameters()}
+
+    before = engine._llm.apply_model(places)
+    push(engine, new, how)
+    assert engine._llm.apply_model(places) == before
+
+
 def test_requests_in_flight_go_on_under_weights_that_came_in_parts(engine, new):
     engine.submit(Request(id="a", prompt_ids=(5, 9), sampling=SamplingParams(max_tokens=12, min_tokens=12)))
     for _ in range(4):
         engine.step()
     push(engine, new, "parts", version=3)
     assert finish(engine)["a"].versions == ((0, 5), (3, 7))  # The fifth was in flight.
+
+
+def test_weights_that_leave_one_out_or_do_not_fit_are_refused(engine, old):
+    weights = dict(old.named_parameters())
+    first, *others = weights
+    with pytest.raises(ValueError, match="missing"):
+        engine.load_weights({name: weights[name] for name in others}, version=1)
+    engine.load_part({name: weights[name] for name in others})
+    with pytest.raises(ValueError, match="missing"):
+        engine.load_weights({}, version=1)
+    with pytest.raises(ValueError, match="shape"):
+        engine.load_part({first: weights[first][:1]})
+    engine.load_weights({first: weights[first]}, version=1)
+    assert gap_of(old, engine) < NEAR
 
 
 def test_sleep_frees_the_gpu_and_wake_goes_on_with_requests_in_flight(engine, old):
