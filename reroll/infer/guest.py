@@ -56,9 +56,7 @@ class GuestEngine(Engine):
 
     def submit(self, request: Request) -> None:
         check_request(request, max_length=self._max_length)
-        ticket = f"{next(self._serials):016d}"  # None begins with another: sglang would end both.
-        self._tickets[request.id] = ticket
-        self._drafts[ticket] = Draft(request, self._end_ids | frozenset(request.sampling.stop_token_ids))
+        ticket = self._admit(Draft(request, self._end_ids | frozenset(request.sampling.stop_token_ids)))
         if not self._asleep:
             self._hand_in(ticket)
 
@@ -139,9 +137,16 @@ class GuestEngine(Engine):
     def _occupy(self, *, weights: bool, cache: bool) -> None:
         """Take the memory of either back, or of both."""
 
+    def _admit(self, draft: Draft) -> str:
+        """Its ticket, a new one every time: the guest must not take it for what it ran before."""
+        ticket = f"{next(self._serials):016d}"  # None begins with another: sglang would end both.
+        self._tickets[draft.request.id], self._drafts[ticket] = ticket, draft
+        return ticket
+
     def _hand_in_all(self) -> None:
-        for ticket in self._drafts:
-            self._hand_in(ticket)
+        drafts, self._drafts = self._drafts, {}
+        for draft in drafts.values():
+            self._hand_in(self._admit(draft))
 
     def _num_left(self, draft: Draft) -> int:
         """Tokens that may still be written for a request."""

@@ -101,7 +101,8 @@ class VllmEngine(GuestEngine):
     def _clear(self) -> None:
         self._settle()
         self._withdraw(list(self._drafts))
-        self._llm.reset_prefix_cache()
+        if not self._llm.reset_prefix_cache():
+            raise RuntimeError("vLLM could not empty its cache: what old weights have read must not be used again")
 
     def _copy_in(self, weights: Mapping[str, Tensor]) -> None:
         self._settle()
