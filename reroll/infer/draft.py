@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from reroll.infer.base import Finished
+from reroll.infer.embedded.sampler import Row
 from reroll.infer.stop import completes_stop
 from reroll.types import Completion, FinishReason, Request
 
@@ -80,3 +81,15 @@ class Draft:
             token_ids=tuple(self.tokens), logprobs=tuple(self.logprobs), finish_reason=reason, versions=tuple(self.versions)
         )
         return Finished(self.request.id, completion)
+
+
+def early_row(draft: Draft) -> Row:
+    """How its tokens are drawn until `min_tokens` are written. From then on nothing is forbidden."""
+    sampling = draft.request.sampling
+    return Row(
+        seed=sampling.seed,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        forbidden=tuple(sorted(draft.end_ids)),
+    )

@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from reroll.config.parts import LoraConfig
 from reroll.infer.base import Engine, EngineCounts, Finished
 from reroll.infer.draft import Draft, check_request
-from reroll.infer.embedded.sampler import Row
 from reroll.infer.whole import Weights
+from reroll.models.load import DTYPES, Precision, load_model, resolve_base, resolve_model
 from reroll.types import FinishReason, Request
 
 
@@ -171,20 +172,14 @@ class GuestEngine(Engine):
         self.counts.num_reused_tokens += num_reused
         self.counts.num_prefill_tokens += self._drafts[ticket].length - num_reused
 
+    def _adapt(self, model: str, *, precision: Precision, lora: LoraConfig | None) -> None:
+        """Where `model` is an adapter, the guest has read its base: what the adapter makes of it comes by push."""
+        if resolve_base(model) != resolve_model(model):
+            policy = load_model(model, dtype=DTYPES[precision], device="cpu", lora=lora)
+            self.load_weights(dict(policy.named_parameters()), version=0)
+
     def _fill(self, weights: Mapping[str, Tensor]) -> None:
         if not self._has_weights:
             self._occupy(weights=True, cache=False)
             self._has_weights = True
         self._copy_in(weights)
-
-
-def row_of(draft: Draft) -> Row:
-    """How its tokens are drawn. The forbidden ones are so until `min_tokens` are written."""
-    sampling = draft.request.sampling
-    return Row(
-        seed=sampling.seed,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        forbidden=tuple(sorted(draft.end_ids)),
-    )

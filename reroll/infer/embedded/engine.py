@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from reroll.infer.base import Engine, EngineCounts, Finished
-from reroll.infer.draft import Draft, check_request
+from reroll.infer.draft import Draft, check_request, early_row
 from reroll.infer.embedded.attention import work_kind
 from reroll.infer.embedded.memory import Drawing, Memory
 from reroll.infer.embedded.network import Network
@@ -47,9 +47,8 @@ class _Sequence(Draft):
 
     def __post_init__(self) -> None:
         Draft.__post_init__(self)
-        sampling = self.request.sampling
-        self._row = Row(seed=sampling.seed, temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k)
-        self._early_row = replace(self._row, forbidden=tuple(sorted(self.end_ids)))
+        self._early_row = early_row(self)
+        self._row = replace(self._early_row, forbidden=())
 
     @property
     def unread(self) -> tuple[int, ...]:

@@ -12,12 +12,12 @@ from transformers import PreTrainedTokenizerBase
 
 from reroll.config.parts import LoraConfig
 from reroll.config.parts import SglangEngine as SglangConfig
-from reroll.infer.draft import end_ids
-from reroll.infer.guest import GuestEngine, row_of
+from reroll.infer.draft import early_row, end_ids
+from reroll.infer.guest import GuestEngine
 from reroll.infer.sglang.letters import Fill, Forget, Letter, Limit, Opening, Sleep, Start, Step, Wake, Written
 from reroll.infer.sglang.process import SglangProcess
 from reroll.infer.whole import Weights
-from reroll.models.load import DTYPES, Precision, load_model, load_tokenizer, resolve_base, resolve_model
+from reroll.models.load import DTYPES, Precision, load_tokenizer, resolve_base
 from reroll.weights.carriers import Carrier, GpuCarrier, MappedCarrier
 from reroll.weights.parcel import Entry, aligned, put
 
@@ -77,9 +77,7 @@ class SglangEngine(GuestEngine):
             max_running=config.max_running,
             can_sleep=config.offload == "all",
         )
-        if source != resolve_model(model):  # sglang has read the base; what the adapter makes of it comes by push.
-            policy = load_model(model, dtype=DTYPES[precision], device="cpu", lora=lora)
-            engine.load_weights(dict(policy.named_parameters()), version=0)
+        engine._adapt(model, precision=precision, lora=lora)
         return engine
 
     def close(self) -> None:
@@ -138,7 +136,7 @@ class SglangEngine(GuestEngine):
             ticket=ticket,
             context=draft.context,
             max_tokens=self._num_left(draft),
-            row=row_of(draft),
+            row=early_row(draft),
             held_until=len(draft.request.prompt_ids) + draft.request.sampling.min_tokens,
         )
 

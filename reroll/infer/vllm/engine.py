@@ -19,12 +19,12 @@ from vllm.v1.executor.abstract import Executor
 
 from reroll.config.parts import LoraConfig
 from reroll.config.parts import VllmEngine as VllmConfig
-from reroll.infer.draft import end_ids
-from reroll.infer.guest import GuestEngine, row_of
+from reroll.infer.draft import early_row, end_ids
+from reroll.infer.guest import GuestEngine
 from reroll.infer.vllm.draw import Draw, instructions
 from reroll.infer.vllm.steps import DrawingExecutor, Steps, Taken
 from reroll.infer.whole import Weights
-from reroll.models.load import DTYPES, Precision, load_model, load_tokenizer, resolve_base, resolve_model
+from reroll.models.load import Precision, load_tokenizer, resolve_base
 
 _CPU_BLOCK_TOKENS = 32
 """The smallest blocks that vLLM's attention takes on a CPU: the smaller they are, the more of a context siblings share."""
@@ -54,16 +54,14 @@ class VllmEngine(GuestEngine):
         cls, model: str, config: VllmConfig, *, precision: Precision, device: str, lora: LoraConfig | None = None
     ) -> VllmEngine:
         """Load `model` into a vLLM of its own, on `device` and, for tensor parallelism, those that follow it."""
-        source = resolve_base(model)
+        source, tokenizer = resolve_base(model), load_tokenizer(model)
         engine = cls(
             open_llm(source, config, precision=precision, device=device),
-            load_tokenizer(model),
+            tokenizer,
             Weights(model, lora=lora),
-            end_ids=end_ids(source, load_tokenizer(model)),
+            end_ids=end_ids(source, tokenizer),
         )
-        if source != resolve_model(model):  # vLLM has read the base; what the adapter makes of it comes by push.
-            policy = load_model(model, dtype=DTYPES[precision], device="cpu", lora=lora)
-            engine.load_weights(dict(policy.named_parameters()), version=0)
+        engine._adapt(model, precision=precision, lora=lora)
         return engine
 
     def close(self) -> None:
@@ -80,7 +78,7 @@ class VllmEngine(GuestEngine):
             ignore_eos=True,  # What ends a completion is decided here, once for all engines.
             logprobs=None if self._draws_here else 0,
             detokenize=False,
-            extra_args=instructions(ticket, row_of(draft), num_held_back=num_held_back),
+            extra_args=instructions(ticket, early_row(draft), num_held_back=num_held_back),
             skip_clone=True,
         )
         # Past vLLM's front end, which makes an object of every token: what is made of them is a Draft.
