@@ -135,6 +135,7 @@ def main() -> None:
         watch.close()
     steady = [row for _, row in watch.rows[WARM_UP:]]
     seconds = {f"{part}_s": statistics.median(row[f"time/{part}_s"] for row in steady) for part in PARTS}
+    seconds["busy_s"] = statistics.median(row["engine/busy_s"] for row in steady)
     gap = statistics.median(row["train/sampler_gap"] for row in steady)
     step_s = statistics.median(row["time/step_s"] for row in steady)
     print("RESULT " + json.dumps({"seconds": step_s, "tokens": NUM_NEW_TOKENS, **seconds, **watch.gib(), "sampler_gap": gap}))

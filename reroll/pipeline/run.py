@@ -28,6 +28,7 @@ from reroll.pipeline.player import open_player
 from reroll.pipeline.preference import open_dpo, open_reward_model
 from reroll.pipeline.sft import open_sft
 from reroll.runtime import make_runtime
+from reroll.runtime.heap import settled_heap
 
 
 def train(config: AnyConfig, *, resume: bool = False, overwrite: bool = False, code_folder: Path | None = None) -> Outcome:
@@ -64,7 +65,7 @@ OPENERS: dict[type[AnyConfig], Callable[..., AbstractAsyncContextManager[Pipelin
 
 async def _train(config: AnyConfig, context: RunContext, code_folder: Path) -> Outcome:
     async with OPENERS[type(config)](config, context, code_folder) as pipeline:
-        with _stop_on_interrupt(context):
+        with settled_heap(), _stop_on_interrupt(context):
             return await pipeline.run()
 
 

@@ -20,6 +20,7 @@ from reroll.observe.metrics import Last, Max, Stats
 from reroll.observe.run_folder import sync_files
 from reroll.tokens.batch import Batch
 from reroll.train.base import Loss, Needs, Predictions, Strategy
+from reroll.train.offload import HostRoom
 from reroll.train.optimizer import adamw, diverged
 from reroll.train.parallel.build import shard
 from reroll.train.parallel.checkpoint import load_shards, save_shards, sharded_state
@@ -62,6 +63,7 @@ class Fsdp2Strategy(Strategy):
         self._root, self._units = shard(self._model, full, config, self._mesh, device=device)
         self._local = {name: nn.Parameter(parameter.to_local()) for name, parameter in self._trained().items()}
         self._optimizer = _with_state(adamw(self._local.values(), optim))
+        self._room = HostRoom()
         # Checkpoints are written on a thread of their own, whose collectives must not mix with those of training.
         self._writers = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
 
@@ -79,6 +81,7 @@ class Fsdp2Strategy(Strategy):
         return stats
 
     def optim_step(self) -> Stats:
+        self._room.arrive()
         trained = self._trained()
         for name, parameter in trained.items():
             self._local[name].grad = None if parameter.grad is None else parameter.grad.to_local()  # type: ignore[attr-defined]
@@ -124,9 +127,12 @@ class Fsdp2Strategy(Strategy):
             nn.Module.to(self._root, device)
             for name, parameter in self._trained().items():
                 self._local[name].data = parameter.to_local()
-        for state in self._optimizer.state.values():
+        self._room.arrive()
+        for number, state in enumerate(self._optimizer.state.values()):
             for key, value in state.items():
-                state[key] = value.to(device)
+                state[key] = self._room.moved((number, key), value, torch.device(device))
+        if device == "cpu":
+            self._room.settle(self._device)
 
     def save(self, folder: Path) -> None:
         self._write(self._state(), self._whole_on_host(), folder)
@@ -170,6 +176,7 @@ class Fsdp2Strategy(Strategy):
         }
 
     def _state(self) -> dict[str, object]:
+        self._room.arrive()
         return sharded_state(self._trained(), self._local, self._optimizer, step=self._step)
 
     def _predict(self, batch: Batch, needs: Needs) -> Predictions:

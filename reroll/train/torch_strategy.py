@@ -77,6 +77,7 @@ class TorchStrategy(Strategy):
         return stats
 
     def optim_step(self) -> Stats:
+        self._room.arrive()
         gradients = [master.grad for master in self._masters.values() if master.grad is not None]
         norm = nn.utils.get_total_norm(gradients)
         if not torch.isfinite(norm):
@@ -101,7 +102,8 @@ class TorchStrategy(Strategy):
         }
 
     def to(self, device: str, *, weights: bool = True) -> None:
-        where = torch.device(device)
+        where, gpu = torch.device(device), self.device
+        self._room.arrive()
         if weights:
             places = count()  # In the same order every time.
             nn.Module._apply(self._model, lambda tensor: self._room.moved(next(places), tensor, where))  # type: ignore[no-untyped-call]
@@ -110,9 +112,12 @@ class TorchStrategy(Strategy):
                 master.data = self._room.moved((name, "master"), master.data, where)
             state = self._optimizer.state.get(master, {})
             for key, value in state.items():
-                if key != "step":  # A host counter on every device.
+                if key != "step":  # One number.
                     state[key] = self._room.moved((name, key), value, where)
-        self._room.settle()
+        if where.type == "cpu":
+            self._room.settle(gpu)
+        elif weights:
+            self._room.arrive()  # What is left behind is needed at the optimizer's step, not before.
 
     def save(self, folder: Path) -> None:
         self._write(self._model, self._state(), folder)
@@ -121,6 +126,7 @@ class TorchStrategy(Strategy):
         return partial(self._write, model_on_host(self._model), on_host(self._state()), folder)
 
     def load(self, folder: Path) -> None:
+        self._room.arrive()
         saved = self._saved_parameters(folder)
         state = torch.load(folder / STATE_FILE, map_location=self.device, weights_only=True)
         with torch.no_grad():
@@ -133,6 +139,7 @@ class TorchStrategy(Strategy):
 
     def _state(self) -> dict[str, Any]:
         """What is needed beside the model to go on."""
+        self._room.arrive()
         masters = {name: master for name, master in self._masters.items() if master is not self._parameters[name]}
         return {"step": self._step, "optimizer": self._optimizer.state_dict(), "masters": masters}
 

@@ -111,7 +111,7 @@ class TrainWorker:
     def to(self, device: str | None, *, weights: bool = True) -> None:
         """Move optimizer state, and weights unless told not to, to `cpu` while another role uses the device; None: back."""
         self._strategy.to(device or self._home, weights=weights)
-        if self._home.startswith("cuda"):
+        if device == "cpu" and self._home.startswith("cuda"):
             torch.cuda.empty_cache()  # Other processes cannot use what this one only keeps for later.
 
     def save(self, folder: Path) -> None:

@@ -13,6 +13,7 @@ from vllm import SamplingParams as VllmParams
 from vllm import TokensPrompt
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.model_executor.model_loader.reload.layerwise import LAYERWISE_INFO
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.executor.abstract import Executor
@@ -36,16 +37,16 @@ class VllmEngine(GuestEngine):
     def __init__(
         self, llm: LLMEngine, tokenizer: PreTrainedTokenizerBase, weights: Weights, *, end_ids: frozenset[int]
     ) -> None:
+        self._llm, self._is_plain = llm, _is_plain(llm)
         super().__init__(
             tokenizer,
             weights,
             end_ids=end_ids,
             max_length=llm.model_config.max_model_len,
             block_tokens=llm.vllm_config.cache_config.block_size,
-            takes_parts=_is_plain(llm),
+            takes_parts=self._is_plain,
             can_sleep=bool(llm.model_config.enable_sleep_mode),
         )
-        self._llm = llm
         self._steps = Steps(llm)
         self._draws_here = llm.vllm_config.parallel_config.tensor_parallel_size == 1
 
@@ -104,7 +105,7 @@ class VllmEngine(GuestEngine):
 
     def _copy_in(self, weights: Mapping[str, Tensor]) -> None:
         self._settle()
-        if self._takes_parts:
+        if self._is_plain:
             self._llm.apply_model(lambda model: model.load_weights(weights.items()))
             return
         self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": list(weights.items())})
@@ -176,6 +177,7 @@ def close_llm(llm: LLMEngine) -> None:
         # The shutdown lets go of the allocator that sleep mode has: by then there must be nothing left for it to free.
         llm._finalizer()  # It holds the model.
         llm.collective_rpc(lambda worker: worker.model_runner.shutdown())
+        LAYERWISE_INFO.clear()  # What it knows for reloading a layer holds the layer.
         gc.unfreeze()
         gc.collect()
     llm.engine_core.shutdown()
@@ -184,7 +186,7 @@ def close_llm(llm: LLMEngine) -> None:
 def _is_plain(llm: LLMEngine) -> bool:
     """Whether vLLM's own tensors hold the weights as a folder has them, but for matrices that it puts side by side.
 
-    On a CPU it packs them anew, and so it does with quantised and with latent attention's.
+    On a CPU it packs them anew, and so it does with quantised ones, with latent attention's and, on some GPUs, with experts.
     """
     settings = llm.vllm_config
     return (
@@ -192,6 +194,7 @@ def _is_plain(llm: LLMEngine) -> bool:
         and settings.parallel_config.tensor_parallel_size == 1
         and settings.model_config.quantization is None
         and not settings.model_config.use_mla
+        and not settings.model_config.is_moe
     )
 
 
