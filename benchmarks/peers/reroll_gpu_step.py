@@ -97,7 +97,11 @@ class Watch:
             lines = self._metrics.read_text().splitlines() if self._metrics.exists() else []
             new = [json.loads(line) for line in lines[num_read:]]
             num_read = len(lines)
-            self.rows += [(time.perf_counter(), row) for row in new if "time/step_s" in row]
+            for row in new:
+                if "time/step_s" in row:
+                    self.rows.append((time.perf_counter(), row))
+                    parts = {part: round(row[f"time/{part}_s"], 3) for part in ("step", *PARTS)}
+                    print(f"step {len(self.rows)}: {parts} engine busy {row['engine/busy_s']:.3f}", flush=True)
             time.sleep(0.01)
 
     def gib(self) -> dict[str, float]:

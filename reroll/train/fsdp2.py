@@ -20,14 +20,14 @@ from reroll.observe.metrics import Last, Max, Stats
 from reroll.observe.run_folder import sync_files
 from reroll.tokens.batch import Batch
 from reroll.train.base import Loss, Needs, Predictions, Strategy
-from reroll.train.offload import HostRoom
+from reroll.train.offload import HostRoom, settle
 from reroll.train.optimizer import adamw, diverged
 from reroll.train.parallel.build import shard
 from reroll.train.parallel.checkpoint import load_shards, save_shards, sharded_state
 from reroll.train.parallel.ranks import COLLECTIVE_TIMEOUT, SHARD, TP, DataParallelRanks, lay_out
 from reroll.train.parallel.tensor import has_partial_gradient
 from reroll.train.schedule import learning_rate
-from reroll.train.staging import on_host
+from reroll.train.staging import HostCopies
 from reroll.train.torch_strategy import enable_gradient_checkpointing
 
 
@@ -63,7 +63,7 @@ class Fsdp2Strategy(Strategy):
         self._root, self._units = shard(self._model, full, config, self._mesh, device=device)
         self._local = {name: nn.Parameter(parameter.to_local()) for name, parameter in self._trained().items()}
         self._optimizer = _with_state(adamw(self._local.values(), optim))
-        self._room = HostRoom()
+        self._room, self._copies = HostRoom(), HostCopies(self._device)
         # Checkpoints are written on a thread of their own, whose collectives must not mix with those of training.
         self._writers = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
 
@@ -100,7 +100,8 @@ class Fsdp2Strategy(Strategy):
         return Stats({"grad_norm": Last(float(norm)), "grad_norm_max": Max(float(norm)), "lr": Last(rate)})
 
     def weights(self, *, frozen: bool = False) -> Mapping[str, Tensor]:
-        return {name: tensor for name, tensor in self._collected(frozen=frozen).items() if not name.startswith(f"{SCORE}.")}
+        weights = self._collected(lambda name, tensor: tensor.to("cpu", copy=True), frozen=frozen)
+        return {name: tensor for name, tensor in weights.items() if not name.startswith(f"{SCORE}.")}
 
     def gathered(self, *, frozen: bool = False) -> Generator[tuple[str, Tensor]]:
         """Whole parameters by Hugging Face name, on the device and in the model's precision, one layer gathered at a time.
@@ -132,13 +133,13 @@ class Fsdp2Strategy(Strategy):
             for key, value in state.items():
                 state[key] = self._room.moved((number, key), value, torch.device(device))
         if device == "cpu":
-            self._room.settle(self._device)
+            settle(self._device)
 
     def save(self, folder: Path) -> None:
         self._write(self._state(), self._whole_on_host(), folder)
 
     def stage(self, folder: Path) -> Callable[[], None]:
-        return partial(self._write, on_host(self._state()), self._whole_on_host(), folder)
+        return partial(self._write, self._copies.of_state(self._state()), self._whole_on_host(), folder)
 
     def load(self, folder: Path) -> None:
         self._step = load_shards(self._state(), folder)
@@ -151,9 +152,9 @@ class Fsdp2Strategy(Strategy):
 
     def _whole_on_host(self) -> PreTrainedModel | None:
         """The model as it is exported, or of one with an adapter, that: on the first rank. All ranks take part."""
-        weights = self._collected(frozen=False)
+        weights = self._collected(self._staged, frozen=False)
         if not has_adapter(self._model):
-            weights |= self._collected(frozen=True)
+            weights |= self._collected(self._staged, frozen=True)
         if dist.get_rank() > 0:
             return None
         model = self._make_empty()
@@ -161,10 +162,15 @@ class Fsdp2Strategy(Strategy):
         model.tie_weights()
         return model
 
-    def _collected(self, *, frozen: bool) -> dict[str, Tensor]:
+    def _staged(self, name: str, tensor: Tensor) -> Tensor:
+        copied = self._copies.of_tensor(("whole", name), tensor)
+        settle(self._device)  # What is gathered goes when the next is asked for.
+        return copied
+
+    def _collected(self, copied: Callable[[str, Tensor], Tensor], *, frozen: bool) -> dict[str, Tensor]:
         """What is gathered, as copies on the host of the first rank; the others only help."""
         keeps = dist.get_rank() == 0
-        copies = ((name, tensor.to("cpu", copy=True) if keeps else None) for name, tensor in self.gathered(frozen=frozen))
+        copies = ((name, copied(name, tensor) if keeps else None) for name, tensor in self.gathered(frozen=frozen))
         return {name: tensor for name, tensor in copies if tensor is not None}
 
     def _trained(self) -> dict[str, DTensor]:

@@ -8,15 +8,31 @@ import torch
 from torch import Tensor
 
 
-class HostRoom:
-    """Page-locked host memory for tensors that leave a GPU again and again.
+class PageLocked:
+    """Host memory that the bus reads and writes many times as fast as other, one place for each key.
 
-    Such memory is slow to get and fast to copy to: a tensor's place is kept for the next time while it is away on the GPU.
-    On the way back they travel beside what the GPU computes, so that what is needed last is not waited for first.
+    Such memory is slow to get. So a place is kept for the next tensor of its key.
     """
 
     def __init__(self) -> None:
         self._places: dict[Hashable, Tensor] = {}
+
+    def filled(self, key: Hashable, tensor: Tensor) -> Tensor:
+        """The key's place, where a tensor of a GPU is when that has done all it was given."""
+        place = self._places.get(key)
+        if place is None:
+            place = self._places[key] = torch.empty_like(tensor, device="cpu", pin_memory=True)
+        return place.copy_(tensor, non_blocking=True)
+
+
+class HostRoom:
+    """Where tensors wait that leave a GPU again and again.
+
+    On the way back they travel beside what the GPU computes, so that what is needed last is not waited for first.
+    """
+
+    def __init__(self) -> None:
+        self._places = PageLocked()
         self._way_back: torch.cuda.Stream | None = None
 
     def moved(self, key: Hashable, tensor: Tensor, device: torch.device) -> Tensor:
@@ -24,10 +40,7 @@ class HostRoom:
         if tensor.device.type == device.type:
             return tensor
         if device.type == "cpu":
-            place = self._places.get(key)
-            if place is None:
-                place = self._places[key] = torch.empty_like(tensor, device=device, pin_memory=True)
-            return place.copy_(tensor, non_blocking=True)
+            return self._places.filled(key, tensor)
         if self._way_back is None:
             self._way_back = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         there = torch.empty_like(tensor, device=device)
@@ -40,7 +53,8 @@ class HostRoom:
         if self._way_back is not None:
             torch.cuda.current_stream(self._way_back.device).wait_stream(self._way_back)
 
-    def settle(self, gpu: torch.device) -> None:
-        """The host waits until all is where it was sent."""
-        if gpu.type == "cuda":
-            torch.cuda.synchronize(gpu)
+
+def settle(device: torch.device) -> None:
+    """The host waits until all is where it was sent."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -4,43 +4,69 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from reroll.models.load import has_adapter
+from reroll.train.offload import PageLocked, settle
 
 
-def on_host(state: Any) -> Any:
-    """A state as torch's optimizers and checkpoints have it (dicts and lists), with a copy of every tensor on the host.
+class HostCopies:
+    """Copies of what is trained on `device`. Beside a GPU they keep their memory, so the next ones replace these."""
 
-    Of a tensor that is spread over ranks, this rank's part is copied.
-    """
-    if isinstance(state, Tensor):
-        return state.detach().to("cpu", copy=True)
-    if isinstance(state, dict):
-        return {key: on_host(value) for key, value in state.items()}
-    if isinstance(state, list):
-        return [on_host(value) for value in state]
-    return state
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._places = PageLocked() if device.type == "cuda" else None
 
+    def of_state(self, state: Any) -> Any:
+        """A state as torch's optimizers and checkpoints have it (dicts and lists), with a copy of every tensor.
 
-def model_on_host(model: PreTrainedModel) -> PreTrainedModel:
-    """The same model with a copy of every tensor that is saved: tied weights stay tied, and are copied once.
+        Of a tensor that is spread over ranks, this rank's part is copied.
+        """
+        copies = self._of_part(state, key=("state",))
+        settle(self._device)
+        return copies
 
-    Of a model with an adapter, that is the adapter; the rest is the model's own.
-    """
-    parameters = {
-        id(parameter): parameter
-        if has_adapter(model) and not parameter.requires_grad
-        else nn.Parameter(on_host(parameter), requires_grad=parameter.requires_grad)
-        for parameter in model.parameters()
-    }
-    # `deepcopy` asks its memo first: it finds the tensors there, and makes nothing but modules.
-    return copy.deepcopy(model, {**parameters, **{id(buffer): on_host(buffer) for buffer in model.buffers()}})
+    def of_model(self, model: PreTrainedModel) -> PreTrainedModel:
+        """The same model with a copy of every tensor that is saved: tied weights stay tied, and are copied once.
+
+        Of a model with an adapter, that is the adapter; the rest is the model's own.
+        """
+        parameters = {
+            id(parameter): parameter
+            if has_adapter(model) and not parameter.requires_grad
+            else nn.Parameter(self.of_tensor(("model", name), parameter), requires_grad=parameter.requires_grad)
+            for name, parameter in model.named_parameters()
+        }
+        buffers = {id(buffer): self.of_tensor(("model", name), buffer) for name, buffer in model.named_buffers()}
+        settle(self._device)
+        # `deepcopy` asks its memo first: it finds the tensors there, and makes nothing but modules.
+        return copy.deepcopy(model, {**parameters, **buffers})
+
+    def of_tensor(self, key: Hashable, tensor: Tensor) -> Tensor:
+        """Its contents are there when the GPU has done all it was given. The key tells it from others."""
+        tensor = tensor.detach()
+        if self._places is None:
+            return tensor.to("cpu", copy=True)
+        if hasattr(tensor, "to_local"):
+            from reroll.train.parallel.checkpoint import as_shard_of
+
+            return as_shard_of(tensor, self._places.filled(key, tensor.to_local()))  # type: ignore[arg-type]
+        return self._places.filled(key, tensor)
+
+    def _of_part(self, state: Any, *, key: tuple[Hashable, ...]) -> Any:
+        if isinstance(state, Tensor):
+            return self.of_tensor(key, state)
+        if isinstance(state, dict):
+            return {name: self._of_part(value, key=(*key, name)) for name, value in state.items()}
+        if isinstance(state, list):
+            return [self._of_part(value, key=(*key, number)) for number, value in enumerate(state)]
+        return state
 
 
 def in_background(work: Callable[[], None], *, name: str) -> Future[None]:

@@ -21,11 +21,11 @@ from reroll.observe.metrics import Last, Max, Stats
 from reroll.observe.run_folder import sync_files
 from reroll.tokens.batch import Batch
 from reroll.train.base import Loss, Needs, Predictions, Strategy
-from reroll.train.offload import HostRoom
+from reroll.train.offload import HostRoom, settle
 from reroll.train.optimizer import adamw, diverged
 from reroll.train.predict import predict
 from reroll.train.schedule import learning_rate
-from reroll.train.staging import model_on_host, on_host
+from reroll.train.staging import HostCopies
 
 STATE_FILE = "trainer.pt"
 
@@ -58,7 +58,7 @@ class TorchStrategy(Strategy):
         if config.gradient_checkpointing:
             enable_gradient_checkpointing(model)
         self._optimizer = adamw(self._masters.values(), optim)
-        self._room = HostRoom()
+        self._room, self._copies = HostRoom(), HostCopies(model.device)
 
     @property
     def device(self) -> torch.device:
@@ -115,7 +115,7 @@ class TorchStrategy(Strategy):
                 if key != "step":  # One number.
                     state[key] = self._room.moved((name, key), value, where)
         if where.type == "cpu":
-            self._room.settle(gpu)
+            settle(gpu)
         elif weights:
             self._room.arrive()  # What is left behind is needed at the optimizer's step, not before.
 
@@ -123,7 +123,7 @@ class TorchStrategy(Strategy):
         self._write(self._model, self._state(), folder)
 
     def stage(self, folder: Path) -> Callable[[], None]:
-        return partial(self._write, model_on_host(self._model), on_host(self._state()), folder)
+        return partial(self._write, self._copies.of_model(self._model), self._copies.of_state(self._state()), folder)
 
     def load(self, folder: Path) -> None:
         self._room.arrive()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -110,3 +111,22 @@ def test_a_checkpoint_written_on_the_gpu_goes_on(folder: Path, tmp_path: Path, o
     resumed = worker(folder, kind="fsdp2", precision="bf16", offload=offload)
     resumed.load(tmp_path)
     assert losses(resumed, range(2, 4)) == expected
+
+
+@pytest.mark.usefixtures("_alone")
+@pytest.mark.parametrize("kind", ["torch", "fsdp2"])
+def test_staged_checkpoints_hold_the_state_of_their_time_though_they_share_memory(
+    folder: Path, tmp_path: Path, kind: str
+) -> None:
+    policy = worker(folder, kind=kind, precision="bf16")
+    losses(policy, range(1))
+    expected = []
+    for number in range(3):
+        policy.stage(tmp_path / str(number))
+        expected.append(losses(policy, range(1, 3)))
+        while not policy.is_written():
+            time.sleep(0.01)
+    for number in range(3):
+        resumed = worker(folder, kind=kind, precision="bf16")
+        resumed.load(tmp_path / str(number))
+        assert losses(resumed, range(1, 3)) == expected[number]

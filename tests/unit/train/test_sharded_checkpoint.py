@@ -19,7 +19,7 @@ from reroll.models.tiny import make_tiny
 from reroll.runtime.base import WorkerInfo
 from reroll.train.parallel.checkpoint import as_shard_of, load_shards, save_shards
 from reroll.train.parallel.ranks import meet
-from reroll.train.staging import on_host
+from reroll.train.staging import HostCopies
 from reroll.train.worker import TrainWorker
 
 
@@ -39,14 +39,16 @@ def test_a_shard_that_an_offloaded_model_keeps_on_the_host_is_read_in_place(
         gpus = init_device_mesh("cuda", (1,))
     parameter = DTensor.from_local(torch.empty(3, 4, device="meta"), gpus, [Shard(0)])
     moments, fresh = torch.randn(3, 4), torch.zeros(3, 4)
-    save_shards(on_host({"step": 7, "moments": as_shard_of(parameter, moments)}), tmp_path, group=group)
+    save_shards(
+        HostCopies(torch.device("cpu")).of_state({"step": 7, "moments": as_shard_of(parameter, moments)}), tmp_path, group=group
+    )
     assert load_shards({"step": 0, "moments": as_shard_of(parameter, fresh)}, tmp_path) == 7
     assert torch.equal(fresh, moments)
 
 
 def test_a_state_on_the_host_does_not_follow_what_it_was_copied_from() -> None:
     state = {"state": {0: {"step": torch.tensor(1.0), "exp_avg": torch.ones(2)}}, "param_groups": [{"lr": 0.1, "params": [0]}]}
-    copied = on_host(state)
+    copied = HostCopies(torch.device("cpu")).of_state(state)
     state["state"][0]["exp_avg"].add_(1)  # type: ignore[index, call-overload]
     state["param_groups"][0]["lr"] = 0.2  # type: ignore[call-overload]
     assert copied["state"][0]["exp_avg"].tolist() == [1, 1]
