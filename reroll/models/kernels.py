@@ -18,6 +18,8 @@ _NORM_TILE = 4096
 """Numbers that a program of a norm works on at once: one wide row, or many narrow ones."""
 _MAX_NORM_PROGRAMS = 528
 """Four for each processor of an H200: each sums the gradient of the weight over its rows."""
+_VARYING = ["num_rows"]
+"""Another number in every micro-batch: one kernel serves all. Else the first that 16 divides would wait for one of its own."""
 
 
 class Rotation(torch.autograd.Function):
@@ -213,7 +215,7 @@ def _rotate(
     tl.store(target + HALF, (high * across + low * along).to(output.dtype.element_ty), mask=is_real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_VARYING)
 def _rms_norm(output, scales, states, weight, epsilon, num_rows, num_columns, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK)
@@ -226,7 +228,7 @@ def _rms_norm(output, scales, states, weight, epsilon, num_rows, num_columns, RO
     tl.store(output + places, (x * scale[:, None] * w[None, :]).to(output.dtype.element_ty), mask=is_real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_VARYING)
 def _rms_norm_backward(
     grad_states,
     grad_weights,

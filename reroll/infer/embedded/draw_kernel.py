@@ -45,7 +45,8 @@ def _scores(row_logits, start, vocabulary, cool, end_ids, may_end, NUM_ENDS: tl.
     return scores, allowed
 
 
-@triton.jit
+# One kernel for every number of rows, and wherever in their buffer the fractions begin.
+@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["temperatures", "uniforms", "may_ends"])
 def _draw(
     drawn,
     logits,

@@ -106,7 +106,7 @@ def _rows(group: int, rows: int) -> int:
     return int(max(rows, triton.next_power_of_2(group)))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["rows"])
 def _store(
     key,
     value,
@@ -133,7 +133,11 @@ def _store(
     tl.store(values + target, new_value.to(values.dtype.element_ty), mask=is_real)
 
 
-@triton.jit
+# The whole numbers of a step lie in one buffer, so where each begins depends on the step's size: one kernel serves all.
+@triton.jit(
+    do_not_specialize=["table_row"],
+    do_not_specialize_on_alignment=["tables", "starts", "bounds", "block_sequence", "block_first"],
+)
 def _attend(
     output,
     query,
