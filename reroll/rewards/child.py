@@ -1,8 +1,9 @@
 """The process that runs rewards which may hang or die: `python -m reroll.rewards.child FD`. Its pool starts another if so.
 
 First it is told where to look for modules and which rewards there are, makes them, and answers what went wrong with
-each. Then it answers one trajectory at a time, with a Score or with the reason why there is none. It speaks over a socket
-of its own: what user code prints goes nowhere.
+each. Then it is given trajectories, a few at once. It answers each with a Score or with the reason why there is none, and
+ends with None: after the last, or before if the time for them is over. It speaks over a socket of its own: what user code
+prints goes nowhere.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import sys
+import time
 from collections.abc import Awaitable, Mapping
 from multiprocessing.connection import Connection
 from typing import Any
@@ -34,15 +36,20 @@ def main() -> None:
         connection.send(problems)
         while True:
             try:
-                name, prompt, trajectory = connection.recv()
+                name, cases, together_s = connection.recv()
             except EOFError:
                 return
-            if name in judges:
-                with limits[name]:
-                    answer = _judge(runner, judges[name], prompt, trajectory)
-                connection.send(answer)
-            else:
-                connection.send(problems[name])
+            over_s = time.perf_counter() + together_s
+            for place, (prompt, trajectory) in enumerate(cases):
+                if place and time.perf_counter() > over_s:
+                    break
+                if name in judges:
+                    with limits[name]:
+                        answer = _judge(runner, judges[name], prompt, trajectory)
+                    connection.send(answer)
+                else:
+                    connection.send(problems[name])
+            connection.send(None)
 
 
 def _load(configs: Mapping[str, InProcess]) -> tuple[dict[str, Judge], dict[str, str]]:

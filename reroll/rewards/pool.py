@@ -6,7 +6,7 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing import Pipe
 from typing import Any
 
@@ -20,6 +20,9 @@ IMPORT_TIMEOUT_S = 120.0
 """How long a process may take to import the rewards; user modules may import heavy libraries."""
 EXIT_TIMEOUT_S = 2.0
 """How long an idle process may take to leave."""
+
+Case = tuple[Prompt, Trajectory]
+"""What is to be judged."""
 
 
 class ProcessPool:
@@ -50,35 +53,35 @@ class ProcessPool:
         """How many there are now."""
         return len(self._processes)
 
-    def score(self, name: str, prompt: Prompt, trajectory: Trajectory) -> Score:
-        """A finite score, or RewardError with the reason. A process that hung or died is replaced."""
+    def score(self, name: str, cases: Sequence[Case], *, together_s: float = 0.0) -> list[Score | RewardError]:
+        """For each case a finite score, or the reason for anything else. A process that hung or died is replaced.
+
+        At least the first is judged. Those are left that come after a loss, or after `together_s`.
+        """
         process = self._take()
+        verdicts: list[Score | RewardError] = []
         try:
             process.wait_until_loaded()
-            answer = process.ask((name, prompt, trajectory), timeout_s=self._rewards[name].timeout_s)
+            for answer in process.ask((name, list(cases), together_s), timeout_s=self._rewards[name].timeout_s):
+                if isinstance(answer, Spent):
+                    raise _LostJudging(answer)
+                verdicts.append(answer if isinstance(answer, Score) else RewardError(answer))
         except _LostJudging as lost:
             self._replace(process)
-            return self._unjudged(name, str(lost))
+            return [*verdicts, self._unjudged(name, str(lost))]
         except _Lost as lost:
             self._replace(process)
-            raise RewardError(str(lost)) from None
+            return [RewardError(str(lost))]
         except BaseException:
             self._replace(process)
             raise
-        if isinstance(answer, Spent):
-            self._replace(process)
-            return self._unjudged(name, answer)
         self._free.put(process)
-        if isinstance(answer, Score):
-            return answer
-        raise RewardError(answer)
+        return verdicts
 
-    def _unjudged(self, name: str, why: str) -> Score:
+    def _unjudged(self, name: str, why: str) -> Score | RewardError:
         """The verdict on an answer that could not be judged."""
         verdict = self._rewards[name].verdict_on_hang
-        if verdict is None:
-            raise RewardError(why)
-        return Score(value=verdict, parts={"unjudged": 1.0})
+        return RewardError(why) if verdict is None else Score(value=verdict, parts={"unjudged": 1.0})
 
     def problems(self) -> dict[str, str]:
         """Rewards that cannot be made, by name, and why."""
@@ -167,17 +170,17 @@ class _Process:
             self._problems = self._receive(IMPORT_TIMEOUT_S, doing="importing the rewards")
         return self._problems
 
-    def ask(self, message: Any, *, timeout_s: float) -> Score | str:
-        """The child's answer: a score or a reason."""
+    def ask(self, message: Any, *, timeout_s: float) -> Iterator[Score | str]:
+        """The child's answers, each within this time: scores or reasons."""
         try:
             self._connection.send(message)
         except OSError:
             raise _Lost(f"the reward's process is gone{self._epitaph()}") from None
         try:
-            answer: Score | str = self._receive(timeout_s, doing="judging")
+            while (answer := self._receive(timeout_s, doing="judging")) is not None:
+                yield answer
         except _Lost as lost:
             raise _LostJudging(str(lost)) from None
-        return answer
 
     def hang_up(self) -> None:
         """Let the child leave when it is idle. Only for who has taken it: another may be reading."""

@@ -14,7 +14,7 @@ from reroll.config.reward_base import InProcess
 from reroll.config.rewards import RewardWorkersConfig
 from reroll.errors import RewardError, WorkerDied
 from reroll.rewards.meter import RewardMeter
-from reroll.rewards.pool import ProcessPool
+from reroll.rewards.pool import Case, ProcessPool
 from reroll.rewards.slots import FairSlots
 from reroll.runtime.base import Placement, Runtime, WorkerInfo, Workers
 from reroll.runtime.devices import num_usable_cores
@@ -27,14 +27,6 @@ TOGETHER_S = 0.01
 the calls take longer than the judging."""
 _NEWEST = 0.1
 """Weight of the newest call in what a sample is thought to take."""
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """What is to be judged."""
-
-    prompt: Prompt
-    trajectory: Trajectory
 
 
 class RewardWorker:
@@ -56,18 +48,7 @@ class RewardWorker:
 
         At least the first is judged. Once that has taken long, the others are left: another may be free to judge them.
         """
-        started_s, verdicts = time.perf_counter(), [self._judge(name, cases[0])]
-        for case in cases[1:]:
-            if time.perf_counter() - started_s > TOGETHER_S:
-                break
-            verdicts.append(self._judge(name, case))
-        return verdicts
-
-    def _judge(self, name: str, case: Case) -> Score | RewardError:
-        try:
-            return self._pool.score(name, case.prompt, case.trajectory)
-        except RewardError as error:
-            return error
+        return self._pool.score(name, cases, together_s=TOGETHER_S)
 
     def problems(self) -> dict[str, str]:
         """Rewards that cannot be made, by name, and why."""
@@ -84,6 +65,11 @@ class _Waiting:
     case: Case
     verdict: asyncio.Future[Score]
     since_s: float
+
+    @property
+    def domain(self) -> str:
+        prompt, _ = self.case
+        return prompt.domain
 
     def is_wanted(self) -> bool:
         return not self.verdict.done()
@@ -149,7 +135,7 @@ class RewardWorkers:
     async def score(self, name: str, prompt: Prompt, trajectory: Trajectory) -> Score:
         """A finite score, after waiting for a turn; RewardError with the reason for anything else."""
         verdict: asyncio.Future[Score] = asyncio.get_running_loop().create_future()
-        self._waiting[name].append(_Waiting(Case(prompt, trajectory), verdict, time.perf_counter()))
+        self._waiting[name].append(_Waiting((prompt, trajectory), verdict, time.perf_counter()))
         self._call(name)
         return await verdict
 
@@ -169,7 +155,7 @@ class RewardWorkers:
                 return  # They went with others, or do not wait any more.
             started_s = time.perf_counter()
             for waiting in taken:
-                self._meter.waited(waiting.case.prompt.domain, started_s - waiting.since_s)
+                self._meter.waited(waiting.domain, started_s - waiting.since_s)
             verdicts = await self._judge(name, [waiting.case for waiting in taken])
             seconds = (time.perf_counter() - started_s) / len(verdicts)
             self._usual_s[name] = (1 - _NEWEST) * self._usual_s.get(name, seconds) + _NEWEST * seconds

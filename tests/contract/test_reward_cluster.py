@@ -16,7 +16,8 @@ from reroll.config.parts import RayRuntime as RayConfig
 from reroll.config.rewards import ImportReward, RewardConfig, RewardWorkersConfig
 from reroll.errors import ConfigError, RewardError
 from reroll.rewards.cluster import RewardCluster
-from reroll.rewards.worker import Case, RewardWorkers
+from reroll.rewards.pool import Case
+from reroll.rewards.worker import RewardWorkers
 from reroll.runtime import make_runtime
 from reroll.runtime.base import Runtime
 from reroll.types import Completion, FinishReason, Prompt, Score, Status, Trajectory, Turn

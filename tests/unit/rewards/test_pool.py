@@ -73,6 +73,13 @@ def asked(**extra: object) -> Prompt:
     return Prompt(id="p", messages=(), domain="user", extra=extra)
 
 
+def score(pool: ProcessPool, name: str, prompt: Prompt, trajectory: Trajectory) -> Score:
+    [verdict] = pool.score(name, [(prompt, trajectory)])
+    if isinstance(verdict, RewardError):
+        raise verdict
+    return verdict
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("user_code")
@@ -103,15 +110,15 @@ def pool(folder: Path) -> Iterator[ProcessPool]:
 
 
 def test_a_user_function_may_return_a_score_or_any_real_number_and_may_be_async(pool: ProcessPool) -> None:
-    assert pool.score("user", asked(), said("anything")) == Score(value=1.0)
-    assert pool.score("user", asked(), said("score")) == Score(value=0.5, parts={"style": 0.25})
-    assert pool.score("user", asked(), said("true")).value == 1.0
-    assert pool.score("user", asked(), said("int")).value == 3.0
-    assert pool.score("user", asked(), said("numpy")).value == 0.5
-    assert pool.score("user", asked(), said("numpy bool")).value == 1.0
-    assert pool.score("later", asked(), said("score")).parts == {"style": 0.25}
-    assert pool.score("bonus", asked(), said("anything")).value == 3.0
-    assert pool.score("nested", asked(), said("anything")).value == 0.125
+    assert score(pool, "user", asked(), said("anything")) == Score(value=1.0)
+    assert score(pool, "user", asked(), said("score")) == Score(value=0.5, parts={"style": 0.25})
+    assert score(pool, "user", asked(), said("true")).value == 1.0
+    assert score(pool, "user", asked(), said("int")).value == 3.0
+    assert score(pool, "user", asked(), said("numpy")).value == 0.5
+    assert score(pool, "user", asked(), said("numpy bool")).value == 1.0
+    assert score(pool, "later", asked(), said("score")).parts == {"style": 0.25}
+    assert score(pool, "bonus", asked(), said("anything")).value == 3.0
+    assert score(pool, "nested", asked(), said("anything")).value == 0.125
 
 
 @pytest.mark.parametrize(
@@ -132,43 +139,43 @@ def test_a_user_function_may_return_a_score_or_any_real_number_and_may_be_async(
 def test_a_raise_or_a_bad_value_fails_the_sample_and_keeps_the_process(
     pool: ProcessPool, domain: str, text: str, reason: str
 ) -> None:
-    before = pool.score("user", asked(), said("pid"))
+    before = score(pool, "user", asked(), said("pid"))
     with pytest.raises(RewardError, match=reason):
-        pool.score(domain, asked(), said(text))
-    assert pool.score("user", asked(), said("pid")) == before
+        score(pool, domain, asked(), said(text))
+    assert score(pool, "user", asked(), said("pid")) == before
 
 
 @pytest.mark.parametrize(("text", "reason"), [("exit", "exit code 7"), ("segfault", "SIGSEGV")])
 def test_a_crash_fails_the_sample_and_another_process_takes_over(pool: ProcessPool, text: str, reason: str) -> None:
-    before = pool.score("user", asked(), said("pid"))
+    before = score(pool, "user", asked(), said("pid"))
     with pytest.raises(RewardError, match=f"process died judging .*{reason}"):
-        pool.score("user", asked(), said(text))
-    assert pool.score("user", asked(), said("pid")) != before
+        score(pool, "user", asked(), said(text))
+    assert score(pool, "user", asked(), said("pid")) != before
 
 
 @pytest.mark.parametrize("domain", ["hasty", "hasty later"])
 def test_a_hang_is_killed_at_the_timeout_and_another_process_takes_over(pool: ProcessPool, domain: str) -> None:
-    pid = int(pool.score("user", asked(), said("pid")).value)
+    pid = int(score(pool, "user", asked(), said("pid")).value)
     start_s = time.monotonic()
     with pytest.raises(RewardError, match=r"took longer than 0.3 s judging: killed"):
-        pool.score(domain, asked(), said("hang"))
+        score(pool, domain, asked(), said("hang"))
     assert time.monotonic() - start_s < 5
     assert not Path(f"/proc/{pid}").exists()
-    assert pool.score(domain, asked(), said("anything")).value == 1.0
+    assert score(pool, domain, asked(), said("anything")).value == 1.0
 
 
 def test_a_kill_reaches_what_user_code_has_started(pool: ProcessPool, tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     with pytest.raises(RewardError, match="killed"):
-        pool.score("hasty", asked(pid_file=str(pid_file)), said("hang with child"))
+        score(pool, "hasty", asked(pid_file=str(pid_file)), said("hang with child"))
     assert not is_running(int(pid_file.read_text()))
 
 
 def test_what_user_code_prints_reaches_neither_the_terminal_nor_the_answer(
     pool: ProcessPool, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert pool.score("user", asked(), said("print")).value == 1.0
-    assert pool.score("user", asked(), said("read stdin")).value == 0.0
+    assert score(pool, "user", asked(), said("print")).value == 1.0
+    assert score(pool, "user", asked(), said("read stdin")).value == 0.0
     assert capfd.readouterr() == ("", "")
 
 
@@ -187,8 +194,8 @@ def test_imports_that_fail_are_all_named_and_fail_only_their_own_samples(folder:
     assert "no_such_function" in problems["absent"]
     assert "is int, not a function" in problems["not callable"]
     with pytest.raises(RewardError, match="no_such_module"):
-        pool.score("missing", asked(), said(""))
-    assert pool.score("good", asked(), said("")).value == 1.0
+        score(pool, "missing", asked(), said(""))
+    assert score(pool, "good", asked(), said("")).value == 1.0
     pool.close()
 
 
@@ -196,7 +203,7 @@ def test_a_module_that_kills_the_process_on_import_is_a_problem_and_not_a_hang(f
     pool = ProcessPool({"deadly": imported("deadly:f")}, num_processes=1, search_path=[str(folder)])
     assert "died importing the rewards (exit code 9)" in pool.problems()["deadly"]
     with pytest.raises(RewardError, match="died importing"):
-        pool.score("deadly", asked(), said(""))
+        score(pool, "deadly", asked(), said(""))
     pool.close()
 
 
@@ -204,11 +211,11 @@ def test_a_call_that_wants_too_much_memory_fails_its_sample_and_its_process_is_r
     limited = ImportReward(kind="import", path="judges:act", memory_mb=100)
     rewards = {"limited": limited, "free": ImportReward(kind="import", path="judges:act", memory_mb=None)}
     pool = ProcessPool(rewards, num_processes=1, search_path=[str(folder)])
-    before = pool.score("limited", asked(), said("pid"))
+    before = score(pool, "limited", asked(), said("pid"))
     with pytest.raises(RewardError, match="wanted more memory than its memory_mb allows"):
-        pool.score("limited", asked(), said("eat memory"))
-    assert pool.score("limited", asked(), said("pid")) != before
-    assert pool.score("free", asked(), said("eat memory")).value == 300 * 2**20
+        score(pool, "limited", asked(), said("eat memory"))
+    assert score(pool, "limited", asked(), said("pid")) != before
+    assert score(pool, "free", asked(), said("eat memory")).value == 300 * 2**20
     pool.close()
 
 
@@ -221,11 +228,11 @@ def test_options_that_a_function_does_not_take_are_found_before_the_first_call(f
 def test_a_call_that_finds_all_processes_busy_starts_another_up_to_the_limit(folder: Path) -> None:
     rewards = {"user": imported("judges:act", timeout_s=60.0)}
     pool = ProcessPool(rewards, num_processes=1, max_processes=2, search_path=[str(folder)])
-    assert pool.score("user", asked(), said("pid")) == pool.score("user", asked(), said("pid"))
+    assert score(pool, "user", asked(), said("pid")) == score(pool, "user", asked(), said("pid"))
 
     def hang() -> None:
         with suppress(RewardError):
-            pool.score("user", asked(), said("hang"))
+            score(pool, "user", asked(), said("hang"))
 
     for _ in range(2):
         threading.Thread(target=hang, daemon=True).start()
@@ -248,15 +255,15 @@ def test_processes_work_side_by_side_and_close_ends_busy_ones(folder: Path) -> N
 
     def hang() -> None:
         try:
-            pool.score("user", asked(), said("hang"))
+            score(pool, "user", asked(), said("hang"))
         except RewardError as error:
             failures.append(str(error))
 
     stuck = threading.Thread(target=hang)
     stuck.start()
     time.sleep(0.1)
-    assert pool.score("user", asked(), said("")).value == 1.0
-    pid = int(pool.score("user", asked(), said("pid")).value)
+    assert score(pool, "user", asked(), said("")).value == 1.0
+    pid = int(score(pool, "user", asked(), said("pid")).value)
     pool.close()
     pool.close()
     stuck.join(10)
@@ -264,7 +271,7 @@ def test_processes_work_side_by_side_and_close_ends_busy_ones(folder: Path) -> N
     assert len(failures) == 1
     assert not is_running(pid)
     with pytest.raises(RewardError):
-        pool.score("user", asked(), said(""))
+        score(pool, "user", asked(), said(""))
 
 
 def test_a_hung_process_follows_its_parent_into_death(folder: Path, tmp_path: Path) -> None:
@@ -274,11 +281,11 @@ def test_a_hung_process_follows_its_parent_into_death(folder: Path, tmp_path: Pa
         from reroll.rewards.pool import ProcessPool
         sys_path, pid_file = {str(folder)!r}, {str(tmp_path / "pid")!r}
         import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
-        from test_pool import asked, said, imported
+        from test_pool import asked, said, imported, score
         pool = ProcessPool({{"user": imported("judges:act")}}, num_processes=1, search_path=[sys_path])
-        pid = int(pool.score("user", asked(), said("pid")).value)
+        pid = int(score(pool, "user", asked(), said("pid")).value)
         open(pid_file, "w").write(str(pid))
-        threading.Thread(target=lambda: pool.score("user", asked(), said("hang")), daemon=True).start()
+        threading.Thread(target=lambda: score(pool, "user", asked(), said("hang")), daemon=True).start()
         time.sleep(0.5)
         os._exit(0)
     """
@@ -307,11 +314,11 @@ def test_reasoning_gym_tasks_are_scored_by_their_own_verifier() -> None:
     prompt = asked(reasoning_gym={"name": "chain_sum", "options": options, "entry": entry})
     reward = ReasoningGymReward(kind="reasoning_gym", pattern=r"<answer>(.*?)</answer>")
     pool = ProcessPool({"logic": reward}, num_processes=1, search_path=[])
-    assert pool.score("logic", prompt, said(f"so <answer>{entry['answer']}</answer>")).value == 1.0
-    assert pool.score("logic", prompt, said("<answer>1000</answer>")).value < 1.0
-    assert pool.score("logic", prompt, said("no tags")).value < 1.0
+    assert score(pool, "logic", prompt, said(f"so <answer>{entry['answer']}</answer>")).value == 1.0
+    assert score(pool, "logic", prompt, said("<answer>1000</answer>")).value < 1.0
+    assert score(pool, "logic", prompt, said("no tags")).value < 1.0
     with pytest.raises(RewardError, match="p is not a reasoning-gym task"):
-        pool.score("logic", asked(), said("3"))
+        score(pool, "logic", asked(), said("3"))
     pool.close()
 
 
@@ -319,8 +326,20 @@ def test_an_answer_on_which_a_bundled_verifier_hangs_is_wrong_and_fails_nothing(
     node = RegexReward(kind="regex", pattern="(a+)+$", wrong=-0.5, timeout_s=0.5)
     pool = ProcessPool({"form": node}, num_processes=1, search_path=[str(folder)])
     try:
-        assert pool.score("form", asked(), said("aaa")).value == 1.0
-        assert pool.score("form", asked(), said("a" * 40 + "!")) == Score(value=-0.5, parts={"unjudged": 1.0})
-        assert pool.score("form", asked(), said("aaa")).value == 1.0
+        assert score(pool, "form", asked(), said("aaa")).value == 1.0
+        assert score(pool, "form", asked(), said("a" * 40 + "!")) == Score(value=-0.5, parts={"unjudged": 1.0})
+        assert score(pool, "form", asked(), said("aaa")).value == 1.0
     finally:
         pool.close()
+
+
+def test_cases_of_one_call_are_judged_until_one_is_lost_or_the_time_for_them_is_over(pool: ProcessPool) -> None:
+    together = [(asked(), said(text)) for text in ("true", "raise", "int")]
+    first, failed, last = pool.score("user", together, together_s=60.0)
+    assert (first, last) == (Score(value=1.0), Score(value=3.0))
+    assert isinstance(failed, RewardError)
+    assert len(pool.score("user", together, together_s=0.0)) == 1
+    first, failed = pool.score("hasty", [(asked(), said(text)) for text in ("true", "hang", "true")], together_s=60.0)
+    assert first == Score(value=1.0)
+    assert "took longer than 0.3 s" in str(failed)
+    assert score(pool, "hasty", asked(), said("true")).value == 1.0
