@@ -7,20 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-def settle_heap() -> None:
-    """From now on the garbage collector passes over all objects that are there.
-
-    Modules, models and engines are half a million objects that stay. To look through them takes some 0.3 s, in which no
-    other thread runs, and thousands of samples make the collector look often: as much as once in a step.
-    """
-    gc.collect()
-    gc.freeze()
-
-
 @contextmanager
 def settled_heap() -> Iterator[None]:
-    """The same for as long as this is open."""
-    settle_heap()
+    """While this is open, the garbage collector passes over all objects that were there before.
+
+    Modules, models and engines are half a million objects that stay. To look through them takes 0.2 s and more, in which no
+    thread runs, and thousands of samples make the collector look again and again.
+    """
+    gc.freeze()
     try:
         yield
     finally:

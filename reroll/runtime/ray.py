@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import pickle
@@ -25,7 +26,6 @@ from reroll.runtime.base import A, P, Placement, Runtime, T, W, WorkerInfo, Work
 from reroll.runtime.cpu import keep_freed_memory, release_helper_threads
 from reroll.runtime.devices import num_usable_cores
 from reroll.runtime.failures import as_reroll_error, describe, gather_all
-from reroll.runtime.heap import settle_heap
 from reroll.runtime.ray_places import GpuPlaces, Place, live_gpu_nodes, reserve
 
 MIN_LOGICAL_CPUS = 4
@@ -276,7 +276,7 @@ class _Actor:
         def make() -> None:
             worker_class, args, kwargs = pickle.loads(pickled)
             self._worker = worker_class(self._info, *args, **kwargs)
-            settle_heap()
+            gc.freeze()  # As `settled_heap` does for the controller: what is there now stays.
 
         return self._guard(make)
 

@@ -41,6 +41,8 @@ class HostRoom:
             return tensor
         if device.type == "cpu":
             return self._places.filled(key, tensor)
+        if device.type != "cuda":
+            return tensor.to(device)
         if self._way_back is None:
             self._way_back = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         there = torch.empty_like(tensor, device=device)

@@ -325,7 +325,6 @@ def _run(arguments: ServerArgs, ports: PortArgs, rank: int, connection: Connecti
         MultiPlatformOp.dispatch_forward = lambda self: self.forward_native  # sglang's kernels are for 16 bits.
     set_global_server_args_for_scheduler(arguments)
     host = Host(arguments, ports, gpu, rank, 0, 0, 0, 0, None, connection=connection)
-    gc.collect()
     gc.freeze()  # What stays need not be looked through again and again.
     if connection is not None:
         connection.send(host.ready())
