@@ -1,7 +1,8 @@
-"""The halves of a GRPO step on one GPU, each alone: the embedded engine writes, the torch strategy learns.
+"""The parts of a GRPO step on one GPU, each alone: the embedded engine writes, the torch strategy learns, its state moves.
 
-The work of `gpu_step.py`, without scheduler, rewards and runtime. Beside the time on the clock stands the time that the GPU was
-busy, and in the results which kernels took it. `python benchmarks/gpu_parts.py [--model FOLDER] [--rounds 3]`
+The work of `gpu_step.py`, without scheduler, rewards and runtime; then what a checkpoint copies while the run stands still, and
+the optimizer's way out and back of a lease. Beside the time on the clock stands the time that the GPU was busy, and in the
+results which kernels took it. `python benchmarks/gpu_parts.py [--model FOLDER] [--rounds 3]`
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from reroll.pipeline.credit import policy_loss_of
 from reroll.runtime.base import WorkerInfo
 from reroll.tokens.batch import pack
 from reroll.tokens.packing import micro_batches
+from reroll.train.base import Strategy
 from reroll.train.make import make_strategy
 from reroll.types import Request, Sample, SamplingParams
 
@@ -65,6 +67,34 @@ def writing(folder: str) -> Callable[[], None]:
 
 def learning(folder: str) -> Callable[[], None]:
     """One update on as many samples."""
+    return policy(folder)[1]
+
+
+def copying(folder: str) -> Callable[[], None]:
+    """What a checkpoint writes is copied to the host."""
+    strategy, learn = policy(folder)
+    learn()  # Before its first step an optimizer has no state.
+
+    def copy() -> None:
+        strategy.stage(Path("nowhere"))  # What it returns would write.
+
+    return copy
+
+
+def leaving(folder: str) -> Callable[[], None]:
+    """The optimizer makes room for an engine, and comes back."""
+    strategy, learn = policy(folder)
+    learn()
+
+    def leave() -> None:
+        strategy.to("cpu", weights=False)
+        strategy.to("cuda:0", weights=False)
+
+    return leave
+
+
+def policy(folder: str) -> tuple[Strategy, Callable[[], None]]:
+    """One that learns from as many samples as a step has, and what has it take one."""
     micro_batch_tokens, config = settings(folder)
     strategy = make_strategy(WorkerInfo("policy", 0, 1, "cuda:0"), config.policy, total_steps=100)
     draw, rows = np.random.default_rng(1), []
@@ -83,7 +113,15 @@ def learning(folder: str) -> Callable[[], None]:
             strategy.forward_backward(part, loss)
         strategy.optim_step()
 
-    return learn
+    return strategy, learn
+
+
+PARTS = {
+    "engine writes": writing,
+    "policy learns": learning,
+    "checkpoint is copied": copying,
+    "optimizer leaves and returns": leaving,
+}
 
 
 def settings(folder: str) -> tuple[int, Any]:
@@ -109,7 +147,7 @@ def measured(name: str, work: Callable[[], None], *, rounds: int) -> tuple[dict[
         torch.cuda.synchronize()
     kernels = {event.key: event.self_device_time_total / 1e3 for event in profiler.key_averages()}
     wall_s = statistics.median(seconds[2:])
-    row = {"part": name, "wall_s": wall_s, "gpu_busy_s": sum(kernels.values()) / 1e3, "tokens_per_s": NUM_NEW_TOKENS / wall_s}
+    row = {"part": name, "wall_s": wall_s, "gpu_busy_s": sum(kernels.values()) / 1e3}
     longest = sorted(kernels, key=kernels.__getitem__, reverse=True)[:NUM_KERNELS_KEPT]
     return row, {kernel: kernels[kernel] for kernel in longest}
 
@@ -124,11 +162,17 @@ def main() -> None:
         if args.model is None:
             write_model(Path(scratch))
         rows, kernels = [], {}
-        for name, make in (("engine writes", writing), ("policy learns", learning)):
+        for name, make in PARTS.items():
             row, kernels[name] = measured(name, make(folder), rounds=args.rounds)
             rows.append(row)
             torch.cuda.empty_cache()
-    report("gpu_parts", rows, title=__doc__.splitlines()[0], note="wall: median", facts={"kernels_ms": kernels})
+    report(
+        "gpu_parts",
+        rows,
+        title=__doc__.splitlines()[0],
+        note=f"wall: median; {NUM_NEW_TOKENS:,} tokens are written and learned from",
+        facts={"kernels_ms": kernels},
+    )
 
 
 if __name__ == "__main__":

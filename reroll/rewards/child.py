@@ -34,6 +34,13 @@ def main() -> None:
         judges, problems = _load(configs)
         limits = {name: MemoryLimit(configs[name].memory_mb) for name in judges}
         connection.send(problems)
+
+        def answer(name: str, prompt: Prompt, trajectory: Trajectory) -> Score | str:
+            if name not in judges:
+                return problems[name]
+            with limits[name]:
+                return _judge(runner, judges[name], prompt, trajectory)
+
         while True:
             try:
                 name, cases, together_s = connection.recv()
@@ -43,12 +50,7 @@ def main() -> None:
             for place, (prompt, trajectory) in enumerate(cases):
                 if place and time.perf_counter() > over_s:
                     break
-                if name in judges:
-                    with limits[name]:
-                        answer = _judge(runner, judges[name], prompt, trajectory)
-                    connection.send(answer)
-                else:
-                    connection.send(problems[name])
+                connection.send(answer(name, prompt, trajectory))
             connection.send(None)
 
 

@@ -36,7 +36,10 @@ class HostRoom:
         self._way_back: torch.cuda.Stream | None = None
 
     def moved(self, key: Hashable, tensor: Tensor, device: torch.device) -> Tensor:
-        """This tensor on the device, where its contents are after `settle`. The key tells it from others."""
+        """This tensor on the device. The key tells it from others.
+
+        Its contents are there after `settle`; what a GPU computes after `arrive` finds them too.
+        """
         if tensor.device.type == device.type:
             return tensor
         if device.type == "cpu":
