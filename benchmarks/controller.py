@@ -2,7 +2,7 @@
 
 Engines and trainers are fakes that answer at once. The runtime, the router, the scheduler, the packing and the cut into
 shares are the real ones, and every message is really serialised, as Ray would, to be counted.
-Run: python benchmarks/controller.py [--runtime ray] [--workers 1 4 16 64]
+Run: python benchmarks/controller.py [--runtime processes|ray] [--workers 1 4 16 64]
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from pathlib import Path
 from typing import Any
 
 from fakes import Prompts
-from report import report
+from report import arguments, report
 
-from reroll.config.parts import LocalRuntime, RayRuntime, RolloutConfig
+from reroll.config.parts import LocalRuntimeConfig, ProcessesRuntimeConfig, RayRuntimeConfig, RolloutConfig, RuntimeConfig
 from reroll.infer.base import Finished
 from reroll.infer.cluster import CONCURRENCY, InferCluster
-from reroll.infer.worker import Command, EngineStatus, Report, Submit
+from reroll.infer.worker import Command, EngineReport, EngineStatus, Submit
 from reroll.observe.ledger import Ledger
 from reroll.observe.metrics import Mean, Stats
 from reroll.rollout.scheduler import RolloutScheduler
 from reroll.runtime import make_runtime
-from reroll.runtime.base import Placement, Runtime, WorkerInfo, Workers
+from reroll.runtime.base import Calls, Placement, Runtime, WorkerInfo, Workers
 from reroll.tokens.batch import pack
 from reroll.tokens.samples import rows_of
-from reroll.train.cluster import TrainCluster
-from reroll.train.loss import PolicyLoss
-from reroll.train.shares import TrainJob
+from reroll.training.cluster import TrainCluster
+from reroll.training.jobs import TrainJob
+from reroll.training.loss import PolicyLoss
 from reroll.types import Completion, FinishReason, Prompt, Request, SamplingParams, Score, Status, Trajectory, Turn
 
 NUM_STEPS = 4
@@ -50,7 +50,7 @@ class InstantEngine:
         self._finished: list[Finished] = []
         self._changed = threading.Condition()
 
-    def exchange(self, commands: Sequence[Command], *, wait_s: float) -> Report:
+    def exchange(self, commands: Sequence[Command], *, wait_s: float) -> EngineReport:
         with self._changed:
             self._finished += [
                 Finished(order.request.id, _written(order.request)) for order in commands if isinstance(order, Submit)
@@ -64,7 +64,7 @@ class InstantEngine:
         status = EngineStatus(
             num_tokens=0, num_prefill_tokens=0, num_reused_tokens=0, num_steps=0, busy_s=0.0, num_unfinished=0, max_running=1
         )
-        return Report(tuple(events), status)
+        return EngineReport(tuple(events), status)
 
 
 def _written(request: Request) -> Completion:
@@ -87,8 +87,8 @@ class Metered(Workers[Any]):
     """Workers whose messages are weighed, by method: what goes out once for all who are given the same, and what comes back."""
 
     def __init__(self, workers: Workers[Any]) -> None:
+        super().__init__(workers.size)
         self._workers = workers
-        self.size = workers.size
         self.sent: Counter[str] = Counter()
         self.received: Counter[str] = Counter()
         self.calls: Counter[str] = Counter()
@@ -97,18 +97,12 @@ class Metered(Workers[Any]):
         self.sent[method.__name__] += num_bytes((args, kwargs))
         return await self._weighed(method, self._workers.one(rank, method, *args, **kwargs))
 
-    def deal(self, method: Callable[..., Any], shards: Sequence[Any]) -> list[Awaitable[Any]]:
+    def scatter(self, method: Callable[..., Any], shards: Sequence[Any]) -> Calls[Any]:
         self.sent[method.__name__] += sum(num_bytes(shard) for shard in {id(shard): shard for shard in shards}.values())
-        return [self._weighed(method, call) for call in self._workers.deal(method, shards)]
+        return Calls(self._weighed(method, call) for call in self._workers.scatter(method, shards))
 
-    async def all(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
-        return await asyncio.gather(*self.each(method, *args, **kwargs))
-
-    async def scatter(self, method: Callable[..., Any], shards: Sequence[Any]) -> list[Any]:
-        return await asyncio.gather(*self.deal(method, shards))
-
-    async def revive(self, rank: int) -> None:
-        await self._workers.revive(rank)
+    async def _restart(self, rank: int) -> None:
+        await self._workers.restart(rank)
 
     async def stop(self) -> None:
         await self._workers.stop()
@@ -172,12 +166,17 @@ async def measure(runtime: Runtime, folder: Path, *, num_workers: int, is_weighe
     }
 
 
+def runtime_of(kind: str, num_workers: int) -> RuntimeConfig:
+    if kind == "local":
+        return LocalRuntimeConfig()
+    return RayRuntimeConfig(kind="ray", num_cpus=2 * num_workers) if kind == "ray" else ProcessesRuntimeConfig(kind="processes")
+
+
 async def measure_all(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     num_samples = NUM_STEPS * PROMPTS_PER_STEP * GROUP_SIZE
     rows = []
     for num_workers in args.workers:
-        config = LocalRuntime() if args.runtime == "local" else RayRuntime(kind="ray", num_cpus=2 * num_workers)
-        async with make_runtime(config) as runtime:
+        async with make_runtime(runtime_of(args.runtime, num_workers)) as runtime:
             weighed = await measure(runtime, folder, num_workers=num_workers, is_weighed=True)
             timed = await measure(runtime, folder, num_workers=num_workers, is_weighed=False)
         rows.append(
@@ -196,8 +195,8 @@ async def measure_all(args: argparse.Namespace, folder: Path) -> list[dict[str, 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runtime", choices=["local", "ray"], default="local")
+    parser = arguments(__doc__)
+    parser.add_argument("--runtime", choices=["local", "processes", "ray"], default="local")
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 4, 16, 64])
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -210,6 +209,7 @@ def main() -> None:
         note="as many engines and train ranks as workers, which answer at once; step_ms is the fastest step; calls and MB are "
         "per step, bytes per sample; rows_mb is what the ranks are given, if_whole what it would be were each given all",
         facts={"runtime": args.runtime, "tokens_per_sample": tokens, "num_steps": NUM_STEPS},
+        save=args.save,
     )
 
 

@@ -7,14 +7,13 @@ plays Gymnasium there too: the same interpreter and the same Gymnasium for both.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 from env_work import GYMNASIUM_ID, NUM_EPISODES
-from report import report
+from report import arguments, report
 from side_by_side import HERE, Contestant, own_python, peer_python, run_once
 
 Rates = dict[str, list[float]]
@@ -26,7 +25,7 @@ PEER_WITHOUT_POLICY = "RLlib, no policy"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--rllib", type=Path, default=Path(".venv-rllib"), help="where RLlib's environment is or will be")
     args = parser.parse_args()
@@ -41,11 +40,13 @@ def main() -> None:
     note = f"median of {args.rounds} interleaved rounds"
     rows = [row for game in GAMES for row in game_rows(game, rates[game])]
     title = f"{NUM_EPISODES} episodes of each bundled game, random actions"
-    report("environments", rows, title=title, note=note, facts={"spread": {game: rates[game] for game in GAMES}})
+    report(
+        "environments", rows, title=title, note=note, facts={"spread": {game: rates[game] for game in GAMES}}, save=args.save
+    )
     title = f"Gymnasium's {GYMNASIUM_ID} through reroll and through RLlib's env runner, random actions"
     note += "; RLlib's environment is wrapped to read and write text as reroll's does, unless it says no text"
     both = {**rates["gymnasium"], **rates[PEER]}
-    report("environments_rllib", peer_rows(both), title=title, note=note, facts={"spread": both})
+    report("environments_rllib", peer_rows(both), title=title, note=note, facts={"spread": both}, save=args.save)
 
 
 def measure(contestants: list[Contestant], *, rounds: int) -> dict[str, Rates]:

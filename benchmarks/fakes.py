@@ -22,7 +22,7 @@ class Prompts:
     def next(self, domain: str) -> Prompt:
         return Prompt(id=f"fake/{next(self._numbers)}", messages=(), domain=domain)
 
-    def saw(self, prompt: Prompt, rewards: Sequence[float]) -> None:
+    def record_rewards(self, prompt: Prompt, rewards: Sequence[float]) -> None:
         return None
 
     def stats(self) -> Stats:

@@ -6,15 +6,14 @@ SmolLM2-135M-Instruct in bf16, 4 prompts × 8 siblings × 64 tokens, log-probs i
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
-from report import report
+from report import arguments, report
 from side_by_side import HERE, Contestant, compete, model_folder, own_python, peer_python
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--vllm", type=Path, default=Path(".venv-vllm"), help="where vLLM's environment is or will be")
     args = parser.parse_args()
@@ -38,7 +37,14 @@ def main() -> None:
         for name, result in results.items()
     ]
     title = "SmolLM2-135M bf16 on CPU, 4 prompts x 8 siblings x 64 tokens with log-probs"
-    report("generation", rows, title=title, note=f"median of {args.rounds} interleaved rounds", facts={"spread": results})
+    report(
+        "generation",
+        rows,
+        title=title,
+        note=f"median of {args.rounds} interleaved rounds",
+        facts={"spread": results},
+        save=args.save,
+    )
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ results which kernels took it. `python benchmarks/gpu_parts.py [--model FOLDER] 
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
@@ -21,7 +20,7 @@ import numpy as np
 import torch
 from gpu_step import write_model
 from gpu_work import NUM_NEW_TOKENS, NUM_PROMPTS, NUM_SIBLINGS, NUM_TOKENS
-from report import report
+from report import arguments, report
 from torch.profiler import ProfilerActivity, profile
 
 from reroll.config.load import load_config
@@ -31,8 +30,8 @@ from reroll.pipeline.credit import policy_loss_of
 from reroll.runtime.base import WorkerInfo
 from reroll.tokens.batch import pack
 from reroll.tokens.packing import micro_batches
-from reroll.train.base import Strategy
-from reroll.train.make import make_strategy
+from reroll.training.base import Strategy
+from reroll.training.make import make_strategy
 from reroll.types import Request, Sample, SamplingParams
 
 sys.path.insert(0, str(Path(__file__).parent / "peers"))
@@ -153,7 +152,7 @@ def measured(name: str, work: Callable[[], None], *, rounds: int) -> tuple[dict[
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--model", help="a folder; by default one of the shape is made")
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
@@ -172,6 +171,7 @@ def main() -> None:
         title=__doc__.splitlines()[0],
         note=f"wall: median; {NUM_NEW_TOKENS:,} tokens are written and learned from",
         facts={"kernels_ms": kernels},
+        save=args.save,
     )
 
 

@@ -6,15 +6,14 @@ SmolLM2-135M-Instruct, 4 prompts × 8 siblings × 64 tokens. TRL runs in bf16 an
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
-from report import report
+from report import arguments, report
 from side_by_side import HERE, Contestant, compete, model_folder, own_python, peer_python
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--trl", type=Path, default=Path(".venv-trl"), help="where TRL's environment is or will be")
     args = parser.parse_args()
@@ -34,7 +33,14 @@ def main() -> None:
         for name, result in results.items()
     ]
     title = "One GRPO step, SmolLM2-135M on CPU, 4 prompts x 8 samples x 64 tokens"
-    report("grpo_step", rows, title=title, note=f"median of {args.rounds} interleaved rounds", facts={"spread": results})
+    report(
+        "grpo_step",
+        rows,
+        title=title,
+        note=f"median of {args.rounds} interleaved rounds",
+        facts={"spread": results},
+        save=args.save,
+    )
 
 
 if __name__ == "__main__":

@@ -50,6 +50,11 @@ _SPECIAL: dict[str, Row] = {
         f"teachers.sft={{model: {TEACHER}, devices: cpu}}",
         reason=f"the teacher is the same model after more SFT, right on {TEACHER_PASS_RATE:.0%} and more",
     ),
+    "gkd": _row(
+        "gkd",
+        f"teachers.sft={{model: {TEACHER}, devices: cpu}}",
+        reason="the same teacher, by its whole distribution",
+    ),
     "remax": _row(
         "remax",
         "rollout.temperature=0.4",

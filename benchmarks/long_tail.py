@@ -7,7 +7,6 @@ Run: python benchmarks/long_tail.py
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import random
 import statistics
@@ -17,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from plane import DOMAIN, RUN_SEED, Task, open_cluster, play_all
-from report import report
+from report import arguments, report
 
 from reroll.config.envs import EnvDomain, ImportEnv
-from reroll.envs.base import Outcome
+from reroll.envs.base import StepResult
 from reroll.rollout.seeds import stable_seed
 from reroll.types import Message
 
@@ -50,11 +49,11 @@ class SlowEnv:
         self._latencies_s = draw_latencies(seed, self._tail)[::-1]
         return ({"role": "user", "content": "go on"},)
 
-    async def step(self, action: str) -> Outcome:
+    async def step(self, action: str) -> StepResult:
         await asyncio.sleep(self._latencies_s.pop())
         if not self._latencies_s:
-            return Outcome(terminated=True)
-        return Outcome(messages=({"role": "user", "content": "go on"},))
+            return StepResult(terminated=True)
+        return StepResult(messages=({"role": "user", "content": "go on"},))
 
     async def close(self) -> None:
         return None
@@ -90,7 +89,7 @@ async def lock_step(tail: str, *, slots: int) -> float:
         active = [cluster.live(DOMAIN, seed) for seed in seeds()]
         await asyncio.gather(*(env.reset() for env in active))
 
-        async def step(index: int) -> Outcome:
+        async def step(index: int) -> StepResult:
             async with free:
                 return await active[index].step("go")
 
@@ -126,9 +125,10 @@ def measure(tail: str, slots: int, *, rounds: int) -> tuple[dict[str, Any], dict
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    rounds = parser.parse_args().rounds
+    given = parser.parse_args()
+    rounds: int = given.rounds
     measured = {f"{tail}/{slots}": measure(tail, slots, rounds=rounds) for tail, slots in CASES}
     report(
         "long_tail",
@@ -136,6 +136,7 @@ def main() -> None:
         title=f"{NUM_EPISODES} episodes of {MIN_STEPS} to {MAX_STEPS} steps with heavy-tailed latencies",
         note=f"median of {rounds} interleaved rounds",
         facts={"spread": {case: spread for case, (_, spread) in measured.items()}},
+        save=given.save,
     )
 
 

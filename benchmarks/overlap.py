@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fakes import Prompts
-from report import report
+from report import arguments, report
 
 from reroll.config.parts import RolloutConfig
 from reroll.observe.ledger import Ledger
@@ -83,6 +83,7 @@ async def measure(folder: Path) -> tuple[list[dict[str, Any]], float, float]:
 
 
 def main() -> None:
+    given = arguments(__doc__).parse_args()
     with tempfile.TemporaryDirectory() as folder:
         rows, generate_s, train_s = asyncio.run(measure(Path(folder)))
     in_turn_s = NUM_STEPS * (generate_s + train_s)
@@ -94,6 +95,7 @@ def main() -> None:
         title=f"{NUM_STEPS} steps of {generate_s:.3f} s generation and {train_s:.3f} s training",
         note=f"theory: one after the other {in_turn_s:.2f} s; perfect overlap {overlapped_s:.2f} s ({bound:.2f}x)",
         facts={"theory_in_turn_s": in_turn_s, "theory_overlapped_s": overlapped_s, "theory_speedup": bound},
+        save=given.save,
     )
 
 

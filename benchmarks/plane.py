@@ -18,7 +18,7 @@ from reroll.config.parts import RolloutConfig
 from reroll.envs.cluster import EnvCluster
 from reroll.envs.make import make_env
 from reroll.observe.ledger import Ledger
-from reroll.pipeline.player import LiveParsed
+from reroll.pipeline.episode_runner import LiveParsed
 from reroll.rollout.play import play
 from reroll.rollout.scheduler import RolloutScheduler
 from reroll.rollout.seeds import stable_seed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import platform
 import time
@@ -15,10 +16,23 @@ from rich.table import Table
 RESULTS = Path(__file__).parent / "results"
 
 
+def arguments(doc: str | None) -> argparse.ArgumentParser:
+    """A benchmark's command line: what all of them take."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--save", action="store_true", help="write the numbers to benchmarks/results/, over those of before")
+    return parser
+
+
 def report(
-    name: str, rows: Sequence[Mapping[str, Any]], *, title: str, note: str = "", facts: Mapping[str, Any] | None = None
-) -> Path:
-    """Print rows as a table and write them to `results/NAME.json`, with `facts` about the run beside them.
+    name: str,
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    title: str,
+    save: bool,
+    note: str = "",
+    facts: Mapping[str, Any] | None = None,
+) -> None:
+    """Print rows as a table; with `save` write them to `results/NAME.json`, and `facts` about the run beside them.
 
     The keys of the first row are the columns; give them their unit (`wall_s`, `bytes_per_sample`).
     """
@@ -29,8 +43,9 @@ def report(
     for row in rows:
         table.add_row(*(_show(row[column]) for column in columns))
     Console(width=None if Console().is_terminal else 160).print(table)
+    if not save:
+        return
     RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
     when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     content = {
         "title": title,
@@ -40,8 +55,7 @@ def report(
         **(facts or {}),
         "rows": [dict(row) for row in rows],
     }
-    path.write_text(json.dumps(content, indent=2) + "\n")
-    return path
+    (RESULTS / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
 
 
 def machine() -> dict[str, str]:

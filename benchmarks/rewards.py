@@ -8,7 +8,6 @@ Run: python benchmarks/rewards.py
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import random
 import statistics
@@ -20,10 +19,10 @@ from typing import Any
 
 from fakes import Prompts
 from pydantic import TypeAdapter
-from report import report
+from report import arguments, report
 
 from reroll.config.parts import RolloutConfig
-from reroll.config.rewards import RewardConfig
+from reroll.config.reward_base import RewardConfig
 from reroll.observe.ledger import Ledger
 from reroll.rewards.cluster import RewardCluster
 from reroll.rewards.judge import Answer
@@ -122,10 +121,10 @@ GENERATE_S, TRAIN_S = 4.4 / SPEED, 8.3 / SPEED
 JUDGE_S, SLOW_SHARE = 5.0 / SPEED, 0.1
 CASES: tuple[dict[str, int], ...] = (
     {"max_staleness": 0},
-    {"max_staleness": 0, "redundant": 2},
+    {"max_staleness": 0, "extra_samples": 2},
     {"max_staleness": 1},
-    {"max_staleness": 1, "redundant": 1},
-    {"max_staleness": 2, "window": 3},
+    {"max_staleness": 1, "extra_samples": 1},
+    {"max_staleness": 2, "take_window": 3},
 )
 
 
@@ -197,19 +196,20 @@ def measure_slow_judge(*, num_steps: int, rounds: int) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--seconds", type=float, default=3.0, help="for each kind")
     parser.add_argument("--steps", type=int, default=20, help="of each run with a judge")
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
     kinds = measure_kinds(seconds=given.seconds)
-    report("rewards", kinds, title="verdicts through the whole plane", note=f"{IN_FLIGHT} samples in flight")
+    report("rewards", kinds, title="verdicts through the whole plane", note=f"{IN_FLIGHT} samples in flight", save=given.save)
     report(
         "slow_judge",
         measure_slow_judge(num_steps=given.steps, rounds=given.rounds),
         title=f"a judge that takes {SPEED * JUDGE_S:g} s for {SLOW_SHARE:.0%} of the samples, against one that takes none",
         note=f"median of {given.rounds} interleaved rounds of {given.steps} steps of {PROMPTS_PER_STEP} x {GROUP_SIZE} samples",
         facts={"speed": SPEED, "generate_s": SPEED * GENERATE_S, "train_s": SPEED * TRAIN_S},
+        save=given.save,
     )
 
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from report import report
+from report import arguments, report
 
 from reroll.config.sandbox import LocalSandbox
 from reroll.errors import SandboxError
@@ -81,12 +81,14 @@ async def measure() -> list[dict[str, Any]]:
 
 
 def main() -> None:
+    given = arguments(__doc__).parse_args()
     report(
         "sandbox",
         asyncio.run(measure()),
         title="Short Python programs, two at a time",
         note=f"median of {NUM_ROUNDS} rounds of {NUM_PROGRAMS} programs",
         facts={"at_a_time": NUM_AT_A_TIME, "programs_per_round": NUM_PROGRAMS},
+        save=given.save,
     )
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fakes import Prompts
-from report import report
+from report import arguments, report
 
 from reroll.config.parts import RolloutConfig
 from reroll.observe.ledger import Ledger
@@ -112,6 +112,7 @@ async def measure_memory(folder: Path) -> float:
 
 
 def main() -> None:
+    given = arguments(__doc__).parse_args()
     with tempfile.TemporaryDirectory() as folder:
         if hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
@@ -123,6 +124,7 @@ def main() -> None:
         title="The controller alone, one core, fake engine and reward",
         note=f"{bytes_per_sample:,.0f} bytes per waiting sample; five ledger events per sample are written to disk",
         facts={"bytes_per_waiting_sample": round(bytes_per_sample), "group_size": GROUP_SIZE},
+        save=given.save,
     )
 
 

@@ -7,7 +7,6 @@ written tokens a turn. Single turns: 64 prompts of 40 tokens × 4 siblings, 32 w
 
 from __future__ import annotations
 
-import argparse
 import random
 import statistics
 import tempfile
@@ -16,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from report import report
+from report import arguments, report
 
 from reroll.infer.base import EngineCounts
 from reroll.infer.embedded.engine import EmbeddedEngine
@@ -74,14 +73,15 @@ def measure(engine: EmbeddedEngine, work: Work) -> tuple[float, EngineCounts]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=7)
-    rounds: int = parser.parse_args().rounds
+    given = parser.parse_args()
+    rounds: int = given.rounds
     rows = []
     with tempfile.TemporaryDirectory() as scratch:
         folder = str(make_tiny(Path(scratch), hidden=96, layers=4, max_positions=512))
         engines = {
-            name: EmbeddedEngine(load_model(folder, dtype=torch.float32, device="cpu"), load_tokenizer(folder), max_parked=size)
+            name: EmbeddedEngine(load_model(folder, dtype=torch.float32, device="cpu"), load_tokenizer(folder), max_cached=size)
             for name, size in (("reuse", None), ("no reuse", 0))
         }
         for work in (conversations, single_turns):
@@ -104,7 +104,13 @@ def main() -> None:
                         "speedup": seconds["no reuse"] / seconds[name],
                     }
                 )
-    report("turns", rows, title="The next turn reads only what is new", note=f"median of {rounds} interleaved rounds")
+    report(
+        "turns",
+        rows,
+        title="The next turn reads only what is new",
+        note=f"median of {rounds} interleaved rounds",
+        save=given.save,
+    )
 
 
 if __name__ == "__main__":

@@ -18,16 +18,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from report import report
+from report import arguments, report
 from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from reroll.config.parts import RayRuntime as RayConfig
+from reroll.config.parts import RayRuntimeConfig
 from reroll.runtime.base import Placement, WorkerInfo, Workers
 from reroll.runtime.ray import RayRuntime
-from reroll.weights.inbox import Inbox
-from reroll.weights.outbox import Outbox
-from reroll.weights.parcel import Carriage, Channel, Parcel, Seat
+from reroll.weights.bucket import Bucket, Channel, GroupRank, TransportKind
+from reroll.weights.receiver import WeightReceiver
+from reroll.weights.sender import WeightSender
 
 CHANGED = 0.05
 """Of the values between two pushes, where changes alone travel."""
@@ -78,19 +78,19 @@ class Sender:
         return sum(tensor.nbytes for tensor in self._weights.values())
 
     def open(self, channel: Channel) -> None:
-        self._outbox = Outbox(channel, rank=0, device=str(self._device))
+        self._sender = WeightSender(channel, rank=0, device=str(self._device))
 
     def begin(self, version: int, base_version: int | None) -> None:
         for tensor in self._weights.values():
             flat = tensor.view(-1)
             flat[torch.randint(flat.numel(), (round(CHANGED * flat.numel()),), device=self._device)] *= 1.5
         _wait(self._device)
-        self._parcels: Iterator[Parcel | None] = self._outbox.parcels(
+        self._buckets: Iterator[Bucket | None] = self._sender.buckets(
             self._weights.items(), version=version, base_version=base_version, lasting=True
         )
 
-    def next(self) -> Parcel | None:
-        return next(self._parcels, None)
+    def next(self) -> Bucket | None:
+        return next(self._buckets, None)
 
     def copy_in_memory(self) -> float:
         """Seconds for one copy of all the bytes, in one thread, into memory that is there."""
@@ -113,14 +113,14 @@ class Receiver:
         }
 
     def open(self, channel: Channel) -> None:
-        self._inbox = Inbox(channel, device=self._device)
+        self._receiver = WeightReceiver(channel, device=self._device)
 
-    def take(self, parcel: Parcel) -> None:
-        given = self._inbox.open(parcel)
+    def take(self, bucket: Bucket) -> None:
+        given = self._receiver.open(bucket)
         torch._foreach_copy_([self._held[name] for name in given], list(given.values()))
         _wait(self._device)
-        if parcel.is_last:
-            self._inbox.confirm()
+        if bucket.is_last:
+            self._receiver.confirm()
 
 
 def _wait(device: torch.device) -> None:
@@ -134,10 +134,10 @@ async def push(
     """Seconds, and bytes that travelled."""
     await senders.one(0, Sender.begin, version, base_version)
     started_s, num_bytes = time.perf_counter(), 0
-    parcel = await senders.one(0, Sender.next)
-    while parcel is not None:
-        num_bytes += parcel.num_bytes
-        parcel, _ = await asyncio.gather(senders.one(0, Sender.next), receivers.one(0, Receiver.take, parcel))
+    bucket = await senders.one(0, Sender.next)
+    while bucket is not None:
+        num_bytes += bucket.num_bytes
+        bucket, _ = await asyncio.gather(senders.one(0, Sender.next), receivers.one(0, Receiver.take, bucket))
     return time.perf_counter() - started_s, num_bytes
 
 
@@ -148,7 +148,7 @@ class Pair:
         self._host, self._senders, self._receivers, self._bucket_bytes = runtime.host, senders, receivers, bucket_mb * 10**6
         self._store = TCPStore(self._host, 0, is_master=True, wait_for_workers=False)
 
-    async def measure(self, kind: Carriage, *, delta: bool, rounds: int) -> dict[str, object]:
+    async def measure(self, kind: TransportKind, *, delta: bool, rounds: int) -> dict[str, object]:
         """One row of the table: pushes and plain copies, in turn."""
         with tempfile.TemporaryDirectory() as folder:
             await self._open(Channel(kind=kind, bucket_bytes=self._bucket_bytes, delta=delta, folder=Path(folder)))
@@ -171,14 +171,14 @@ class Pair:
 
     async def _open(self, channel: Channel) -> None:
         address, in_group = f"{self._host}:{self._store.port}", channel.kind == "broadcast"
-        seats = [Seat(address, "weights", rank, 2) if in_group else None for rank in (0, 1)]
+        group_ranks = [GroupRank(address, "weights", rank, 2) if in_group else None for rank in (0, 1)]
         await asyncio.gather(
-            self._senders.one(0, Sender.open, replace(channel, seat=seats[0])),
-            self._receivers.one(0, Receiver.open, replace(channel, seat=seats[1])),
+            self._senders.one(0, Sender.open, replace(channel, group_rank=group_ranks[0])),
+            self._receivers.one(0, Receiver.open, replace(channel, group_rank=group_ranks[1])),
         )
 
 
-WAYS: dict[str, list[tuple[Carriage, bool]]] = {
+WAYS: dict[str, list[tuple[TransportKind, bool]]] = {
     "cpu": [("ipc", False), ("broadcast", False), ("store", False), ("disk", False), ("store", True), ("disk", True)],
     "cuda": [("ipc", False), ("store", False)],  # No broadcast: a process group has one process per GPU.
 }
@@ -186,7 +186,7 @@ WAYS: dict[str, list[tuple[Carriage, bool]]] = {
 
 async def compare(args: argparse.Namespace) -> list[dict[str, object]]:
     device = "cpu" if args.device == "cpu" else "0"
-    async with RayRuntime(RayConfig(kind="ray")) as runtime:
+    async with RayRuntime(RayRuntimeConfig(kind="ray")) as runtime:
         senders = await runtime.spawn(Sender, Placement("sender", (device,)), args.model)
         receivers = await runtime.spawn(Receiver, Placement("receiver", (device,)), args.model)
         pair = Pair(runtime, senders, receivers, bucket_mb=args.bucket_mb)
@@ -194,7 +194,7 @@ async def compare(args: argparse.Namespace) -> list[dict[str, object]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--model", choices=MODELS, default="small")
     parser.add_argument("--device", choices=WAYS, default="cpu")
@@ -204,7 +204,7 @@ def main() -> None:
     title = f"Weights of {args.model} from process to process on {args.device}, against one copy in memory"
     note = f"median of {args.rounds}; {CHANGED:.0%} of the values change between pushes; buckets of {args.bucket_mb} MB"
     name = "weight_sync" if args.device == "cpu" else f"weight_sync_{args.device}_{args.model}"
-    report(name, rows, title=title, note=note)
+    report(name, rows, title=title, note=note, save=args.save)
 
 
 if __name__ == "__main__":

@@ -19,14 +19,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from reroll.config.env_grid import FrozenLakeEnv, SokobanEnv
 from reroll.config.envs import EnvDomain
 from reroll.config.load import load_config
 from reroll.config.tree import RlvrConfig
-from reroll.envs.grid import ACTIONS, grammar
 from reroll.envs.make import make_env
 from reroll.models.tiny import make_tiny
 from reroll.pipeline.run import train
+from reroll_zoo.games.frozen_lake import FrozenLakeConfig
+from reroll_zoo.games.grid import ACTIONS, grammar
+from reroll_zoo.games.sokoban import SokobanConfig
 
 HERE = Path(__file__).parent / "games"
 FIRST_DEMONSTRATION = 500_000
@@ -56,10 +57,10 @@ def tiny_words(entries: Iterable[EnvDomain]) -> tuple[str, ...]:
     """
     words = {word for action in ACTIONS for word in (action, f", {action}")}
     for entry in entries:
-        assert isinstance(entry.env, FrozenLakeEnv | SokobanEnv)
+        assert isinstance(entry.env, FrozenLakeConfig | SokobanConfig)
         words.add(f" is no action here. {grammar(entry.env.actions_per_turn)}")
         words |= {cell + end for cell in entry.env.symbols.model_dump().values() for end in " \n"}
-        if isinstance(entry.env, SokobanEnv):
+        if isinstance(entry.env, SokobanConfig):
             wall = entry.env.symbols.wall
             row = " ".join(wall * entry.env.columns)
             words |= {f"{row}\n{wall} ", f"{wall}\n{wall} ", f"{wall}\n{row}"}

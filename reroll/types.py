@@ -5,9 +5,11 @@ Prompt -> Trajectory[Turn] -> Group -> Sample -> tokens.Batch
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
+from functools import cache
+from operator import attrgetter
 from typing import Any, NotRequired, TypedDict
 
 import numpy as np
@@ -15,6 +17,33 @@ from numpy.typing import NDArray
 
 ToolSchema = dict[str, Any]
 """A tool as OpenAI describes it: `{"type": "function", "function": {"name": …, "description": …, "parameters": …}}`."""
+
+
+class _Plain:
+    """A dataclass with slots that is pickled as its values alone. Dataclasses themselves look up their fields each time,
+    which takes several times as long, and these travel between processes by the thousand a second."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        made: Any = type(self)
+        read, _ = _access(made)
+        return _rebuilt, (made, read(self))
+
+
+def _rebuilt(made: Any, values: tuple[Any, ...]) -> _Plain:
+    plain: _Plain = object.__new__(made)
+    _, writers = _access(made)
+    for write, value in zip(writers, values, strict=True):
+        write(plain, value)
+    return plain
+
+
+@cache
+def _access(made: Any) -> tuple[Callable[[_Plain], tuple[Any, ...]], list[Callable[[_Plain, Any], None]]]:
+    """What reads all slots at once, and what writes each, past a frozen class's own guard."""
+    names = [field.name for field in fields(made)]
+    return attrgetter(*names), [getattr(made, name).__set__ for name in names]
 
 
 class Message(TypedDict):
@@ -27,7 +56,7 @@ class Message(TypedDict):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
+class Prompt(_Plain):
     """A task for the policy: what to say to it, and what is needed to judge what it says back."""
 
     id: str
@@ -42,7 +71,7 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
+class SamplingParams(_Plain):
     """How a completion is drawn."""
 
     max_tokens: int
@@ -59,7 +88,7 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class Request(_Plain):
     """One completion asked of an engine."""
 
     id: str
@@ -76,7 +105,7 @@ class FinishReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Completion:
+class Completion(_Plain):
     """What an engine wrote for one request."""
 
     token_ids: tuple[int, ...]
@@ -99,7 +128,7 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+class Turn(_Plain):
     """One exchange: what the policy was shown, what it wrote, what came of it."""
 
     prompt_ids: tuple[int, ...]
@@ -119,18 +148,28 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Score:
+class Score(_Plain):
     """A reward's verdict on one trajectory."""
 
     value: float
     parts: Mapping[str, float] = field(default_factory=dict)
+    """The rewards that it is made of, by name, before they are weighed. Estimators may train on each by itself (`gdpo`)."""
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """What a part counts, by its name; a part that is not named counts once."""
+    info: Mapping[str, float] = field(default_factory=dict)
+    """What else was measured, by name: logged beside the parts, never trained on."""
     answer: str | None = None
     """What it took for the policy's final answer, written in one way: equal answers are equal strings. None: it looked for
     none, or found none."""
 
+    @property
+    def named(self) -> dict[str, float]:
+        """All that has a name: the parts, and what else was measured."""
+        return {**self.parts, **self.info}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trajectory:
+class Trajectory(_Plain):
     """One sample's whole life with the policy: its turns, how it ended, and what it earned."""
 
     id: str
@@ -140,12 +179,33 @@ class Trajectory:
     """Why it failed or was truncated; empty otherwise."""
     reward: float = 0.0
     reward_parts: Mapping[str, float] = field(default_factory=dict)
+    """The rewards that it is made of; this and the next two as in `Score`."""
+    part_weights: Mapping[str, float] = field(default_factory=dict)
+    reward_info: Mapping[str, float] = field(default_factory=dict)
     answer: str | None = None
     """The final answer, as the reward read it."""
 
     def scored(self, score: Score) -> Trajectory:
         """The same trajectory with what a reward said about it."""
-        return replace(self, reward=score.value, reward_parts=score.parts, answer=score.answer)
+        return replace(
+            self,
+            reward=score.value,
+            reward_parts=score.parts,
+            part_weights=score.weights,
+            reward_info=score.info,
+            answer=score.answer,
+        )
+
+    @property
+    def score(self) -> Score:
+        """What a reward, its environment or its agent said about it."""
+        return Score(
+            value=self.reward,
+            parts=self.reward_parts,
+            weights=self.part_weights,
+            info=self.reward_info,
+            answer=self.answer,
+        )
 
     @property
     def num_completion_tokens(self) -> int:
@@ -163,10 +223,10 @@ class Trajectory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class Group(_Plain):
     """One prompt and its sibling trajectories: the unit of scheduling, scoring and filtering."""
 
-    ticket: int
+    number: int
     """The scheduler's name for this group: inside its domain, in the order of admission."""
     prompt: Prompt
     trajectories: tuple[Trajectory, ...]
@@ -181,8 +241,9 @@ class Group:
 
     @property
     def has_signal(self) -> bool:
-        """Whether a group baseline would leave any gradient: false when all rewards are equal."""
-        return len(set(self.rewards)) > 1
+        """Whether a group baseline would leave any gradient: false when all rewards are equal in single precision, in which
+        advantages are taken from them (0.3 and 0.1 + 0.2 are)."""
+        return len(set(np.array(self.rewards, dtype=np.float32).tolist())) > 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,5 +7,5 @@ folder=$1 root=$(cd "$(dirname "$0")/.." && pwd)
 pip="$folder/bin/pip install --quiet --disable-pip-version-check"
 $pip --no-deps -e "$root"
 # reroll's own needs, without its bounds on torch and transformers: those are vLLM's here.
-$pip pyyaml rich typer matplotlib safetensors "peft>=0.20" "pytest>=8" "pytest-asyncio>=1" "pytest-timeout>=2"
+$pip pyyaml rich typer matplotlib cloudpickle safetensors "peft>=0.20" "pytest>=8" "pytest-asyncio>=1" "pytest-timeout>=2" "hypothesis>=6"
 touch "$folder/.reroll"

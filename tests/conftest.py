@@ -5,14 +5,21 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # A test that reaches for the hub must fail at once, not wait for it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # Tiny models: threads would only wait for each other.
 os.environ.setdefault("TRITON_INTERPRET", "1" if shutil.which("nvidia-smi") is None else "0")  # Kernels run on a CPU, slowly.
+
+settings.register_profile("reroll", deadline=None)  # A busy machine is no failure: no property is about the clock.
+settings.load_profile("reroll")
 
 
 @pytest.fixture(autouse=True)
@@ -30,21 +37,58 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny(tmp_path_factory.mktemp("models") / "tiny", hidden=32, layers=2, heads=4, kv_heads=2, seed=3)
 
 
+CommandLine = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def reroll(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
+    """`reroll WORDS…` as a user types it in the folder `cwd`, but in this process: a new one would load torch again."""
+    from reroll.cli import main
+
+    def run(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+        folder, code = cwd or Path.cwd(), 0
+        capsys.readouterr()
+        with monkeypatch.context() as patch:
+            patch.chdir(folder)
+            patch.setattr(sys, "argv", ["reroll", *words])
+            patch.setattr(sys, "path", [str(folder), *sys.path])
+            patch.setenv("COLUMNS", "160")
+            try:
+                main()
+            except SystemExit as left:
+                code = int(left.code or 0)
+        out, err = capsys.readouterr()
+        return subprocess.CompletedProcess(["reroll", *words], code, out, err)
+
+    return run
+
+
 @pytest.fixture
 def rlvr_tree(tmp_path: Path, tiny_model: Path) -> dict[str, Any]:
+    return rlvr_tree_in(tmp_path, tiny_model)
+
+
+@pytest.fixture(scope="module")
+def module_rlvr_tree(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> dict[str, Any]:
+    """The same, for a run that several tests look at."""
+    return rlvr_tree_in(tmp_path_factory.mktemp("run"), tiny_model)
+
+
+def rlvr_tree_in(folder: Path, tiny_model: Path) -> dict[str, Any]:
     """A whole RLVR config as plain data: repeat a digit. Its rewards lie beside it, as a user's would."""
-    (tmp_path / "reroll_test_rewards.py").write_text(USER_REWARDS)
+    (folder / "reroll_test_rewards.py").write_text(USER_REWARDS)
     rows = [{"prompt": f"say {digit}", "answer": str(digit)} for digit in range(10)]
-    data = tmp_path / "digits.jsonl"
+    data = folder / "digits.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     source = {"kind": "jsonl", "path": str(data)}
     return {
         "pipeline": "rlvr",
-        "run": {"name": "test", "runs_dir": str(tmp_path / "runs"), "steps": 3, "seed": 1},
+        "run": {"name": "test", "runs_dir": str(folder / "runs"), "steps": 3, "seed": 1},
         "policy": {"model": str(tiny_model), "devices": "cpu", "optim": {"lr": 1e-2}},
         "engine": {"devices": "cpu"},
         "data": {"train": [source], "eval": [source]},
         "rewards": {"default": {"kind": "import", "path": "reroll_test_rewards:has_digit"}},
+        "reward_workers": {"num_processes": 1},  # Starting another takes longer than these runs.
         "rollout": {"prompts_per_step": 4, "group_size": 4, "max_prompt_tokens": 32, "max_tokens": 6},
     }
 

@@ -12,19 +12,18 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from env_work import GYMNASIUM_ID, IN_FLIGHT, NUM_EPISODES
 from plane import Task, open_cluster, play_all, play_bare
 
-from reroll.config.env_adapters import GymnasiumEnv
-from reroll.config.env_grid import FrozenLakeEnv, SokobanEnv
 from reroll.config.envs import EnvDomain
-from reroll.envs.grid import ACTIONS
+from reroll_zoo.adapters.config import GymnasiumConfig
+from reroll_zoo.games.frozen_lake import FrozenLakeConfig
+from reroll_zoo.games.grid import ACTIONS
+from reroll_zoo.games.sokoban import SokobanConfig
 
 MAX_TURNS = 128
 """More than any of the environments allows itself."""
 TASKS = {
-    "frozen_lake": Task(EnvDomain(env=FrozenLakeEnv(kind="frozen_lake"), max_turns=MAX_TURNS), ACTIONS),
-    "sokoban": Task(EnvDomain(env=SokobanEnv(kind="sokoban"), max_turns=MAX_TURNS), ACTIONS),
-    "gymnasium": Task(
-        EnvDomain(env=GymnasiumEnv(kind="gymnasium", env_id=GYMNASIUM_ID), max_turns=MAX_TURNS), ("0", "1", "2", "3")
-    ),
+    "frozen_lake": Task(EnvDomain(env=FrozenLakeConfig(), max_turns=MAX_TURNS), ACTIONS),
+    "sokoban": Task(EnvDomain(env=SokobanConfig(), max_turns=MAX_TURNS), ACTIONS),
+    "gymnasium": Task(EnvDomain(env=GymnasiumConfig(env_id=GYMNASIUM_ID), max_turns=MAX_TURNS), ("0", "1", "2", "3")),
 }
 
 

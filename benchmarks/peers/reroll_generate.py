@@ -12,9 +12,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from work import NUM_SIBLINGS, NUM_TOKENS, QUESTIONS, messages, report
 
-from reroll.config.parts import EmbeddedEngine, PolicyConfig
+from reroll.config.parts import EmbeddedEngineConfig, PolicyConfig
 from reroll.models.load import load_tokenizer
-from reroll.pipeline.player import spawn_engine
+from reroll.pipeline.episode_runner import spawn_engine
 from reroll.runtime.local import LocalRuntime
 from reroll.tokens.renderer import Renderer
 from reroll.types import Request, SamplingParams
@@ -35,7 +35,7 @@ def main() -> None:
     ]
     loop = asyncio.new_event_loop()
     engine = loop.run_until_complete(
-        spawn_engine(LocalRuntime(), EmbeddedEngine(precision="bf16", devices="cpu"), PolicyConfig(model=folder))
+        spawn_engine(LocalRuntime(), EmbeddedEngineConfig(precision="bf16", devices="cpu"), PolicyConfig(model=folder))
     )
 
     async def generate() -> int:

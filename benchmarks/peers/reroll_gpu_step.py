@@ -25,18 +25,19 @@ from reroll.pipeline.run import train
 
 MAPS: dict[str, dict[str, Any]] = {
     "embedded": {},
+    "embedded-processes": {"runtime": {"kind": "processes"}},
     "embedded-ipc": {"runtime": {"kind": "ray"}, "weights": {"kind": "ipc"}},
     "vllm": {"engine": {"kind": "vllm"}},
-    "vllm-lease": {"engine": {"kind": "vllm", "offload": "all"}, "policy": {"offload": "optimizer"}},
+    "vllm-lease": {"engine": {"kind": "vllm", "sleep": True}, "policy": {"swap": "optimizer"}},
     "vllm-ipc": {
         "runtime": {"kind": "ray"},
         "weights": {"kind": "ipc"},
-        "engine": {"kind": "vllm", "offload": "all"},
-        "policy": {"offload": "optimizer"},
+        "engine": {"kind": "vllm", "sleep": True},
+        "policy": {"swap": "optimizer"},
     },
     "sglang": {"engine": {"kind": "sglang", "python": os.environ.get("REROLL_SGLANG_PYTHON", "python")}},
 }
-"""Policy and engine share GPU 0, in one process or (ipc) in two. With `offload`, who waits makes room for the other."""
+"""Policy and engine share GPU 0, in one process or (processes, ipc) in two. Where memory is offloaded, who waits makes room."""
 
 PARTS = ("wait", "swap", "train", "push")
 

@@ -26,7 +26,8 @@ from env_work import GYMNASIUM_ID, IN_FLIGHT
 
 from reroll.config.env_tools import TagAction
 from reroll.envs.actions import parse_action
-from reroll.envs.adapters.gymnasium import Gymnasium
+from reroll_zoo.adapters.config import GymnasiumConfig
+from reroll_zoo.adapters.gymnasium import Gymnasium
 
 NUM_STEPS = 16_384
 NUM_REMOTE = 2
@@ -36,7 +37,7 @@ class TextLake(gymnasium.Env):  # type: ignore[misc]
     """The environment wrapped as reroll wraps it: actions are read from words, what is seen is written out."""
 
     def __init__(self, config: Any = None) -> None:
-        self._env = Gymnasium(env_id=GYMNASIUM_ID)
+        self._env = Gymnasium(GymnasiumConfig(env_id=GYMNASIUM_ID))
         self._actions = TagAction(kind="tag")
         self.observation_space = gymnasium.spaces.Discrete(16)
         self.action_space = gymnasium.spaces.Discrete(4)

@@ -70,20 +70,20 @@ def gpg(episodes: Episodes) -> Tensor:
 def gdpo(episodes: Episodes, *, weights: dict[str, float], epsilon: float) -> Tensor:
     """Each part of the reward normalised in its group, summed by weight, and normalised over the batch (arXiv 2601.05242).
 
-    `weights` names the parts that count; empty: all of them, with weight 1.
+    `weights` names the parts that count; empty: all of them, each as the reward weighs it. A part of which no episode here
+    has any adds nothing: its domain may have no group in this step.
     """
     if not episodes.parts:
         raise ValueError("gdpo needs the named parts of the reward, and there are none: return a Score with parts")
-    unknown = weights.keys() - episodes.parts.keys()
-    if unknown:
+    if weights and not weights.keys() & episodes.parts.keys():
         raise ValueError(
-            f"gdpo weighs {', '.join(sorted(unknown))}, which is no part of the reward: "
+            f"gdpo weighs {', '.join(sorted(weights))}, which is no part of the reward: "
             f"name some of {', '.join(sorted(episodes.parts))} in advantage.weights"
         )
     total = torch.zeros_like(episodes.reward)
-    for name, weight in (weights or dict.fromkeys(episodes.parts, 1.0)).items():
-        part = episodes.parts[name].to(total.dtype)
-        total += weight * normalise(part, episodes.group, mean="group", std="group", epsilon=epsilon)
+    for name, part in episodes.parts.items():
+        weight = weights.get(name, 0.0) if weights else episodes.part_weights.get(name, 1.0)
+        total += weight * normalise(part.to(total.dtype), episodes.group, mean="group", std="group", epsilon=epsilon)
     return episodes.spread(normalise(total, episodes.group, mean="batch", std="batch", epsilon=epsilon))
 
 
@@ -141,9 +141,9 @@ def returns(episodes: Episodes, *, discount: float, whiten: bool) -> Tensor:
     return whitened(to_go, episodes) if whiten else to_go
 
 
-def gae(episodes: Episodes, *, discount: float, trace: float) -> Tensor:
+def gae(episodes: Episodes, *, discount: float, gae_lambda: float) -> Tensor:
     """Generalised advantage estimation over written tokens (arXiv 1506.02438): the sum of what each token and those after
-    it brought beyond the critic's estimate, the n-th times (discount * trace)^n.
+    it brought beyond the critic's estimate, the n-th times (discount * gae_lambda)^n.
 
     The token after one that ends a turn is the first of the next turn. After the last token nothing is to come, for
     truncated episodes too.
@@ -151,16 +151,16 @@ def gae(episodes: Episodes, *, discount: float, trace: float) -> Tensor:
     value = episodes.rows(_critic_value(episodes))
     following = pad(value, (0, 1))[:, 1:]
     surprise = episodes.flat(episodes.rows(episodes.token_reward) + discount * following - value)
-    return episodes.to_go(surprise, discount=discount * trace)
+    return episodes.to_go(surprise, discount=discount * gae_lambda)
 
 
-def gae_returns(episodes: Episodes, *, discount: float, trace: float) -> Tensor:
-    """[T]: what the critic should have said, `gae` plus what it said; 0 on tokens nobody wrote.
+def gae_returns(episodes: Episodes, *, discount: float, gae_lambda: float) -> Tensor:
+    """[T]: targets of the critic, `gae` plus its estimates; 0 on tokens that the policy did not write.
 
-    With trace 1 these are the returns themselves, whatever the policy's trace is (VC-PPO, arXiv 2503.01491).
+    With gae_lambda 1 these are the returns themselves, whatever the policy's gae_lambda is (VC-PPO, arXiv 2503.01491).
     """
     value = episodes.fill(_critic_value(episodes)[episodes.written])
-    return gae(episodes, discount=discount, trace=trace) + value
+    return gae(episodes, discount=discount, gae_lambda=gae_lambda) + value
 
 
 def _critic_value(episodes: Episodes) -> Tensor:

@@ -1,8 +1,9 @@
-"""Weights for tokens that another policy sampled than the one the update starts from.
+"""Weights for tokens that another policy sampled than the one that learns, and which of them are better left out.
 
-The sampler's log-probs differ from the trainer's where the samples are stale, the precisions or kernels differ, or the
-sampler cut its distribution. A weight is trainer / sampler, taken over a token, a turn or a sequence, then bounded.
-A loss times its weight is corrected; several corrections are stacked by multiplying their weights.
+The sampler's log-probs differ from the trainer's where the samples are stale, or the precisions or kernels differ. (Not where
+the sampler cut its distribution, top-p or top-k: its log-probs are from before the cut.) A weight is trainer / sampler,
+taken over a token, a turn or a sequence, then bounded. A loss times its weight is corrected; several corrections are
+stacked by multiplying their weights, and a rejection is a weight of 0 or 1.
 """
 
 from __future__ import annotations
@@ -13,11 +14,23 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from reroll.algo.kl import k3
-from reroll.algo.segments import segment_sum
+from reroll.algo.kl import KL_ESTIMATORS, k3
+from reroll.algo.segments import Level as Unit
+from reroll.algo.segments import segment_sum, units_of
 
-Level = Literal["token", "turn", "sequence", "geometric"]
+Level = Literal["token", "turn", "geometric_turn", "sequence", "geometric"]
 Bound = Literal["truncate", "mask", "reject"]
+Distance = Literal["k1", "k2", "k3"]
+Take = Literal["mean", "sum", "max"]
+
+_UNITS: dict[Level, Unit] = {
+    "token": "token",
+    "turn": "turn",
+    "geometric_turn": "turn",
+    "sequence": "sequence",
+    "geometric": "sequence",
+}
+_GEOMETRIC = ("geometric", "geometric_turn")
 
 _MAX_LOG_WEIGHT = 20.0
 """Log ratios of tokens and of units are held within ± this, so that no weight overflows."""
@@ -51,7 +64,7 @@ def correct(
     """Bounded importance weights of the tokens in the loss. All tensors [T]; `turn` counts within a sequence.
 
     level: whose ratio a token gets. token: its own. turn, sequence: the product over the tokens of its turn, or sequence.
-    geometric: the geometric mean over its sequence.
+    geometric_turn, geometric: the geometric mean over its turn, or sequence.
     mode: truncate, min(w, high); mask, w inside [low, high] and 0 outside; reject, 1 inside and 0 outside.
 
     The means, over the units of the level that have a token in the loss: `weight`, before the bound; `bounded`, the share
@@ -59,10 +72,10 @@ def correct(
     the units (exact for what was passed; parts of a batch average). Over tokens: `kl`, k3 of KL(sampler || trainer).
     """
     log_ratio = torch.where(mask, old_logp - sampler_logp, 0.0).clamp(-_MAX_LOG_WEIGHT, _MAX_LOG_WEIGHT)
-    unit, num_units = _units(sequence, turn, level)
+    unit, num_units = units_of(sequence, turn, _UNITS[level])
     num_tokens = segment_sum(mask.to(log_ratio.dtype), unit, num_units)
     log_weight = segment_sum(log_ratio, unit, num_units)
-    if level == "geometric":
+    if level in _GEOMETRIC:
         log_weight = log_weight / num_tokens.clamp(min=1)
     weight = log_weight.clamp(-_MAX_LOG_WEIGHT, _MAX_LOG_WEIGHT).exp()
     bounded = _bounded(weight, mode=mode, low=low, high=high)
@@ -80,14 +93,60 @@ def correct(
     )
 
 
-def _units(sequence: Tensor, turn: Tensor, level: Level) -> tuple[Tensor, int]:
-    """[T] which unit of the level a token belongs to, and how many there are."""
-    if level == "token":
-        return torch.arange(len(sequence), device=sequence.device), len(sequence)
-    if level == "turn":
-        distinct, unit = torch.unique(torch.stack([sequence, turn]), dim=1, return_inverse=True)
-        return unit, distinct.shape[1]
-    return sequence, int(sequence[-1]) + 1
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejection:
+    """Which tokens are left in, and how far sampler and policy are apart."""
+
+    weight: Tensor
+    """[T], no gradient: 1 for tokens that count, 0 for those rejected and off the mask."""
+    means: dict[str, tuple[float, float]]
+    """(sum, count) by name, such that parts of a batch add up; see `reject`."""
+
+
+@torch.no_grad()
+def reject(
+    logp: Tensor,
+    sampler_logp: Tensor,
+    advantage: Tensor,
+    mask: Tensor,
+    sequence: Tensor,
+    turn: Tensor,
+    *,
+    distance: Distance,
+    level: Unit,
+    take: Take,
+    high: float,
+    only_negative: bool,
+) -> Rejection:
+    """Leaves out the tokens of units in which the policy is further than `high` from the one that sampled. All tensors [T].
+
+    With d = log sampler - log policy, the distance of a token is d (k1), d² / 2 (k2) or exp(-d) - 1 + d (k3): estimates of
+    KL(sampler || policy). That of a turn or a sequence is the mean, the sum or the largest of its tokens in the loss.
+    only_negative: none but tokens with a negative advantage are left out. With k1 and the mean over a sequence that is
+    the off-policy mask of DeepSeek-V3.2 (arXiv 2512.02556): what is bad, and has become unlikely, teaches nothing.
+
+    The means: `distance` over the units that have a token in the loss, `rejected` the share of tokens.
+    """
+    difference = torch.where(mask, sampler_logp - logp, 0.0).clamp(-_MAX_LOG_WEIGHT, _MAX_LOG_WEIGHT)
+    per_token = KL_ESTIMATORS[distance](difference, torch.zeros_like(difference))
+    unit, num_units = units_of(sequence, turn, level)
+    value, in_loss = _taken(per_token[mask], unit[mask], num_units, take)
+    rejected = mask & (value > high)[unit]
+    if only_negative:
+        rejected &= advantage < 0
+    return Rejection(
+        weight=(mask & ~rejected).to(logp.dtype),
+        means={"distance": _sum_and_count(value[in_loss]), "rejected": _sum_and_count(rejected[mask])},
+    )
+
+
+def _taken(values: Tensor, unit: Tensor, num_units: int, take: Take) -> tuple[Tensor, Tensor]:
+    """[num_units] what is taken of each unit's values, 0 of none; and which units have any."""
+    num = segment_sum(torch.ones_like(values), unit, num_units)
+    if take == "max":
+        return torch.zeros_like(num).scatter_reduce(0, unit, values, "amax", include_self=False), num > 0
+    total = segment_sum(values, unit, num_units)
+    return (total / num.clamp(min=1) if take == "mean" else total), num > 0
 
 
 def _bounded(weight: Tensor, *, mode: Bound, low: float, high: float) -> Tensor:

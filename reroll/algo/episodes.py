@@ -33,11 +33,13 @@ class Episodes:
     token_turn: Tensor
     """[T] int64: which turn wrote the token, -1 for nobody. Does not decrease from one written token to the next."""
     parts: Mapping[str, Tensor] = field(default_factory=dict)
-    """[N] each: the named parts of the reward, where there are several."""
+    """[N] each: the named parts of the reward, where there are several; 0 in an episode that has no such part."""
+    part_weights: Mapping[str, Tensor] = field(default_factory=dict)
+    """[N] each: what a part counts by the reward itself; 1 for parts that are not named here."""
     baseline: Tensor | None = None
     """[N] what the policy's greedy answer to the same prompt earned."""
     running_mean: float = 0.0
-    """Of the rewards of all steps so far, this one included."""
+    """Mean of the rewards of all steps so far, this one included."""
     running_std: float = 0.0
     penalty: Tensor | None = None
     """[T] taken off the reward of each token, e.g. a KL penalty; already counted in `reward` and `turn_reward`."""
@@ -45,6 +47,8 @@ class Episodes:
     """[T] the critic's estimate of what is still to come, before the token is written."""
     score_norm: Tensor | None = None
     """[T] squared norm of the gradient of the token's log-prob in its logits: 1 - 2 p(token) + sum of p squared."""
+    entropy: Tensor | None = None
+    """[T] of the policy's whole distribution where the token was drawn, before the update."""
 
     @property
     def num_episodes(self) -> int:

@@ -7,6 +7,7 @@ is zero on average (the mean of grad log p), so k1 is for measuring, or for a pe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -59,7 +60,9 @@ def adapted_coef(coef: float, kl: float, *, target: float, horizon: float, num_s
     """The coefficient after a step that measured this KL: larger above the target, smaller below it (arXiv 1909.08593).
 
     coef × (1 + clip(kl / target - 1, ± 0.2) × num_samples / horizon): over `horizon` samples, a KL that is 20 % or more off
-    moves it by 20 %.
+    moves it by 20 %. One step moves it by no more than that, however many samples it has.
     """
+    if math.isnan(kl):
+        raise ValueError("the measured KL is not a number, and a coefficient that followed it would never be one again")
     error = min(max(kl / target - 1, -0.2), 0.2)
-    return coef * (1 + error * num_samples / horizon)
+    return coef * (1 + error * min(num_samples / horizon, 1.0))

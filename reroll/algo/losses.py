@@ -7,13 +7,15 @@ token (gspo and gmpo, which have one ratio a sequence: its mean A). Every aggreg
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from reroll.algo.segments import segment_sum
+from reroll.algo.segments import segment_sum, units_of
 
 LOG_RATIO_BOUND = 20.0
 """Log ratios are held within ± this, so that no ratio overflows. A token beyond has no gradient through its ratio."""
@@ -34,12 +36,19 @@ class Tokens:
     """int64, not decreasing: which sequence a token belongs to."""
     selected: Tensor | None = None
     """bool: the tokens that a loss with a selection over the whole batch (clip_cov, kl_cov) treats apart."""
+    sampler_logp: Tensor | None = None
+    """Log-prob under the policy that drew the token, whatever the ratio is taken against: no gradient."""
+    turn: Tensor | None = None
+    """int64: which turn of its sequence wrote the token. Two sequences may have turns of the same number."""
+    entropy: Tensor | None = None
+    """Entropy of the policy's distribution at the token, with gradient. Only for a loss that asks for it, since
+    it costs a second pass over the head: `loss: {kind: import, needs: [entropy], …}`."""
 
     def __post_init__(self) -> None:
         # Zeros rather than a later mask: the gradient of a masked product is still nan where a factor is.
-        object.__setattr__(self, "logp", torch.where(self.mask, self.logp, 0.0))
-        object.__setattr__(self, "old_logp", torch.where(self.mask, self.old_logp, 0.0))
-        object.__setattr__(self, "advantage", torch.where(self.mask, self.advantage, 0.0))
+        for name in ("logp", "old_logp", "advantage", "sampler_logp", "entropy"):
+            if (values := getattr(self, name)) is not None:
+                object.__setattr__(self, name, torch.where(self.mask, values, 0.0))
 
     @property
     def log_ratio(self) -> Tensor:
@@ -64,6 +73,14 @@ class Tokens:
         """[T] -> [T]: on every token, the mean over the tokens of its sequence that are in the loss (none: 0)."""
         return self.sequence_sum(per_token) / self.length
 
+    def turn_mean(self, per_token: Tensor) -> Tensor:
+        """[T] -> [T]: on every token, the mean over the tokens of its turn that are in the loss (none: 0)."""
+        if self.turn is None:
+            raise ValueError("a ratio of turns needs Tokens.turn: say which turn wrote each token")
+        turn, num = units_of(self.sequence, self.turn, "turn")
+        total = segment_sum(torch.where(self.mask, per_token, 0.0), turn, num)
+        return (total / segment_sum(self.mask.to(total.dtype), turn, num).clamp(min=1))[turn]
+
 
 def reinforce(t: Tokens) -> Tensor:
     """-A * logp. No ratio; with advantage 1 this is the cross-entropy of SFT."""
@@ -82,18 +99,21 @@ def ppo(t: Tokens, *, clip_low: float, clip_high: float, dual_clip: float | None
     return torch.where(t.advantage < 0, torch.minimum(loss, -dual_clip * t.advantage), loss)
 
 
-def gspo(t: Tokens, *, clip_low: float, clip_high: float) -> Tensor:
-    """-min(s * A, clip(s) * A) with s = (product of the sequence's ratios)^(1 / length), arXiv 2507.18071."""
-    return _clipped_surrogate(torch.exp(t.sequence_mean(t.log_ratio)), t.advantage, clip_low, clip_high)
+def gspo(t: Tokens, *, clip_low: float, clip_high: float, level: Literal["sequence", "turn"] = "sequence") -> Tensor:
+    """-min(s * A, clip(s) * A) with s = (product of the sequence's ratios)^(1 / length), arXiv 2507.18071.
+
+    level turn: the product and the length are those of the token's turn.
+    """
+    return _clipped_surrogate(_geometric_ratio(t, level), t.advantage, clip_low, clip_high)
 
 
-def gspo_token(t: Tokens, *, clip_low: float, clip_high: float) -> Tensor:
+def gspo_token(t: Tokens, *, clip_low: float, clip_high: float, level: Literal["sequence", "turn"] = "sequence") -> Tensor:
     """GSPO with an advantage per token, arXiv 2507.18071: its s becomes sg[s] * policy / sg[policy].
 
     Value and gradient are GSPO's where a sequence has one advantage. Elsewhere each token is moved by its own.
     """
-    sequence_ratio = torch.exp(t.sequence_mean(t.log_ratio)).detach()
-    return _clipped_surrogate(sequence_ratio * torch.exp(t.logp - t.logp.detach()), t.advantage, clip_low, clip_high)
+    ratio = _geometric_ratio(t, level).detach()
+    return _clipped_surrogate(ratio * torch.exp(t.logp - t.logp.detach()), t.advantage, clip_low, clip_high)
 
 
 def gmpo(t: Tokens, *, clip_low: float, clip_high: float) -> Tensor:
@@ -142,19 +162,26 @@ def dro(t: Tokens, *, beta: float) -> Tensor:
     return -t.advantage * t.logp + beta / 2 * t.log_ratio.square()
 
 
-def dppo_tv(t: Tokens, *, max_divergence: float) -> Tensor:
+def dppo_tv(
+    t: Tokens, *, max_divergence: float, max_divergence_low: float | None = None, max_ratio: float = math.inf
+) -> Tensor:
     """-r * A, and 0 for a token that is moving away beyond |p - p_old| = max_divergence, arXiv 2602.04879.
 
     |p - p_old| of the sampled token is the total variation between two outcomes, "this token" and "any other".
+    `max_divergence_low` holds where A < 0, None: the same. The weight r is at most `max_ratio`: inside the region a
+    rare token's ratio may be thousands, and its gradient all of the step's.
     """
-    return _inside(t, (t.logp.exp() - t.old_logp.exp()).abs() <= max_divergence)
+    divergence = (t.logp.detach().exp() - t.old_logp.exp()).abs()
+    return _inside(t, divergence, max_divergence, max_divergence_low, max_ratio)
 
 
-def dppo_kl(t: Tokens, *, max_divergence: float) -> Tensor:
+def dppo_kl(
+    t: Tokens, *, max_divergence: float, max_divergence_low: float | None = None, max_ratio: float = math.inf
+) -> Tensor:
     """As `dppo_tv`, measured by KL(old || policy) between "this token" and "any other", arXiv 2602.04879."""
     other, old_other = _any_other(t.logp.detach()), _any_other(t.old_logp)
     kl = -t.old_logp.exp() * t.log_ratio.detach() + old_other * torch.log(old_other / other)
-    return _inside(t, kl <= max_divergence)
+    return _inside(t, kl, max_divergence, max_divergence_low, max_ratio)
 
 
 def clip_cov(t: Tokens, *, clip_low: float, clip_high: float) -> Tensor:
@@ -179,12 +206,13 @@ def value_loss(value: Tensor, old_value: Tensor, returns: Tensor, *, clip: float
     return torch.maximum((value - returns).square(), (near_old - returns).square()) / 2
 
 
-def held_back(per_token: Tensor, t: Tokens) -> Tensor:
+def clipped_mask(per_token: Tensor, t: Tokens) -> Tensor:
     """bool [T]: the tokens in the loss that have an advantage and yet no gradient, whatever bound of the loss did it.
 
     `per_token` is what a loss made of `t`, before anything is added to it; its graph is kept.
     """
-    gradient = torch.autograd.grad(per_token.sum(), t.logp, retain_graph=True)[0]
+    # A loss of one's own may be made of the entropy alone.
+    gradient = torch.autograd.grad(per_token.sum(), t.logp, retain_graph=True, materialize_grads=True)[0]
     return (gradient == 0) & (t.advantage != 0)
 
 
@@ -192,10 +220,17 @@ def _clipped_surrogate(ratio: Tensor, advantage: Tensor, clip_low: float, clip_h
     return -torch.minimum(ratio * advantage, ratio.clamp(1 - clip_low, 1 + clip_high) * advantage)
 
 
-def _inside(t: Tokens, near: Tensor) -> Tensor:
-    """-r * A, but 0 for tokens that are not `near` the old policy and whose advantage drives them further off."""
+def _geometric_ratio(t: Tokens, level: Literal["sequence", "turn"]) -> Tensor:
+    return torch.exp(t.turn_mean(t.log_ratio) if level == "turn" else t.sequence_mean(t.log_ratio))
+
+
+def _inside(t: Tokens, divergence: Tensor, high: float, low: float | None, max_ratio: float) -> Tensor:
+    """-min(r, max_ratio) * A, but 0 for tokens whose divergence is above the threshold and whose advantage drives them
+    further off. The bound holds the weight of a token's gradient, and does not take its gradient away."""
     leaving = t.advantage * t.log_ratio > 0
-    return torch.where(leaving & ~near, 0.0, -t.ratio * t.advantage)
+    threshold = torch.where(t.advantage < 0, high if low is None else low, high)
+    weight = t.ratio.detach().clamp(max=max_ratio) * torch.exp(t.logp - t.logp.detach())
+    return torch.where(leaving & (divergence > threshold), 0.0, -weight * t.advantage)
 
 
 def _any_other(logp: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """Losses that learn from preferences: one value per pair, or per judged answer.
 
 A log-ratio is log p(answer | prompt) under the policy minus the same under the reference. The margin h of a pair is the
-log-ratio of the chosen answer minus that of the rejected one; without a reference it is a difference of log-probs. Where
-a loss normalises by length, each log-prob is first divided by the number of tokens of its answer.
+log-ratio of the chosen answer minus that of the rejected one; without a reference it is a difference of log-probs, and of
+log odds for ORPO. Where a loss normalises by length, each log-prob is first divided by the number of tokens of its answer.
 """
 
 from __future__ import annotations
@@ -38,8 +38,35 @@ def simpo(margin: Tensor, *, beta: float, gamma: float) -> Tensor:
     return -logsigmoid(beta * margin - gamma)
 
 
-PREFERENCES: dict[str, Callable[..., Tensor]] = {"sigmoid": sigmoid, "ipo": ipo, "hinge": hinge, "simpo": simpo}
+def orpo(margin: Tensor, *, beta: float) -> Tensor:
+    """-beta * log sigma(h): the odds-ratio term of ORPO, arXiv 2403.07691, equations 6 and 7, whose lambda is `beta`.
+
+    h is the difference of the `log_odds` of mean log-probs and has no reference. The rest of the paper's loss is
+    `negative_log_likelihood` of the chosen answer.
+    """
+    return -beta * logsigmoid(margin)
+
+
+PREFERENCES: dict[str, Callable[..., Tensor]] = {
+    "sigmoid": sigmoid,
+    "ipo": ipo,
+    "hinge": hinge,
+    "simpo": simpo,
+    "orpo": orpo,
+}
 """Losses of pairs by config name: (margin [P], **options) -> [P]."""
+
+
+def log_odds(logp: Tensor) -> Tensor:
+    """log(p / (1 - p)), of log p. A p that is 1 to rounding has the odds of the next smaller one, which are finite."""
+    logp = logp.clamp(max=-torch.finfo(logp.dtype).eps)
+    # `expm1` keeps the digits of 1 - p near p = 1. For small p its logarithm rounds to 0, which beside log p it is.
+    return logp - torch.log(-torch.expm1(logp))
+
+
+def negative_log_likelihood(logp: Tensor, num_tokens: Tensor) -> Tensor:
+    """Minus the mean log-prob of an answer's tokens, of their sum: the SFT term of RPO, arXiv 2404.19733."""
+    return -logp / num_tokens
 
 
 def kto(

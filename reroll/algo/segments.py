@@ -7,8 +7,19 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+Level = Literal["token", "turn", "sequence"]
 Mean = Literal["none", "group", "leave_one_out", "batch"]
 Std = Literal["none", "group", "batch", "batch_centred"]
+
+
+def units_of(sequence: Tensor, turn: Tensor, level: Level) -> tuple[Tensor, int]:
+    """[T] int64, which unit of the level each token belongs to, and how many there are. `turn` [T] counts within a sequence."""
+    if level == "token":
+        return torch.arange(len(sequence), device=sequence.device), len(sequence)
+    if level == "turn":
+        distinct, unit = torch.unique(torch.stack([sequence, turn]), dim=1, return_inverse=True)
+        return unit, distinct.shape[1]
+    return sequence, int(sequence[-1]) + 1
 
 
 def segment_sum(values: Tensor, index: Tensor, num: int) -> Tensor:
@@ -58,9 +69,10 @@ def discounted_sum(values: Tensor, index: Tensor, num: int, *, discount: float) 
 def in_deviations(centred: Tensor, deviation: Tensor, *, epsilon: float) -> Tensor:
     """centred / (deviation + epsilon); exactly 0 where the deviation is 0.
 
-    Where values do not differ none is better than another, and a division by epsilon would say the opposite.
+    Where values do not differ none is better than another, and a division by epsilon would say the opposite. A deviation
+    that is not a number gives none either, so that it is found out.
     """
-    return torch.where(deviation > 0, centred / (deviation + epsilon), 0)
+    return torch.where(deviation == 0, 0, centred / (deviation + epsilon))
 
 
 def normalise(values: Tensor, group: Tensor, *, mean: Mean, std: Std, epsilon: float) -> Tensor:
@@ -68,12 +80,13 @@ def normalise(values: Tensor, group: Tensor, *, mean: Mean, std: Std, epsilon: f
 
     Equal values give exact zeros, and so does a group of one where the group's mean or deviation is asked for.
     """
-    centred = centre(values, group, mean=mean)
+    wide = values.double()  # In single precision the squares of values beyond 1e19 overflow.
+    centred = centre(wide, group, mean=mean)
     if std == "none":
-        return centred
+        return centred.to(values.dtype)
     over = group if std == "group" else torch.zeros_like(group)
-    spread = segment_std(centred if std == "batch_centred" else values, over, _count(over))
-    return in_deviations(centred, spread[over], epsilon=epsilon)
+    spread = segment_std(centred if std == "batch_centred" else wide, over, _count(over))
+    return in_deviations(centred, spread[over], epsilon=epsilon).to(values.dtype)
 
 
 def centre(values: Tensor, group: Tensor, *, mean: Mean) -> Tensor:

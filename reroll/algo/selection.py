@@ -6,6 +6,7 @@ micro-batches nor ranks change what is picked. The result is `Tokens.selected`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -38,6 +39,19 @@ def highest(logp: Tensor, advantage: Tensor, mask: Tensor, *, share: float) -> T
     """bool [T]: the `share` of the tokens, at least one, with the highest covariance; of equals the first."""
     value = torch.where(mask, covariance(logp, advantage, mask), -torch.inf)
     return _true_at(torch.argsort(value, descending=True, stable=True)[: _num_picked(mask, share)], mask)
+
+
+def highest_entropy(entropy: Tensor, mask: Tensor, *, share: float) -> Tensor:
+    """bool [T]: the tokens of the mask whose entropy is in its highest `share`: at least its quantile 1 - share.
+
+    Of tokens that tie at the quantile all are in (arXiv 2506.01939). At least one, if there is any.
+    """
+    values = entropy[mask].sort().values
+    if not len(values):
+        return torch.zeros_like(mask)
+    # Rounded, for 0.8 * 5 is not 4. Between two neighbours, the upper one: none lies between them.
+    place = math.ceil(round((1 - share) * (len(values) - 1), 9))
+    return mask & (entropy >= values[place])
 
 
 def _num_picked(mask: Tensor, share: float) -> int:

@@ -19,14 +19,14 @@ def shape_rewards(episodes: Episodes, *, length: Mapping[str, float] | None, cli
     """The same episodes with other rewards: weighted by length, then clipped to [-clip, clip]; None leaves a part out.
 
     Both act on the reward before the penalty. What an episode gains or loses is counted to its last turn. The named
-    parts stay as they are.
+    parts stay as they are. A baseline is clipped with the rewards it is compared with; it has no length here to be weighted by.
     """
-    gross = shaped = episodes.gross_reward
-    if length is not None:
-        shaped = shaped * length_weight(episodes, **length)
+    gross, baseline = episodes.gross_reward, episodes.baseline
+    shaped = gross if length is None else gross * length_weight(episodes, **length)
     if clip is not None:
         shaped = shaped.clamp(-clip, clip)
-    return _with_gain(episodes, shaped - gross)
+        baseline = None if baseline is None else baseline.clamp(-clip, clip)
+    return replace(_with_gain(episodes, shaped - gross), baseline=baseline)
 
 
 def standardised(episodes: Episodes, *, mean: Tensor, std: Tensor) -> Episodes:

@@ -51,7 +51,8 @@ class GdpoAdvantage(Node):
 
     kind: Literal["gdpo"]
     weights: dict[str, float] = Field(default_factory=dict)
-    """By name of the part. Default: every part with weight 1."""
+    """By name of the part; others do not count. Default: every part with the weight that the reward gives it: in a stack its
+    `weight`, in a Score of your own its entry in `weights`, or 1."""
     epsilon: Epsilon = 1e-6
     """Added to standard deviations."""
 
@@ -61,6 +62,7 @@ class PassAtKAdvantage(Node):
 
     kind: Literal["pass_at_k"]
     k: int = Field(default=4, ge=1)
+    """Of the pass@k that is to rise."""
     threshold: float = 0.5
     """An answer with at least this reward is right."""
 
@@ -91,7 +93,7 @@ class GaeAdvantage(Node):
     kind: Literal["gae"]
     discount: Fraction = 1.0
     """Per token."""
-    trace: Fraction = 0.95
+    gae_lambda: Fraction = 0.95
     """Lambda: 0 trusts the critic, 1 trusts the rewards."""
 
 
@@ -110,7 +112,9 @@ class TurnReturnsAdvantage(Node):
     discount: Fraction = 0.95
     """Per turn."""
     mean: Literal["none", "group", "batch"] = "group"
+    """What is subtracted: nothing, or the mean over the group or the batch."""
     std: Literal["none", "group", "batch"] = "group"
+    """What it is divided by: nothing, or the standard deviation over the group or the batch."""
     epsilon: Epsilon = 1e-6
     """Added to the standard deviation."""
 
@@ -122,7 +126,7 @@ class GigpoAdvantage(Node):
     discount: Fraction = 0.95
     """Per turn."""
     turn_weight: float = Field(default=1.0, ge=0)
-    """Of the comparison of turns; the paper's omega."""
+    """Weight of the comparison of turns; the paper's omega."""
     std: Literal["none", "group"] = "group"
     """none: only the means are taken off."""
     epsilon: Epsilon = 1e-6
@@ -136,6 +140,7 @@ class ImportAdvantage(Node):
     path: ImportPath
     """`module:name`; the folder of the YAML and the working directory are importable."""
     options: dict[str, Any] = Field(default_factory=dict)
+    """Its keyword arguments."""
 
 
 AdvantageConfig = Annotated[
@@ -175,6 +180,7 @@ class DifficultyWeight(Node):
     midpoint: Fraction = 0.75
     """The share of right answers halfway between."""
     steepness: float = Field(default=10.0, gt=0)
+    """Of the curve at its midpoint."""
     threshold: float = 0.5
     """An answer with at least this reward is right."""
 

@@ -40,6 +40,7 @@ class FunctionAgent(LimitedAgent):
     path: ImportPath
     """`module:name`; the folder of the YAML and the working directory are importable."""
     options: dict[str, Any] = Field(default_factory=dict)
+    """Its keyword arguments."""
 
 
 class CommandAgent(LimitedAgent):

@@ -8,11 +8,14 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from reroll.config.algorithm import OwnCritic
+from reroll.config.base import NotKnown
 from reroll.config.check_algorithm import algorithm_violations, group_violations
 from reroll.config.check_domains import domain_violations
 from reroll.config.check_engine import engine_violations
@@ -20,36 +23,71 @@ from reroll.config.check_envs import env_violations
 from reroll.config.check_rewards import reward_violations
 from reroll.config.check_strategy import strategy_violations
 from reroll.config.check_weights import weights_violations
-from reroll.config.data import DatasetsSource, JsonlSource, ParquetSource, ReasoningGymSource, SourceConfig
+from reroll.config.data import DatasetsSource, ImportSource, JsonlSource, NamedColumns, ParquetSource, SourceConfig
 from reroll.config.distill import DistillConfig
-from reroll.config.host import adapter_base, models_dir, num_visible_gpus, parse_devices
-from reroll.config.parts import Devices, DeviceSelection, FixedModel, PooledEngine, RayRuntime, VllmEngine
-from reroll.config.preference import DpoConfig, KtoLoss, RewardModelConfig
+from reroll.config.host import adapter_base, is_path, model_folder, num_visible_gpus, parse_devices
+from reroll.config.imports import ObjectPath
+from reroll.config.parts import Devices, DeviceSelection, ExternalEngineConfig, FixedModel, ModelConfig, RayRuntimeConfig
+from reroll.config.preference import DpoConfig, KtoLossConfig, RewardModelConfig
+from reroll.config.registry import package_violations
 from reroll.config.reward_judge import HostedJudge, JudgeReward, ModelReward
 from reroll.config.rewards import walk
 from reroll.config.select import select_gpus
-from reroll.config.strategy import TorchStrategy
+from reroll.config.strategy import TorchStrategyConfig
 from reroll.config.tree import AnyConfig, RlvrConfig
 from reroll.errors import Violation
 
 
 def violations_of(config: AnyConfig, *, folder: Path) -> list[Violation]:
-    """Everything that would stop this run later, found now. User modules may lie in `folder`."""
-    found = [*_models(config), *_sources(config), *_packages(config)]
-    if isinstance(config, RlvrConfig):
-        found += [*_batch_arithmetic(config), *_token_limits(config), *_evaluation(config)]
-        is_there = partial(module_exists, folder=folder)
-        found += reward_violations(config, folder=folder, module_exists=is_there)
-        found += env_violations(config, module_exists=is_there)
-        found += domain_violations(config, rollout_rules=_drawing_rules, eval_rules=_evaluation)
-        found += algorithm_violations(config, module_exists=is_there)
-        width = config.engine.tensor_parallel if isinstance(config.engine, PooledEngine) else 1
-        at_most = config.engine.num_workers * width
-        found += [*_devices(config, "engine.devices", config.engine.devices, at_most=at_most), *engine_violations(config)]
-        found += weights_violations(config)
-    if isinstance(config, DpoConfig | RewardModelConfig):
-        found += [*_preferences(config)]
+    """Everything that would stop this run later, found now. User modules may lie in `folder`.
+
+    Where the config has fields that are not known, rules that ask for one of them say nothing more.
+    """
+    found = []
+    for rule in _rules(config, folder):
+        with suppress(NotKnown):
+            for violation in rule(config):
+                found.append(violation)  # What a rule found before it met a field that is not known stands.
     return found
+
+
+def notes_of(config: AnyConfig) -> Iterator[str]:
+    """What runs, and is hardly what was meant."""
+    per_step = config.train.epochs * config.train.mini_batches if isinstance(config, RlvrConfig) else 1
+    trained: dict[str, ModelConfig] = {"policy": config.policy}
+    if isinstance(config, RlvrConfig) and isinstance(config.critic, OwnCritic):
+        trained["critic"] = config.critic
+    for name, model in trained.items():
+        warmup, total = model.optim.warmup_steps, config.run.steps * per_step
+        if warmup >= total:
+            highest = f"{model.optim.lr * total / (warmup + 1):.2g}"
+            yield f"{name}.optim.warmup_steps is {warmup} and the run has {total}: the learning rate comes to {highest} at most"
+
+
+def _rules(config: AnyConfig, folder: Path) -> list[Callable[[Any], Iterable[Violation]]]:
+    is_there = partial(module_exists, folder=folder)
+    rules: list[Callable[[Any], Iterable[Violation]]] = [_models, partial(_sources, module_exists=is_there), _packages]
+    if isinstance(config, RlvrConfig):
+        rules += [
+            _batch_arithmetic,
+            _token_limits,
+            _evaluation,
+            partial(reward_violations, folder=folder, module_exists=is_there),
+            partial(env_violations, module_exists=is_there),
+            partial(domain_violations, rollout_rules=_drawing_rules, eval_rules=_evaluation),
+            partial(algorithm_violations, module_exists=is_there),
+            _engine_devices,
+            engine_violations,
+            weights_violations,
+        ]
+    if isinstance(config, DpoConfig | RewardModelConfig):
+        rules.append(_preferences)
+    return rules
+
+
+def _engine_devices(config: RlvrConfig) -> Iterator[Violation]:
+    width = config.engine.tp if isinstance(config.engine, ExternalEngineConfig) else 1
+    yield from _devices(config, "engine.devices", config.engine.devices, at_most=config.engine.num_workers * width)
 
 
 def _batch_arithmetic(config: RlvrConfig) -> Iterator[Violation]:
@@ -63,11 +101,11 @@ def _batch_arithmetic(config: RlvrConfig) -> Iterator[Violation]:
             f"{rollout.prompts_per_step} prompts × {rollout.group_size} samples = {rows} rows do not divide into {parts}",
             f"set train.mini_batches to one of: {', '.join(legal[:12])}",
         )
-    if rollout.window > rollout.max_staleness + 1:
+    if rollout.take_window > rollout.max_staleness + 1:
         yield Violation(
-            "rollout.window",
-            f"{rollout.window} steps' worth of groups are never in flight with max_staleness {rollout.max_staleness}",
-            f"set rollout.window to at most {rollout.max_staleness + 1}, or raise rollout.max_staleness",
+            "rollout.take_window",
+            f"{rollout.take_window} steps' worth of groups are never in flight with max_staleness {rollout.max_staleness}",
+            f"set rollout.take_window to at most {rollout.max_staleness + 1}, or raise rollout.max_staleness",
         )
 
 
@@ -92,15 +130,18 @@ def _token_limits(config: RlvrConfig) -> Iterator[Violation]:
             f"max_prompt_tokens + max_tokens = {total} exceeds the model's context of {context}",
             f"lower them to {context} together",
         )
-    if strategy.micro_batch_tokens < total:
+    if strategy.pass_tokens < total:
+        num_sharing = strategy.pass_tokens // strategy.micro_batch_tokens
+        by = f" on {num_sharing} ranks" if num_sharing > 1 else ""
         yield Violation(
             "policy.strategy.micro_batch_tokens",
-            f"{strategy.micro_batch_tokens} cannot hold one sequence of up to {total} tokens (max_prompt_tokens + max_tokens)",
-            f"set it to at least {total}, or lower the token limits",
+            f"{strategy.micro_batch_tokens}{by} cannot hold one sequence of up to {total} tokens "
+            "(max_prompt_tokens + max_tokens)",
+            f"set it to at least {-(-total // num_sharing)}, or lower the token limits",
         )
 
 
-def _named_models(config: AnyConfig) -> Iterator[tuple[str, FixedModel | HostedJudge]]:
+def named_models(config: AnyConfig) -> Iterator[tuple[str, FixedModel | HostedJudge]]:
     """(path, config) of every model of the run."""
     yield "policy", config.policy
     if isinstance(config, DistillConfig):
@@ -119,83 +160,95 @@ def _named_models(config: AnyConfig) -> Iterator[tuple[str, FixedModel | HostedJ
 
 def _models(config: AnyConfig) -> Iterator[Violation]:
     num_gpus = _num_gpus(config)
-    for where, node in _named_models(config):
+    for where, node in named_models(config):
         if isinstance(node, HostedJudge):
             yield from _devices(config, f"{where}.devices", node.devices, at_most=node.num_workers)
         else:
-            is_alone = isinstance(node.strategy, TorchStrategy)
+            is_alone = isinstance(node.strategy, TorchStrategyConfig)
             yield from _devices(config, f"{where}.devices", node.devices, at_most=1 if is_alone else None)
             yield from strategy_violations(where, node, runtime=config.runtime, num_gpus=num_gpus)
+        if isinstance(config, RlvrConfig) and where == "policy" and config.reference.model is not None:
+            yield from _model("reference.model", config.reference.model)
         if node.model is not None:  # A critic without one of its own starts as the policy's.
             yield from _model(f"{where}.model", node.model)
 
 
 def _model(where: str, name: str) -> Iterator[Violation]:
-    if Path(name).is_dir():
-        if not (Path(name) / "config.json").is_file() and not adapter_base(Path(name)):
-            yield Violation(where, f"{name} is a folder without config.json", "give a Hugging Face model folder")
-    elif (models_dir() / name / "config.json").is_file() or re.fullmatch(r"[\w.-]+/[\w.-]+", name):
-        return  # a fetched model, or a hub id that only the hub can judge
-    else:
+    if model_folder(name) is not None:
+        return
+    if Path(name).expanduser().is_dir():
+        yield Violation(where, f"{name} is a folder without config.json", "give a Hugging Face model folder")
+    elif is_path(name):
+        fix = f"check the path; relative ones are taken from the working directory, {Path.cwd()}"
+        yield Violation(where, f"there is no folder {name}", fix)
+    elif not re.fullmatch(r"[\w.-]+/[\w.-]+", name):  # a hub id only the hub can judge
         yield Violation(
             where,
             f"{name!r} is neither a folder nor a fetched model nor a hub id",
-            "give a path or org/name, or run `reroll models fetch smollm2-135m-instruct`",
+            "give a path or org/name; `reroll models fetch --help` names those that can be fetched",
         )
 
 
 def _context_length(model: str) -> int | None:
     """The model's context, if its config.json lies on this disk."""
-    for folder in (Path(model), models_dir() / model):
-        if base := adapter_base(folder):
-            return _context_length(base)
-        file = folder / "config.json"
-        if file.is_file():
-            try:
-                length = json.loads(file.read_text()).get("max_position_embeddings")
-            except (OSError, ValueError):
-                return None
-            return length if isinstance(length, int) else None
-    return None
+    folder = model_folder(model)
+    if folder is None:
+        return None
+    if base := adapter_base(folder):
+        return _context_length(base)
+    try:
+        length = json.loads((folder / "config.json").read_text()).get("max_position_embeddings")
+    except (OSError, ValueError):
+        return None
+    return length if isinstance(length, int) else None
 
 
-def _named_sources(config: AnyConfig) -> Iterator[tuple[str, SourceConfig]]:
+def named_sources(config: AnyConfig) -> Iterator[tuple[str, SourceConfig]]:
+    """(path, config) of every source of rows."""
     for part, sources in (("train", config.data.train), ("eval", config.data.eval)):
         for index, source in enumerate(sources):
             yield f"data.{part}.{index}", source
 
 
-def _sources(config: AnyConfig) -> Iterator[Violation]:
-    for where, source in _named_sources(config):
+def _sources(config: AnyConfig, *, module_exists: Callable[[str], bool]) -> Iterator[Violation]:
+    for where, source in named_sources(config):
+        if isinstance(source, ImportSource) and not module_exists(source.path):
+            problem = f"no module {source.path.partition(':')[0]!r} beside the YAML, in the working directory or installed"
+            yield Violation(f"{where}.path", problem, "give it as module:name")
         if isinstance(source, JsonlSource | ParquetSource) and not source.path.is_file():
-            yield Violation(f"{where}.path", f"{source.path} does not exist", "paths are taken from the working directory")
-        elif isinstance(source, DatasetsSource) and not source.path.is_dir():
-            yield Violation(f"{where}.path", f"{source.path} is no folder", "give a folder written by save_to_disk")
+            is_folder = source.path.is_dir()
+            problem = f"{source.path} {'is a folder' if is_folder else 'does not exist'}"
+            fix = "name a file in it" if is_folder else f"relative paths are taken from the working directory, {Path.cwd()}"
+            yield Violation(f"{where}.path", problem, fix)
+        elif isinstance(source, DatasetsSource) and not source.path.is_dir() and not source.is_hub_name:
+            fix = "give a folder written by save_to_disk, or a name of the hub such as openai/gsm8k"
+            yield Violation(f"{where}.path", f"{source.path} is no folder", fix)
 
 
 def _packages(config: AnyConfig) -> Iterator[Violation]:
     """Optional packages that the config asks for and this Python does not have."""
-    wanted: list[tuple[str, str, str]] = [("run.trackers", tracker, "trackers") for tracker in config.run.trackers]
-    if isinstance(config.runtime, RayRuntime):
+    wanted: list[tuple[str, str, str]] = [
+        ("run.trackers", tracker, "mlflow" if tracker == "mlflow" else "trackers") for tracker in config.run.trackers
+    ]
+    if isinstance(config.runtime, RayRuntimeConfig):
         wanted.append(("runtime.kind", "ray", "ray"))
-    if isinstance(config, RlvrConfig) and isinstance(config.engine, VllmEngine):
-        wanted.append(("engine.kind", "vllm", "vllm"))
-    if config.policy.lora or adapter_base(Path(config.policy.model)):
+    folder = model_folder(config.policy.model)
+    if config.policy.lora or (folder and adapter_base(folder)):
         wanted.append(("policy.lora" if config.policy.lora else "policy.model", "peft", "lora"))
     if isinstance(config, RlvrConfig) and isinstance(config.critic, OwnCritic) and config.critic.lora:
         wanted.append(("critic.lora", "peft", "lora"))
-    for where, source in _named_sources(config):
-        package = {"parquet": "pyarrow", "datasets": "datasets", "reasoning_gym": "reasoning_gym"}.get(source.kind)
-        if package:
-            wanted.append((f"{where}.kind", package, "data"))
+    for where, source in named_sources(config):
+        yield from package_violations(where, source)
     for where, package, extra in wanted:
         if importlib.util.find_spec(package) is None:
             yield Violation(where, f"needs the package {package}", f"pip install 'reroll[{extra}]'")
 
 
-def module_exists(module: str, folder: Path) -> bool:
-    """Whether a module lies in the folder or the working directory, or is installed. It is not imported."""
-    first = module.partition(".")[0]
+def module_exists(path: str, folder: Path) -> bool:
+    """Whether the module of `module:name` lies in the folder or the working directory, or is installed. It is not imported."""
+    if isinstance(path, ObjectPath):
+        return True
+    first = path.partition(":")[0].partition(".")[0]
     beside = any((root / f"{first}.py").is_file() or (root / first).is_dir() for root in (folder, Path.cwd()))
     return beside or importlib.util.find_spec(first) is not None
 
@@ -212,12 +265,12 @@ def _evaluation(config: RlvrConfig) -> Iterator[Violation]:
 
 
 def _preferences(config: DpoConfig | RewardModelConfig) -> Iterator[Violation]:
-    for where, source in _named_sources(config):
-        if isinstance(source, ReasoningGymSource):
+    for where, source in named_sources(config):
+        if not isinstance(source, NamedColumns):
             yield Violation(
-                f"{where}.kind", f"is {source.kind}, whose rows compare no answers", "use jsonl, parquet or datasets"
+                f"{where}.kind", f"is {source.kind}, whose rows compare no answers", "use jsonl, parquet, datasets or import"
             )
-    if isinstance(config, DpoConfig) and isinstance(config.loss, KtoLoss) and config.rows_per_step < 2:
+    if isinstance(config, DpoConfig) and isinstance(config.loss, KtoLossConfig) and config.rows_per_step < 2:
         yield Violation(
             "rows_per_step", "is 1, but kto also looks at answers to other prompts of the step", "set it to 2 or more"
         )
@@ -251,8 +304,10 @@ def _devices(config: AnyConfig, where: str, value: Devices, *, at_most: int | No
 
 
 def _selection(config: AnyConfig, where: str, value: DeviceSelection, *, at_most: int | None) -> Iterator[Violation]:
-    if not isinstance(config.runtime, RayRuntime):
-        yield Violation(where, "selects GPUs among nodes, and the local runtime is one process", "set runtime: {kind: ray}")
+    if not isinstance(config.runtime, RayRuntimeConfig):
+        yield Violation(
+            where, f"selects GPUs among nodes, and the {config.runtime.kind} runtime has one", "set runtime: {kind: ray}"
+        )
         return
     if at_most is not None and value.gpus > at_most:
         workers = f"{at_most} worker{'s' if at_most > 1 else ''}"
@@ -266,7 +321,7 @@ def _selection(config: AnyConfig, where: str, value: DeviceSelection, *, at_most
 
 def _num_gpus(config: AnyConfig) -> int | None:
     """GPUs to check against; None when only the cluster knows."""
-    if isinstance(config.runtime, RayRuntime):
+    if isinstance(config.runtime, RayRuntimeConfig):
         if config.runtime.num_gpus is not None:
             return config.runtime.num_gpus
         if config.cluster is not None:

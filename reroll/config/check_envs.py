@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from reroll.config.agents import FunctionAgent
 from reroll.config.data import EnvSource
 from reroll.config.envs import ImportEnv, RayEnvs
-from reroll.config.parts import RayRuntime
+from reroll.config.parts import RayRuntimeConfig
+from reroll.config.registry import package_violations
 from reroll.config.tree import RlvrConfig
 from reroll.errors import Violation
 
@@ -56,14 +57,16 @@ def _limits(config: RlvrConfig) -> Iterator[Violation]:
             f"{config.max_total_tokens} is more than a micro-batch holds ({room})",
             "lower it, or raise policy.strategy.micro_batch_tokens",
         )
-    if isinstance(config.env_workers, RayEnvs) and not isinstance(config.runtime, RayRuntime):
+    if isinstance(config.env_workers, RayEnvs) and not isinstance(config.runtime, RayRuntimeConfig):
         yield Violation("env_workers.kind", "is ray, but the runtime is not", "set runtime.kind to ray, or use processes")
 
 
 def _code(config: RlvrConfig, module_exists: Callable[[str], bool]) -> Iterator[Violation]:
+    for domain, entry in config.envs.items():
+        yield from package_violations(f"envs.{domain}.env", entry.env)
     named = [(f"envs.{domain}.env.path", entry.env) for domain, entry in config.envs.items()]
     for where, node in [*named, *((f"agents.{domain}.path", agent) for domain, agent in config.agents.items())]:
-        if isinstance(node, ImportEnv | FunctionAgent) and not module_exists(node.path.partition(":")[0]):
+        if isinstance(node, ImportEnv | FunctionAgent) and not module_exists(node.path):
             yield Violation(
                 where,
                 f"no module {node.path.partition(':')[0]!r} beside the YAML, in the working directory or installed",

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from reroll.config.advantages import GdpoAdvantage
 from reroll.config.check_judges import judge_violations
-from reroll.config.data import ReasoningGymSource, SourceConfig
+from reroll.config.data import SourceConfig
+from reroll.config.registry import package_violations
 from reroll.config.reward_judge import JudgeReward
 from reroll.config.reward_penalties import LengthReward, OverlongReward
 from reroll.config.rewards import (
     CascadeReward,
     EarnedReward,
     ImportReward,
-    ReasoningGymReward,
     RewardConfig,
     StackReward,
     walk,
@@ -22,14 +22,11 @@ from reroll.config.rewards import (
 from reroll.config.tree import RlvrConfig
 from reroll.errors import Violation
 
-PACKAGES = {"reasoning_gym": ("reasoning_gym", "data"), "math": ("math_verify", "math"), "json_schema": ("jsonschema", "math")}
-"""The package that a kind needs, and the extra that brings it."""
-
 
 def reward_violations(config: RlvrConfig, *, folder: Path, module_exists: Callable[[str], bool]) -> list[Violation]:
     """Domains that nobody judges, rewards made of nothing, limits that contradict each other, code that is not there."""
     within = nodes_violations(config.rewards, folder=folder, module_exists=module_exists)
-    return [*_domains(config), *within]
+    return [*_domains(config), *_parts(config), *within]
 
 
 def nodes_violations(
@@ -38,8 +35,8 @@ def nodes_violations(
     """What is wrong with rewards, whatever they are for."""
     for name, node in walk(rewards):
         where = f"rewards.{name}"
-        yield from (*_combined(where, node), *_lengths(where, node), *_packages(where, node))
-        if isinstance(node, ImportReward) and not module_exists(node.path.partition(":")[0]):
+        yield from (*_combined(where, node), *_lengths(where, node), *package_violations(where, node))
+        if isinstance(node, ImportReward) and not module_exists(node.path):
             problem = f"no module {node.path.partition(':')[0]!r} beside the YAML, in the working directory or installed"
             yield Violation(f"{where}.path", problem, "give it as module:function")
         if isinstance(node, JudgeReward):
@@ -54,23 +51,53 @@ def _domains(config: RlvrConfig) -> Iterator[Violation]:
             reward = config.rewards.get(source.domain, None if plays else config.rewards.get("default"))
             domains[source.domain] = plays
             if reward is None and not plays:
-                fix = f"add rewards.{source.domain}, or rewards.default"
+                fix = "add " + ", or ".join(dict.fromkeys([f"rewards.{source.domain}", "rewards.default"]))
                 yield Violation(f"{where}.domain", f"{source.domain!r} has no reward", fix)
-            elif reward is not None and _asks_reasoning_gym(reward) and not isinstance(source, ReasoningGymSource):
-                yield _not_reasoning_gym(where, source)
+            elif reward is not None:
+                yield from _other_rows(where, source, reward)
     for name, reward in config.rewards.items():
         if not domains.get(name, True) and any(isinstance(node, EarnedReward) for _, node in walk({name: reward})):
             problem = f"holds kind earned, but nothing is earned in {name}: it is neither in envs nor in agents"
             yield Violation(f"rewards.{name}", problem, "use a reward that judges the answer")
 
 
-def _asks_reasoning_gym(reward: RewardConfig) -> bool:
-    return any(isinstance(node, ReasoningGymReward) for _, node in walk({"": reward}))
+def _parts(config: RlvrConfig) -> Iterator[Violation]:
+    """Advantage gdpo normalises the parts of the reward one by one: every domain's must have some."""
+    if not isinstance(config.advantage, GdpoAdvantage) or config.distill_only:
+        return
+    known: set[str] | None = set()
+    for domain in dict.fromkeys(source.domain for source in config.data.train):
+        plays = domain in config.envs or domain in config.agents
+        name = domain if plays or domain in config.rewards else "default"
+        names = _part_names(config.rewards.get(name), is_agent=domain in config.agents)
+        if names is None:
+            known = None
+        elif names:
+            known = None if known is None else known | names
+        elif plays or name in config.rewards:  # A domain without any reward is told of elsewhere.
+            fix = "make it {kind: stack, parts: {…}}, or return a Score with parts from a function of yours; or use grpo"
+            problem = f"has no parts, which advantage gdpo normalises one by one (domain {domain})"
+            yield Violation(f"rewards.{name}", problem, fix)
+    if known:
+        for name in sorted(config.advantage.weights.keys() - known):
+            fix = f"choose among: {', '.join(sorted(known))}"
+            yield Violation(f"advantage.weights.{name}", "is no part of any reward", fix)
 
 
-def _not_reasoning_gym(where: str, source: SourceConfig) -> Violation:
-    problem = f"is {source.kind}, but its reward is reasoning_gym"
-    return Violation(f"{where}.kind", problem, "use another reward kind for this domain")
+def _part_names(reward: RewardConfig | None, *, is_agent: bool) -> set[str] | None:
+    """What the parts of a reward are called; empty: it has none; None: only your code, or an agent, knows."""
+    if isinstance(reward, StackReward):
+        return set(reward.parts)
+    is_earned = reward is None or isinstance(reward, EarnedReward)
+    return None if isinstance(reward, ImportReward) or (is_earned and is_agent) else set()
+
+
+def _other_rows(where: str, source: SourceConfig, reward: RewardConfig) -> Iterator[Violation]:
+    """Rows that a part of the reward cannot judge."""
+    picky = {node.kind for _, node in walk({"": reward}) if node.only_rows_of not in (None, source.kind)}
+    if picky:
+        problem = f"is {source.kind}, but its reward is {', '.join(sorted(picky))}"
+        yield Violation(f"{where}.kind", problem, "use another reward kind for this domain")
 
 
 def _combined(where: str, node: RewardConfig) -> Iterator[Violation]:
@@ -97,9 +124,3 @@ def _lengths(where: str, node: RewardConfig) -> Iterator[Violation]:
     if isinstance(node, LengthReward) and node.target_tokens and node.target_tokens >= node.max_tokens:
         problem = f"{node.target_tokens} is not below max_tokens {node.max_tokens}"
         yield Violation(f"{where}.target_tokens", problem, f"set it below {node.max_tokens}, or raise max_tokens")
-
-
-def _packages(where: str, node: RewardConfig) -> Iterator[Violation]:
-    package, extra = PACKAGES.get(node.kind, (None, None))
-    if package and importlib.util.find_spec(package) is None:
-        yield Violation(f"{where}.kind", f"needs the package {package}", f"pip install 'reroll[{extra}]'")

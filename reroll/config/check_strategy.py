@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
-from reroll.config.host import models_dir, parse_devices
-from reroll.config.parts import Devices, DeviceSelection, FixedModel, LocalRuntime, ModelConfig, RuntimeConfig
-from reroll.config.strategy import DeepspeedStrategy, Fsdp2Strategy, TorchStrategy
+from reroll.config.host import model_folder, parse_devices
+from reroll.config.parts import Devices, DeviceSelection, FixedModel, LocalRuntimeConfig, RuntimeConfig
+from reroll.config.registry import package_violations
+from reroll.config.strategy import Fsdp2StrategyConfig, RanksStrategy
 from reroll.errors import Violation
 
 
 def strategy_violations(where: str, model: FixedModel, *, runtime: RuntimeConfig, num_gpus: int | None) -> Iterator[Violation]:
     """What keeps a model's strategy from running on its devices. `num_gpus` is None where only the cluster knows."""
     strategy = model.strategy
-    if isinstance(strategy, TorchStrategy):
+    if not isinstance(strategy, RanksStrategy):
         return
-    if isinstance(runtime, LocalRuntime):
+    if isinstance(runtime, LocalRuntimeConfig):
         yield Violation(
             f"{where}.strategy.kind",
             f"{strategy.kind} runs each rank in a process of its own, and the local runtime has threads",
-            "set runtime: {kind: ray}, or use strategy torch",
+            "set runtime: {kind: processes} (or ray, for several machines), or use strategy torch",
         )
-    if isinstance(strategy, DeepspeedStrategy):
-        yield from _deepspeed_violations(where, model)
-    else:
+    yield from package_violations(f"{where}.strategy", strategy)
+    yield from strategy.violations(where, model)
+    if isinstance(strategy, Fsdp2StrategyConfig):
         yield from _heads_violations(where, model.model, strategy)
         yield from _experts_violations(where, model.model, strategy)
     num_devices = _num_devices(model.devices, num_gpus)
@@ -39,22 +38,11 @@ def strategy_violations(where: str, model: FixedModel, *, runtime: RuntimeConfig
             f"set it to at most {num_devices}, or name more in {where}.devices",
         )
         return
-    if isinstance(strategy, Fsdp2Strategy):
+    if isinstance(strategy, Fsdp2StrategyConfig):
         yield from _layout_violations(where, strategy, num_ranks=strategy.num_ranks or max(num_devices, 1))
 
 
-def _deepspeed_violations(where: str, model: FixedModel) -> Iterator[Violation]:
-    if importlib.util.find_spec("deepspeed") is None:
-        yield Violation(f"{where}.strategy.kind", "needs the package deepspeed", "pip install 'reroll[deepspeed]'")
-    if isinstance(model, ModelConfig) and model.offload != "none":
-        yield Violation(
-            f"{where}.offload",
-            "DeepSpeed's state cannot leave a device and come back",
-            f"set it to none, and {where}.strategy.offload to true to keep that state on the host; or use strategy fsdp2",
-        )
-
-
-def _layout_violations(where: str, strategy: Fsdp2Strategy, *, num_ranks: int) -> Iterator[Violation]:
+def _layout_violations(where: str, strategy: Fsdp2StrategyConfig, *, num_ranks: int) -> Iterator[Violation]:
     """Ranks that do not add up."""
     if num_ranks % (strategy.replicas * strategy.ranks_per_share):
         yield Violation(
@@ -72,7 +60,7 @@ def _layout_violations(where: str, strategy: Fsdp2Strategy, *, num_ranks: int) -
         )
 
 
-def _heads_violations(where: str, model: str | None, strategy: Fsdp2Strategy) -> Iterator[Violation]:
+def _heads_violations(where: str, model: str | None, strategy: Fsdp2StrategyConfig) -> Iterator[Violation]:
     """Each rank that shares sequences computes whole attention heads. A model that is not on this disk is judged when it is."""
     num_heads = _stated(model, "num_attention_heads")
     if strategy.sp > 1 and num_heads is not None and num_heads % strategy.ranks_per_share:
@@ -83,7 +71,7 @@ def _heads_violations(where: str, model: str | None, strategy: Fsdp2Strategy) ->
         )
 
 
-def _experts_violations(where: str, model: str | None, strategy: Fsdp2Strategy) -> Iterator[Violation]:
+def _experts_violations(where: str, model: str | None, strategy: Fsdp2StrategyConfig) -> Iterator[Violation]:
     """Each rank that shares out experts computes whole ones."""
     num_experts = _stated(model, "num_experts", "num_local_experts")
     if strategy.tp > 1 and (strategy.ep > 1 or num_experts):
@@ -102,15 +90,16 @@ def _experts_violations(where: str, model: str | None, strategy: Fsdp2Strategy) 
 
 def _stated(model: str | None, *names: str) -> int | None:
     """What the model's config.json says under the first of these names that it has; 0 if none: it has no such thing."""
-    for folder in (Path(model).expanduser(), models_dir() / model) if model else ():
-        try:
-            config = json.loads((folder / "config.json").read_text())
-        except (OSError, ValueError):
-            continue
-        config = config.get("text_config", config)
-        found = next((config[name] for name in names if name in config), 0)
-        return found if isinstance(found, int) else None
-    return None
+    folder = model_folder(model) if model else None
+    if folder is None:
+        return None
+    try:
+        config = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError):
+        return None
+    config = config.get("text_config", config)
+    found = next((config[name] for name in names if name in config), 0)
+    return found if isinstance(found, int) else None
 
 
 def _num_devices(value: Devices, num_gpus: int | None) -> int | None:

@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from reroll.config.host import parse_devices
-from reroll.config.parts import Devices, LocalRuntime
+from reroll.config.parts import Devices, LocalRuntimeConfig
 from reroll.config.tree import RlvrConfig
 from reroll.errors import Violation
 
 
 def weights_violations(config: RlvrConfig) -> Iterator[Violation]:
     """What keeps weights from travelling as asked, as far as it can be told before anything starts."""
-    weights, is_local = config.weights, isinstance(config.runtime, LocalRuntime)
+    weights, is_local = config.weights, isinstance(config.runtime, LocalRuntimeConfig)
     if is_local and weights.kind not in ("auto", "shared"):
         yield Violation(
             "weights.kind",
             f"is {weights.kind}, but the local runtime is one process, where weights are passed by reference",
-            "leave it out, or set runtime: {kind: ray}",
+            "leave it out, or set runtime: {kind: processes}",
         )
     if not is_local and weights.kind == "shared":
-        yield Violation("weights.kind", "is shared, but Ray runs policy and engine in processes of their own", "set it to auto")
+        yield Violation("weights.kind", "is shared, but policy and engine run in processes of their own", "set it to auto")
     if weights.delta and is_local:
         yield Violation("weights.delta", "is set, but inside one process nothing is sent", "leave it out")
     if weights.folder is not None and weights.kind != "disk":

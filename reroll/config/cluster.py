@@ -18,13 +18,15 @@ class DeviceSpec(Node):
     """One device, by its data sheet."""
 
     name: str = "device"
+    """What it is called in tables and pictures."""
     memory_gib: float = Field(gt=0)
     """What a program may use of it."""
     bf16_tflops: float = Field(gt=0)
     """Dense, without sparsity."""
     fp32_tflops: float = Field(gt=0)
+    """Likewise."""
     bandwidth_gb_s: float = Field(gt=0)
-    """Of its memory."""
+    """Memory bandwidth."""
     link_gb_s: float = Field(gt=0)
     """To the other devices of its node, one way."""
     host_gb_s: float = Field(gt=0)
@@ -75,21 +77,21 @@ class Efficiency(Node):
     """The share of a device's peak that each kind of work is taken to reach, and what else the clock model assumes."""
 
     train: float = Field(default=0.4, gt=0, le=1)
-    """Of peak FLOP/s, forward and backward."""
+    """Share of peak FLOP/s reached in training, forward and backward."""
     prefill: float = Field(default=0.5, gt=0, le=1)
-    """Of peak FLOP/s, reading prompts and scoring without gradient."""
+    """Share of peak FLOP/s reached in prefill and in scoring without gradient."""
     decode: float = Field(default=0.6, gt=0, le=1)
-    """Of memory bandwidth, writing tokens."""
+    """Share of memory bandwidth reached in decoding."""
     link: float = Field(default=0.7, gt=0, le=1)
-    """Of every link and network."""
+    """Share of its bandwidth that a link or network reaches."""
     memory: float = Field(default=0.92, gt=0, le=1)
-    """Of a device's memory; the rest is lost between blocks and to libraries."""
+    """Share of a device's memory that can be used; the rest is lost between blocks and to libraries."""
     length: float = Field(default=0.6, gt=0, le=1)
     """Mean length of prompts and completions, as a share of what the config allows. Memory is planned for the whole."""
     context: float = Field(default=1.0, gt=0, le=1)
     """How much of the longest context the running sequences of an engine fill at once. 1 is the worst case."""
     step_overhead_ms: float = Field(default=1.0, ge=0)
-    """Of a decoding step beyond its reads: sampling and launches."""
+    """Time of a decoding step beyond its reads: sampling and launches."""
 
 
 DeviceKind = Annotated[str | DeviceSpec, Field(union_mode="left_to_right"), AfterValidator(_known)]
@@ -105,6 +107,7 @@ class NodeKind(Node):
     """Equal nodes in a cluster that has others too."""
 
     device: Annotated[DeviceKind, AfterValidator(_is_gpu)]
+    """A name as in `cluster.device`, or a data sheet."""
     num: int = Field(default=8, ge=1)
     """Devices of one node."""
     count: int = Field(default=1, ge=1)
@@ -171,7 +174,7 @@ class ClusterConfig(Node):
 
     @property
     def devices_per_node(self) -> int:
-        """Of the smallest node."""
+        """Devices of the smallest node."""
         return min(machine.num for machine in self.machines)
 
     @property

@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from reroll.config.base import Node
-from reroll.config.data_base import Source
-from reroll.config.data_code import CodeTasksSource
-from reroll.config.data_instructions import InstructionsSource
+from reroll.config.base import ImportPath, Node
+from reroll.config.data_base import NamedColumns as NamedColumns
+from reroll.config.data_base import RowSource as RowSource
+from reroll.config.data_base import SourceConfig as SourceConfig
+from reroll.config.imports import import_object
 
 
-class Table(Source):
-    """A source of rows with named columns. A row holds `messages_key` (chat messages) or `prompt_key` (one user message)."""
+class Table(NamedColumns):
+    """A file or folder of rows. A row holds `messages_key` (chat messages) or `prompt_key` (one user message)."""
 
     path: Path
-    prompt_key: str = "prompt"
-    messages_key: str = "messages"
-    answer_key: str = "answer"
-    """Reference answer; for sft rows without an assistant message, the completion to learn; for kto, the answer judged."""
-    chosen_key: str = "chosen"
-    """The better answer of a pair: text, or chat messages that continue the prompt."""
-    rejected_key: str = "rejected"
-    """The worse one."""
-    margin_key: str = "margin"
-    """By how much the better answer should win, where the row says so; for reward models."""
-    label_key: str = "label"
-    """Whether an answer is good: true or false, 1 or 0; for kto."""
+    """Seen from the working directory."""
+
+    @property
+    def title(self) -> str:
+        return str(self.path)
 
 
 class JsonlSource(Table):
@@ -40,53 +36,78 @@ class JsonlSource(Table):
 class ParquetSource(Table):
     """A Parquet file."""
 
-    kind: Literal["parquet"]
+    packages: ClassVar[Mapping[str, str]] = {"pyarrow": "reroll[data]"}
+
+    kind: Literal["parquet"] = "parquet"
 
 
 class DatasetsSource(Table):
-    """A folder written by `datasets.Dataset.save_to_disk`."""
+    """A data set of the Hugging Face hub by its name (`path: openai/gsm8k`), or a folder: one that
+    `datasets.Dataset.save_to_disk` wrote, or one that is laid out as on the hub."""
 
-    kind: Literal["datasets"]
+    packages: ClassVar[Mapping[str, str]] = {"datasets": "reroll[data]"}
+
+    kind: Literal["datasets"] = "datasets"
+    subset: str | None = None
+    """Which configuration, if there are several, e.g. `main` of GSM8K."""
     split: str | None = None
-    """Which split, if the folder holds a DatasetDict."""
+    """Which split, if there are several, e.g. `train`, or a slice such as `train[:1000]`."""
+    revision: str | None = None
+    """Which commit, tag or branch of the hub."""
+
+    @property
+    def is_hub_name(self) -> bool:
+        """Whether the path can only mean a data set of the hub: `owner/name`, or a name of its oldest ones."""
+        return (
+            not self.path.exists() and not self.path.is_absolute() and len(self.path.parts) <= 2 and self.path.parts[0] != ".."
+        )
 
 
-class ReasoningGymSource(Source):
-    """A reasoning-gym generator: endless verifiable tasks, scored by its own verifier (reward kind `reasoning_gym`)."""
+class ImportSource(NamedColumns):
+    """Rows of your own: what a function gives when it is called, or a class when it is made, or the rows themselves."""
 
-    kind: Literal["reasoning_gym"]
-    name: str
-    size: int = Field(default=1000, ge=1)
-    """How many tasks to generate."""
-    seed: int = 0
-    """Different seeds give different tasks: use another one for held-out data."""
+    kind: Literal["import"] = "import"
+    path: ImportPath
+    """`module:name`; the folder of the YAML and the working directory are importable. Any iterable of mappings will do."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Passed to the generator, e.g. `{max_digits: 2}`."""
+    """Its keyword arguments."""
+
+    def make(self) -> Any:
+        found = import_object(self.path)
+        if not callable(found):
+            return found
+        try:
+            inspect.signature(found).bind(**self.options)
+        except TypeError as error:
+            raise TypeError(f"{self.path} does not take these options: {error}") from None
+        except ValueError:  # Some functions written in C do not tell what they take.
+            pass
+        return found(**self.options)
+
+    @property
+    def title(self) -> str:
+        return self.path
 
 
-class EnvSource(Source):
+class EnvSource(SourceConfig):
     """Instances of the environment of its domain (`envs.<domain>`), by seed."""
 
-    kind: Literal["env"]
+    kind: Literal["env"] = "env"
     num: int = Field(default=10_000, ge=1)
     """How many instances."""
     first_seed: int = Field(default=0, ge=0)
     """Instances are numbered from here; take held-out ones from 1,000,000 on, where no training source reaches."""
 
 
-AnyRows = JsonlSource | ParquetSource | DatasetsSource | ReasoningGymSource | CodeTasksSource | InstructionsSource
-RowSource = Annotated[AnyRows, Field(discriminator="kind")]
-"""Sources of rows."""
-SourceConfig = Annotated[AnyRows | EnvSource, Field(discriminator="kind")]
-
-
 class RowData(Node):
     """Rows to train on and rows held out."""
 
     train: list[RowSource] = Field(min_length=1)
+    """What to train on; several sources are mixed by their `weight`."""
     eval: list[RowSource] = Field(default_factory=list)
     """Held-out rows; measured before the first step, on schedule and at the end."""
     shuffle: bool = True
+    """Go through a source in a new order every epoch; else in the order of its rows."""
 
 
 class Measuring(Node):
@@ -99,7 +120,7 @@ class Measuring(Node):
 class Remembering(Measuring):
     """A curriculum that keeps a pass rate for every prompt."""
 
-    newest: float = Field(default=0.5, gt=0, le=1)
+    ema_weight: float = Field(default=0.5, gt=0, le=1)
     """Weight of the newest group in a prompt's pass rate, an exponential mean; 1 forgets all earlier ones."""
 
 
@@ -120,6 +141,7 @@ class TargetCurriculum(Remembering):
 
     kind: Literal["target"]
     target: float = Field(default=0.5, ge=0, le=1)
+    """The pass rate that is sought."""
     width: float = Field(default=0.2, gt=0)
     """At this distance from the target the chance is 0.61, at twice the distance 0.14: a bell curve."""
     floor: float = Field(default=0.05, gt=0, le=1)
@@ -143,8 +165,10 @@ class DataConfig(Node):
     """Prompts to train on and prompts held out."""
 
     train: list[SourceConfig] = Field(min_length=1)
+    """What to train on; several sources are mixed by their `weight`."""
     eval: list[SourceConfig] = Field(default_factory=list)
     """Held-out prompts; evaluated before the first step, on schedule and at the end."""
     shuffle: bool = True
+    """Go through a source in a new order every epoch; else in the order of its rows."""
     curriculum: CurriculumConfig | None = None
     """Which of the prompts come next, by how often they passed so far; null: all, each once an epoch."""

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from reroll.config.base import Node
+from reroll.config.base import Node, PipelinePath
 from reroll.config.offline import OfflineConfig
 from reroll.config.parts import FixedModel
 
@@ -80,9 +80,11 @@ class DistillConfig(OfflineConfig):
     The loss is (1 - sft_weight) * temperature² * divergence + sft_weight * cross-entropy.
     """
 
-    pipeline: Literal["distill"]
+    pipeline: Literal["distill"] | PipelinePath
+    """What is done, and so which fields there are; or `module:Class` of a pipeline of your own."""
     teacher: DistillTeacher
     divergence: DivergenceConfig = Field(default_factory=ForwardKl)
+    """Of the policy's distribution from the teacher's."""
     temperature: float = Field(default=1.0, gt=0)
     """Softens both distributions before they are compared; its square keeps the gradient's size. Imitation is at 1."""
     sft_weight: float = Field(default=0.0, ge=0, lt=1)

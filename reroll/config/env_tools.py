@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from reroll.config.base import ImportPath, Node, Pattern
 from reroll.config.data import RowSource
+from reroll.config.env_base import EnvConfig
+from reroll.config.sandbox import LocalSandbox, SandboxConfig
 
 
 class ActionForm(Node):
@@ -21,7 +23,8 @@ class TagAction(ActionForm):
     """The action stands in a tag, `<answer>…</answer>`; the last one counts."""
 
     kind: Literal["tag"]
-    tag: str = Field(default="answer", pattern=r"^[A-Za-z][\w-]*$")
+    tag: str = Field(default="answer", pattern=r"^[A-Za-z][\w-]*$", examples=["answer"])
+    """The tag's name."""
 
 
 class LastLineAction(ActionForm):
@@ -35,6 +38,7 @@ class RegexAction(ActionForm):
 
     kind: Literal["regex"]
     pattern: Pattern
+    """A turn that it searches for more than a second holds no action."""
     rule: str = Field(min_length=1)
     """How the policy is told to write an action, e.g. `Write your action as ACTION: move.`"""
 
@@ -49,11 +53,13 @@ ActionConfig = Annotated[TagAction | LastLineAction | RegexAction | TextAction, 
 
 
 class PythonToolConfig(Node):
-    """The tool `python`: runs code in a process of its own and gives back what it prints."""
+    """The tool `python`: runs code in the sandbox and gives back what it prints."""
 
     kind: Literal["python"]
     memory_mb: int = Field(default=512, ge=64)
     """Address space of the process. Libraries such as NumPy take some 100 of it."""
+    sandbox: SandboxConfig = LocalSandbox(site_packages=True)
+    """Where the code runs. By default it may import what is installed beside reroll."""
 
 
 class FunctionToolConfig(Node):
@@ -69,7 +75,9 @@ class McpStdioConfig(Node):
 
     kind: Literal["mcp_stdio"]
     command: str
+    """The program that is the server."""
     args: list[str] = Field(default_factory=list)
+    """Its arguments."""
     env: dict[str, str] = Field(default_factory=dict)
     """Added to the few variables that a server inherits (HOME, PATH, …)."""
 
@@ -78,7 +86,8 @@ class McpHttpConfig(Node):
     """The tools of an MCP server that runs elsewhere (streamable HTTP), with a session for each episode."""
 
     kind: Literal["mcp_http"]
-    url: str = Field(pattern=r"^https?://")
+    url: str = Field(pattern=r"^https?://", examples=["http://localhost:8000/mcp"])
+    """Where the server listens."""
     headers: dict[str, str] = Field(default_factory=dict)
     """E.g. `{Authorization: Bearer …}`."""
 
@@ -89,7 +98,7 @@ ToolConfig = Annotated[
 ]
 
 
-class ToolLimits(Node):
+class ToolLimits(EnvConfig):
     """What all environments with tools share."""
 
     max_calls: int = Field(default=8, ge=1)
@@ -106,33 +115,13 @@ class ToolEnv(ToolLimits):
     Answers are compared as numbers where both are numbers, else as words, without case, articles and punctuation.
     """
 
-    kind: Literal["tools"]
+    runs: ClassVar[str] = "reroll.envs.tools.tasks:ToolTasks"
+
+    kind: Literal["tools"] = "tools"
     tasks: RowSource
     """Prompts with answers."""
     tools: list[ToolConfig] = Field(min_length=1)
+    """What the policy may call."""
 
-
-class PythonMathEnv(ToolLimits):
-    """Questions about whole numbers that are too long for the head and one line of Python. A right answer pays 1."""
-
-    kind: Literal["python_math"]
-    max_calls: int = Field(default=4, ge=1)
-    """Tool calls in an episode. A turn that still calls when none is left truncates it."""
-    memory_mb: int = Field(default=512, ge=64)
-    """Address space of the process that runs the code."""
-
-
-class RetrievalQaEnv(ToolLimits):
-    """Questions about invented people and towns, answered with a search in a corpus made for them. A right answer pays 1."""
-
-    kind: Literal["retrieval_qa"]
-    num_people: int = Field(default=1000, ge=10)
-    """Size of the corpus, which has a town for every five people. It is held in memory, about 1 kB for each of them."""
-    corpus_seed: int = Field(default=0, ge=0)
-    """Different seeds give different people and towns."""
-    two_hop_share: float = Field(default=0.5, ge=0, le=1)
-    """How many of the questions need two searches."""
-    num_results: int = Field(default=3, ge=1)
-    """Passages that a search returns."""
-    first_held_out_seed: int = Field(default=1_000_000, ge=0)
-    """Seeds from here on ask about the fifth of the people that no lower seed asks about: take held-out tasks from them."""
+    def prepare(self) -> None:
+        self.make().close()  # It opens the sandbox of its tools, or says what the machine lacks.

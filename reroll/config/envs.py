@@ -2,37 +2,56 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from reroll.config.base import ImportPath, Node
-from reroll.config.env_adapters import AdapterConfig
-from reroll.config.env_grid import FrozenLakeEnv, SokobanEnv
-from reroll.config.env_tools import ActionConfig, PythonMathEnv, RetrievalQaEnv, TagAction, ToolEnv
-from reroll.config.env_webshop import WebShopEnv
+from reroll.config.env_base import EnvConfig as EnvConfig
+from reroll.config.env_tools import ActionConfig, TagAction
+from reroll.config.imports import import_object
 
 
-class ImportEnv(Node):
+class ImportEnv(EnvConfig):
     """Your own class with `reset`, `step` and `close`, plain or async (see `reroll.envs.base.Env`)."""
 
-    kind: Literal["import"]
+    kind: Literal["import"] = "import"
     path: ImportPath
     """`module:Class`; the folder of the YAML and the working directory are importable."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Its keyword arguments."""
 
+    def make(self) -> Any:
+        return self.implementation()(**self.options)
 
-EnvConfig = Annotated[
-    FrozenLakeEnv | SokobanEnv | WebShopEnv | PythonMathEnv | RetrievalQaEnv | ToolEnv | AdapterConfig | ImportEnv,
-    Field(discriminator="kind"),
-]
+    def implementation(self) -> Callable[..., Any]:
+        found = import_object(self.path)
+        if not callable(found):
+            raise TypeError(f"{self.path} is a {type(found).__name__}: name a class with reset, step and close")
+        missing = [name for name in ("reset", "step", "close") if inspect.isclass(found) and not hasattr(found, name)]
+        if missing:
+            raise TypeError(f"{self.path} has no {' and no '.join(missing)}: an environment has reset, step and close")
+        return found  # type: ignore[no-any-return]
+
+    def prepare(self) -> None:
+        made_by = self.implementation()
+        try:
+            signature = inspect.signature(made_by)
+        except ValueError:  # Some classes written in C do not tell.
+            return
+        try:
+            signature.bind(**self.options)
+        except TypeError as error:
+            raise TypeError(f"{self.path} does not take these options: {error}") from None
 
 
 class EnvDomain(Node):
     """The environment of a domain, and how the policy plays it."""
 
     env: EnvConfig
+    """The environment that the domain's instances are played in."""
     actions: ActionConfig = Field(default_factory=lambda: TagAction(kind="tag"))
     """How the policy writes an action. Environments with tools take `{kind: text}`."""
     format_penalty: float = Field(default=0.0, ge=0)

@@ -78,6 +78,22 @@ def models_dir() -> Path:
     return Path(os.environ.get("REROLL_MODELS", "models"))
 
 
+def model_folder(name: str) -> Path | None:
+    """Where a model lies on this disk: a folder of this name, or a fetched model; None if there is none.
+
+    It holds a whole model, or an adapter that names its base.
+    """
+    for folder in (Path(name).expanduser(), models_dir() / name):
+        if (folder / "config.json").is_file() or adapter_base(folder):
+            return folder
+    return None
+
+
+def is_path(name: str) -> bool:
+    """Whether a model's name can only be a path: no hub id begins like this, or has so many parts."""
+    return name.startswith(("/", ".", "~")) or name.count("/") > 1
+
+
 def adapter_base(folder: Path) -> str | None:
     """The model that the adapter in this folder belongs to; None if the folder holds a whole model, or nothing of the kind."""
     file = folder / "adapter_config.json"

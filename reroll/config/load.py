@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import TypeAdapter, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import ValidationError
 
+from reroll.config.base import Node
 from reroll.config.check import violations_of
 from reroll.config.distill import DistillConfig
-from reroll.config.explain import explain, yaml_path
+from reroll.config.explain import Fault, did_you_mean, faults_in, flags_for_numbers, known_part, with_new_names
+from reroll.config.imports import ObjectPath, import_object, search_in
 from reroll.config.offline import SftConfig
 from reroll.config.preference import DpoConfig, RewardModelConfig
 from reroll.config.presets import PRESETS
-from reroll.config.tree import AnyConfig, Config, RlvrConfig
+from reroll.config.tree import AnyConfig, RlvrConfig
 from reroll.errors import ConfigError, Violation
 
 PIPELINES: dict[str, type[AnyConfig]] = {
@@ -30,27 +30,17 @@ PIPELINES: dict[str, type[AnyConfig]] = {
     "reward_model": RewardModelConfig,
     "distill": DistillConfig,
 }
-_ADAPTER: TypeAdapter[AnyConfig] = TypeAdapter(Config)
-
-# Stand-ins for required fields that are missing, so that the rest of the file is still checked in the same pass.
-_STAND_INS: dict[str, Any] = {
-    "policy": {"model": "some/model"},
-    "teacher": {"model": "some/model"},
-    "model": "some/model",
-    "data": {"train": [{"kind": "reasoning_gym", "name": "chain_sum"}]},
-    "train": [{"kind": "reasoning_gym", "name": "chain_sum"}],
-    "rewards": {"default": {"kind": "exact"}},
-    "path": "/",
-    "name": "chain_sum",
-}
 
 
-def load_config(path: Path, overrides: Sequence[str] = (), *, runs_here: bool = True) -> AnyConfig:
+def load_config(path: Path, overrides: Sequence[str] = (), *, runs_here: bool = True, is_of_run: bool = False) -> AnyConfig:
     """The config in this file with `key=value` overrides applied. Raises ConfigError with every violation.
 
     One that does not run here is only planned: its files, packages and devices are another machine's, and not looked for.
+    That of a run may have been written by an earlier version, under the names of then.
     """
     tree = read_yaml(path)
+    if is_of_run:
+        tree = with_new_names(config_class_of(tree, folder=path.parent), tree)
     problems = apply_overrides(tree, overrides)
     return parse_config(tree, problems=problems, folder=path.parent, runs_here=runs_here)
 
@@ -59,22 +49,61 @@ def parse_config(
     tree: dict[str, Any], *, problems: Sequence[Violation] = (), folder: Path | None = None, runs_here: bool = True
 ) -> AnyConfig:
     """As `load_config`, from a plain dict. `folder` is where user code may lie beside the working directory."""
-    problems = list(problems)
-    if tree.get("pipeline") not in PIPELINES:
-        problems.append(
-            Violation("pipeline", f"is {tree.get('pipeline')!r}", f"set pipeline to one of: {', '.join(PIPELINES)}")
-        )
-        raise ConfigError(problems)
-    if PIPELINES[tree["pipeline"]] is RlvrConfig:
+    problems, tree = list(problems), with_imports(tree)
+    try:
+        root = config_class_of(tree, folder=folder or Path())
+    except ConfigError as error:
+        problems += error.violations
+        # The rest is looked at as what it looks like.
+        name = max(PIPELINES, key=lambda name: len(tree.keys() & PIPELINES[name].model_fields.keys()))
+        tree, root = tree | {"pipeline": name}, PIPELINES[name]
+    if issubclass(root, RlvrConfig):
         problems += _expand_preset(tree)
-    config, field_problems, unchecked = _validate(tree)
-    problems += field_problems
-    if config is not None and runs_here:
-        found = violations_of(config, folder=folder or Path())
-        problems += [violation for violation in found if not violation.path.startswith(tuple(unchecked))]
-    if problems or config is None:
+    config, faults = _validate(root, tree)
+    problems += faults
+    if runs_here:
+        problems += violations_of(config, folder=folder or Path())
+    if problems:
         raise ConfigError(problems)
     return config
+
+
+def config_class_of(tree: Mapping[str, Any], *, folder: Path) -> type[AnyConfig]:
+    """The class that the tree is read as, by its `pipeline`. Raises ConfigError."""
+    name = tree.get("pipeline")
+    name = ObjectPath(name, travels=False) if isinstance(name, type) else name
+    if isinstance(name, str) and name in PIPELINES:
+        return PIPELINES[name]
+    problem, fix = "is missing", f"set pipeline to one of: {', '.join(PIPELINES)}; or to your own, as module:Class"
+    if name is not None:
+        problem = f"{name!r} is unknown"
+    if isinstance(name, str) and ":" in name:
+        search_in([folder, Path()])
+        try:
+            root = import_object(name).config_class
+        except (ImportError, AttributeError) as error:
+            problem, fix = f"{name} cannot be used: {error}", "name a subclass of reroll.Pipeline as module:Class"
+        else:
+            if issubclass(root, tuple(PIPELINES.values())):
+                return root  # type: ignore[no-any-return]
+            problem, fix = f"{name}.config_class is {root.__name__}", "derive it from reroll.RlvrConfig or another pipeline's"
+    raise ConfigError([Violation("pipeline", problem, fix)])
+
+
+def with_imports(tree: Any, *, kind: str = "import") -> Any:
+    """The tree with Python objects written as nodes: a function or class in the place of `{kind: import, path: …}`, and
+    config nodes as the fields that were given to them.
+    """
+    if isinstance(tree, Node):
+        tree = tree.given()
+    if isinstance(tree, Mapping):
+        return {
+            key: value if key in ("path", "pipeline") else with_imports(value, kind="function" if key == "agents" else kind)
+            for key, value in tree.items()
+        }
+    if isinstance(tree, list | tuple):
+        return [with_imports(item, kind=kind) for item in tree]
+    return {"kind": kind, "path": tree} if callable(tree) else tree
 
 
 def dump_config(config: AnyConfig) -> str:
@@ -85,16 +114,41 @@ def dump_config(config: AnyConfig) -> str:
 def read_yaml(path: Path) -> dict[str, Any]:
     """The tree in a file. Raises ConfigError."""
     try:
-        tree = yaml.safe_load(path.read_text())
+        loader = _Loader(path.read_bytes().decode("utf-8-sig"))
+        tree = loader.get_single_data()
     except OSError as error:
-        raise ConfigError(
-            [Violation(str(path), f"cannot be read: {error.strerror}", "give the path of a YAML file")]
-        ) from error
-    except yaml.YAMLError as error:
-        raise ConfigError([Violation(str(path), f"is not YAML: {error}", "mend the line it names")]) from error
-    if not isinstance(tree, dict):
-        raise ConfigError([Violation(str(path), "holds no mapping", "start with `pipeline: rlvr`")])
-    return tree
+        problem, fix = f"cannot be read: {error.strerror}", "give the path of a YAML file"
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        problem, fix = f"is not UTF-8 in line {line}", "save the file as UTF-8"
+    except (yaml.YAMLError, ValueError) as error:  # the second for dates such as 2026-02-30
+        problem, fix = f"is not YAML: {error}", "mend the line it names"
+    else:
+        if loader.repeated:
+            raise ConfigError(loader.repeated)
+        if isinstance(tree, dict):
+            return tree
+        problem, fix = "holds no mapping", "start with `pipeline: rlvr`"
+    raise ConfigError([Violation(str(path), problem, fix)])
+
+
+class _Loader(yaml.SafeLoader):
+    """Remembers keys that stand twice in one mapping, of which YAML would silently keep the last."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.repeated: list[Violation] = []
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                line = key.start_mark.line + 1
+                if key.value in lines:
+                    problem = f"stands twice, in line {lines[key.value]} and in line {line}"
+                    self.repeated.append(Violation(key.value, problem, "keep one of them"))
+                lines[key.value] = line
+        return super().construct_mapping(node, deep=deep)
 
 
 def apply_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> list[Violation]:
@@ -128,11 +182,10 @@ def _set(node: Any, keys: list[str], value: Any) -> None:
 
 def _expand_preset(tree: dict[str, Any]) -> list[Violation]:
     """Fill in the fields that the preset stands for; what the user wrote wins."""
-    name = tree.get("algorithm", "grpo")
+    name = str(tree.get("algorithm", "grpo"))
     if name not in PRESETS:
-        hint = difflib.get_close_matches(str(name), PRESETS, n=1)
-        fix = f"did you mean {hint[0]}? " if hint else ""
-        return [Violation("algorithm", f"{name!r} is no preset", f"{fix}choose one of: {', '.join(PRESETS)}")]
+        fix = f"{did_you_mean(name, PRESETS)}choose one of: {', '.join(PRESETS)}"
+        return [Violation("algorithm", f"{name!r} is no preset", fix)]
     _fill(tree, PRESETS[name])
     return []
 
@@ -148,38 +201,15 @@ def _fill(mine: dict[str, Any], preset: Mapping[str, Any]) -> None:
             _fill(mine[field], value)
 
 
-def _validate(tree: dict[str, Any]) -> tuple[AnyConfig | None, list[Violation], list[str]]:
-    """Field by field. Bad fields are reported, then set aside so that checks across fields still see the rest.
-
-    Returns the config (None if nothing could be saved), the violations, and the paths that hold stand-ins.
-    """
-    problems: list[Violation] = []
-    unchecked: list[str] = []
-    for _ in range(20):  # setting a field aside can uncover others below it, never endlessly
-        try:
-            return _ADAPTER.validate_python(tree), problems, unchecked
-        except ValidationError as error:
-            found = [(yaml_path(tree, detail), detail) for detail in error.errors()]
-            problems += [explain(PIPELINES[tree["pipeline"]], tree, path, detail) for path, detail in found]
-            unchecked += [".".join(map(str, path)) for path, _ in found]
-            for path, detail in found:
-                _set_aside(tree, path, detail)
-    return None, problems, unchecked
-
-
-def _set_aside(tree: Any, path: list[str | int], detail: ErrorDetails) -> None:
-    if path[0] == "rewards" and len(path) > 1:  # Each kind asks for fields of its own: a whole one takes the place.
-        tree["rewards"][path[1]] = _STAND_INS["rewards"]["default"]
-        return
-    node = tree
-    for part in path[:-1]:
-        node = node[part]
-    last: Any = path[-1]
-    if detail["type"] == "missing":
-        node[last] = _STAND_INS.get(str(last), "")
-    elif isinstance(node, list):
-        node[last] = {"kind": "reasoning_gym", "name": "chain_sum"}
-    elif last in _STAND_INS and detail["type"] != "extra_forbidden":
-        node[last] = _STAND_INS[last]
-    else:
-        node.pop(last, None)
+def _validate(root: type[AnyConfig], tree: dict[str, Any]) -> tuple[AnyConfig, list[Violation]]:
+    """The config, and what is wrong with it field by field. Fields that are wrong are not known to it."""
+    faults: list[Fault] = []
+    try:
+        config = root.model_validate(tree)
+    except ValidationError as error:
+        faults = faults_in(root, tree, error)
+        config = known_part(root, tree, [fault.meant for fault in faults])
+    if flags := list(flags_for_numbers(tree, config)):
+        faults += flags
+        config = known_part(root, tree, [fault.meant for fault in faults])
+    return config, [fault.violation for fault in faults]

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from reroll.config.base import Node
 from reroll.config.envs import EnvConfig
-from reroll.config.explain import explain, yaml_path
+from reroll.config.explain import faults_in
 from reroll.config.load import apply_overrides
 from reroll.errors import ConfigError
 
@@ -32,7 +32,7 @@ def load_env(name: str, options: Sequence[str] = ()) -> EnvConfig:
     try:
         node = _Asked.model_validate(tree).env
     except ValidationError as error:
-        problems += [explain(_Asked, tree, yaml_path(tree, detail), detail) for detail in error.errors()]
+        problems += [fault.violation for fault in faults_in(_Asked, tree, error)]
     if problems:
         raise ConfigError(problems)
     return node

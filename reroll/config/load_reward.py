@@ -14,9 +14,9 @@ from reroll.config.base import Node
 from reroll.config.check import module_exists
 from reroll.config.check_rewards import nodes_violations
 from reroll.config.data import DataConfig, SourceConfig
-from reroll.config.explain import explain, yaml_path
+from reroll.config.explain import faults_in
 from reroll.config.load import apply_overrides, read_yaml
-from reroll.config.rewards import RewardConfig
+from reroll.config.reward_base import RewardConfig
 from reroll.errors import ConfigError, Violation
 
 
@@ -86,7 +86,7 @@ def _validated(tree: dict[str, Any]) -> _Asked:
     try:
         return _Asked.model_validate(tree)
     except ValidationError as error:
-        found = [explain(_Asked, tree, yaml_path(tree, detail), detail) for detail in error.errors()]
+        found = [fault.violation for fault in faults_in(_Asked, tree, error)]
         raise ConfigError(found) from error
 
 

@@ -38,18 +38,22 @@ class PpoLoss(_Loss):
     kind: Literal["ppo"] = "ppo"
     clip_low: float = Field(default=0.2, ge=0, le=1)
     """A ratio below 1 - clip_low is not pushed further down."""
-    clip_high: float = Field(default=0.2, ge=0)
+    clip_high: float = Field(default=0.2, ge=0, allow_inf_nan=True)
     """A ratio above 1 + clip_high is not pushed further up. DAPO: 0.28."""
     dual_clip: float | None = Field(default=None, gt=1)
     """Where A < 0, a ratio above this is not pushed down either: it would be with all its weight. Usual: 3."""
 
 
 class GspoLoss(_Loss):
-    """PPO with one ratio a sequence, the geometric mean of its tokens' (GSPO). With aggregation sequence_mean."""
+    """PPO with one ratio a sequence or turn, the geometric mean of its tokens' (GSPO). With aggregation sequence_mean."""
 
     kind: Literal["gspo"]
     clip_low: float = Field(default=3e-4, ge=0, le=1)
-    clip_high: float = Field(default=4e-4, ge=0)
+    """A ratio below 1 - clip_low is not pushed further down."""
+    clip_high: float = Field(default=4e-4, ge=0, allow_inf_nan=True)
+    """A ratio above 1 + clip_high is not pushed further up."""
+    level: Literal["sequence", "turn"] = "sequence"
+    """turn: one ratio for each turn of an episode."""
 
 
 class GspoTokenLoss(_Loss):
@@ -57,16 +61,20 @@ class GspoTokenLoss(_Loss):
 
     kind: Literal["gspo_token"]
     clip_low: float = Field(default=3e-4, ge=0, le=1)
-    clip_high: float = Field(default=4e-4, ge=0)
+    """A ratio below 1 - clip_low is not pushed further down."""
+    clip_high: float = Field(default=4e-4, ge=0, allow_inf_nan=True)
+    """A ratio above 1 + clip_high is not pushed further up."""
+    level: Literal["sequence", "turn"] = "sequence"
+    """turn: one ratio for each turn of an episode."""
 
 
 class GmpoLoss(_Loss):
     """The geometric mean of the clipped token ratios, times A (GMPO). With aggregation sequence_mean."""
 
     kind: Literal["gmpo"]
-    clip_low: float = Field(default=0.4, ge=0)
+    clip_low: float = Field(default=0.4, ge=0, allow_inf_nan=True)
     """Bounds of the log ratio: the ratio is held above exp(-clip_low) ..."""
-    clip_high: float = Field(default=0.4, ge=0)
+    clip_high: float = Field(default=0.4, ge=0, allow_inf_nan=True)
     """... and below exp(clip_high)."""
 
 
@@ -76,7 +84,7 @@ class CispoLoss(_Loss):
     kind: Literal["cispo"]
     clip_low: float = Field(default=1.0, ge=0, le=1)
     """1: no lower bound, as MiniMax-M1 trains."""
-    clip_high: float = Field(default=4.0, ge=0)
+    clip_high: float = Field(default=4.0, ge=0, allow_inf_nan=True)
     """The weight is at most 1 + clip_high. MiniMax-M1 gives no number; ScaleRL (arXiv 2510.13786) bounds the weight by 5."""
 
 
@@ -118,6 +126,10 @@ class DppoTvLoss(_Loss):
     kind: Literal["dppo_tv"]
     max_divergence: float = Field(default=0.15, gt=0, le=1)
     """A token whose probability changed by more is not pushed further."""
+    max_divergence_low: float | None = Field(default=None, gt=0, le=1)
+    """The same where the advantage is negative; null: max_divergence."""
+    max_ratio: float = Field(default=20.0, ge=1, allow_inf_nan=True)
+    """A token's gradient weighs at most this. Inside the region the ratio of a rare token may be thousands."""
 
 
 class DppoKlLoss(_Loss):
@@ -126,6 +138,10 @@ class DppoKlLoss(_Loss):
     kind: Literal["dppo_kl"]
     max_divergence: float = Field(default=0.05, gt=0)
     """A token with a greater KL(old || policy), between itself and any other token, is not pushed further."""
+    max_divergence_low: float | None = Field(default=None, gt=0)
+    """The same where the advantage is negative; null: max_divergence."""
+    max_ratio: float = Field(default=20.0, ge=1, allow_inf_nan=True)
+    """A token's gradient weighs at most this. Inside the region the ratio of a rare token may be thousands."""
 
 
 class ClipCovLoss(_Loss):
@@ -133,7 +149,9 @@ class ClipCovLoss(_Loss):
 
     kind: Literal["clip_cov"]
     clip_low: float = Field(default=0.2, ge=0, le=1)
-    clip_high: float = Field(default=0.2, ge=0)
+    """A ratio below 1 - clip_low is not pushed further down."""
+    clip_high: float = Field(default=0.2, ge=0, allow_inf_nan=True)
+    """A ratio above 1 + clip_high is not pushed further up."""
     select_share: float = Field(default=2e-4, gt=0, le=1)
     """Share of a step's tokens to leave out; at least one token."""
     select_low: float = 1.0
@@ -165,6 +183,8 @@ class ImportLoss(Node):
     """module:function"""
     options: dict[str, Any] = Field(default_factory=dict)
     """Its keyword arguments."""
+    needs: list[Literal["entropy"]] = Field(default_factory=list)
+    """What it reads of `Tokens` that costs something. entropy: a second pass over the head."""
 
 
 LossConfig = Annotated[
@@ -197,19 +217,40 @@ KlEstimator = Literal["k1", "k2", "k3", "low_variance", "abs"]
 class CorrectionConfig(Node):
     """Weighs samples by trainer / sampler, where the two differ. Several are multiplied."""
 
-    level: Literal["token", "turn", "sequence", "geometric"] = "token"
-    """The ratio of the token, the product over its turn or its sequence, or the geometric mean over its sequence."""
+    level: Literal["token", "turn", "geometric_turn", "sequence", "geometric"] = "token"
+    """The ratio of the token; the product over its turn or its sequence; or the geometric mean over its turn
+    (geometric_turn) or its sequence (geometric)."""
     mode: Literal["truncate", "mask", "reject"] = "truncate"
     """truncate: min(ratio, high). mask: 0 outside [low, high]. reject: 1 inside [low, high], 0 outside."""
     low: float = Field(default=0.5, ge=0)
     """Not used by truncate."""
-    high: float = Field(default=2.0, gt=0)
+    high: float = Field(default=2.0, gt=0, allow_inf_nan=True)
+    """The largest ratio that counts in full."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
         if self.mode != "truncate":
             _check_ordered(self.low, self.high, names="low and high")
         return self
+
+
+class RejectionConfig(Node):
+    """Leaves out tokens, turns or sequences where the policy, as it learns, has come too far from the one that sampled.
+
+    With d = log p(sampler) - log p(policy) of a token; left out means a weight of 0: what is rejected still counts in
+    denominators and in the KL and entropy terms.
+    """
+
+    distance: Literal["k1", "k2", "k3"] = "k3"
+    """k1: d; k2: d² / 2; k3: exp(-d) - 1 + d. All estimate KL(sampler || policy); k2 and k3 are never negative."""
+    level: Literal["token", "turn", "sequence"] = "sequence"
+    """What is left out as a whole."""
+    take: Literal["mean", "sum", "max"] = "mean"
+    """What its tokens' distances make together."""
+    high: float = Field(gt=0)
+    """The largest distance that is kept."""
+    only_negative: bool = False
+    """Only where the advantage is negative. `{distance: k1, high: 0.5, only_negative: true}` is DeepSeek-V3.2's mask."""
 
 
 def _check_ordered(low: float, high: float, *, names: str) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, ClassVar, Literal, TypeVar
 
-from pydantic import Discriminator, Field, JsonValue, Tag
+from pydantic import AfterValidator, Discriminator, Field, Tag
 
 from reroll.config.base import Node
-from reroll.config.strategy import StrategyConfig, TorchStrategy
+from reroll.config.registry import Kind
+from reroll.config.strategy import StrategyConfig, TorchStrategyConfig
+from reroll.errors import Violation
 
 
 class DeviceSelection(Node):
@@ -18,11 +22,12 @@ class DeviceSelection(Node):
     """
 
     gpus: int = Field(ge=1)
+    """How many."""
     label: dict[str, str] = Field(default_factory=dict)
     """What a node must carry, e.g. `{pool: a100}` after `ray start --labels pool=a100`, or `{ray.io/accelerator-type: H100}`,
     which Ray sets by itself."""
     min_memory_gb: float | None = Field(default=None, gt=0)
-    """Of each GPU, as it is sold: 80 takes an H100. Known by the GPU's kind, else by the node's label `gpu-memory-gb`."""
+    """Memory of each GPU, as it is sold: 80 takes an H100. Known by its kind, else by the node's label `gpu-memory-gb`."""
     skip: int = Field(default=0, ge=0)
     """Leave out so many of those that match, for another role to have them to itself."""
 
@@ -33,19 +38,28 @@ def _devices_form(value: object) -> str:
 
 _Indices = Annotated[str | int | list[int], Field(union_mode="left_to_right")]
 Devices = Annotated[
-    Annotated[_Indices, Tag("indices")] | Annotated[DeviceSelection, Tag("selection")], Discriminator(_devices_form)
+    Annotated[_Indices, Tag("indices")] | Annotated[DeviceSelection, Tag("selection")],
+    Discriminator(_devices_form),
+    Field(
+        description="`auto` (the GPUs if there are any, else the CPU), `cpu`, a GPU index, a range such as `0-3`, a list, or "
+        "GPUs by what their nodes are: `{gpus: 4, label: {pool: a100}}`."
+    ),
 ]
-"""`auto` (the GPUs if there are any, else the CPU), `cpu`, a GPU index, a range such as `0-3`, a list, or GPUs by what their
-nodes are: `{gpus: 4, label: {pool: a100}}`."""
 
 
-class LocalRuntime(Node):
+class LocalRuntimeConfig(Node):
     """Workers are threads of this process. Nothing to install; breakpoints work."""
 
     kind: Literal["local"] = "local"
 
 
-class RayRuntime(Node):
+class ProcessesRuntimeConfig(Node):
+    """Each worker is a process of its own on this machine. Nothing to install."""
+
+    kind: Literal["processes"]
+
+
+class RayRuntimeConfig(Node):
     """Workers are Ray actors in placement groups."""
 
     kind: Literal["ray"]
@@ -57,28 +71,35 @@ class RayRuntime(Node):
     """Logical GPUs when starting Ray here, or the size of the cluster to check devices against."""
 
 
-RuntimeConfig = Annotated[LocalRuntime | RayRuntime, Field(discriminator="kind")]
+RuntimeConfig = Annotated[LocalRuntimeConfig | ProcessesRuntimeConfig | RayRuntimeConfig, Field(discriminator="kind")]
 
 
 class OptimConfig(Node):
     """AdamW and its schedule."""
 
     lr: float = Field(default=1e-6, gt=0)
+    """The learning rate after warm-up."""
     betas: tuple[float, float] = (0.9, 0.95)
+    """Decay of the running means of the gradient and of its square."""
     eps: float = Field(default=1e-8, gt=0)
+    """Added to the denominator."""
     weight_decay: float = Field(default=0.0, ge=0)
+    """Decoupled from the gradient, as AdamW has it."""
     clip_norm: float = Field(default=1.0, gt=0)
     """Gradients are scaled down to this global norm."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """After warm-up: stay, or decay to `min_lr_ratio` over the run."""
     warmup_steps: int = Field(default=0, ge=0)
+    """Optimizer steps over which the learning rate rises to `lr`."""
     min_lr_ratio: float = Field(default=0.0, ge=0, le=1)
+    """Share of `lr` at which a decay ends."""
 
 
 class LoraConfig(Node):
     """Train low-rank adapters instead of the weights themselves."""
 
     rank: int = Field(default=16, ge=1)
+    """Width of the adapters."""
     alpha: float = Field(default=32.0, gt=0)
     """The adapter's output is scaled by alpha / rank."""
     targets: list[str] | Literal["all-linear"] = "all-linear"
@@ -90,7 +111,8 @@ class FixedModel(Node):
 
     model: str
     """A Hugging Face folder or hub id, or the name of a model that `reroll models fetch` stored."""
-    strategy: StrategyConfig = Field(default_factory=TorchStrategy)
+    strategy: StrategyConfig = Field(default_factory=TorchStrategyConfig)
+    """How it is computed: in one process, or over several."""
     devices: Devices = "auto"
 
 
@@ -99,9 +121,9 @@ class ModelConfig(FixedModel):
 
     lora: LoraConfig | None = None
     """null: every weight is trained."""
-    offload: Literal["none", "optimizer", "all"] = "none"
+    swap: Literal["none", "optimizer", "all"] = "none"
     """What moves to the host's memory while another role holds the same devices: nothing, masters and optimizer, or the
-    weights too. Says nothing where no device is shared."""
+    weights too. Has no effect where no device is shared."""
     optim: OptimConfig = Field(default_factory=OptimConfig)
 
 
@@ -109,31 +131,48 @@ class PolicyConfig(ModelConfig):
     """The model under training."""
 
 
-class EmbeddedEngine(Node):
-    """reroll's own engine: continuous batching over the Hugging Face modules the trainer runs."""
+class EngineConfig(Kind):
+    """What writes samples. An engine that names no kind is `embedded`."""
 
-    kind: Literal["embedded"] = "embedded"
+    group: ClassVar[str] = "reroll.engines"
+    default_kind: ClassVar[str | None] = "embedded"
+
     devices: Devices = "auto"
     num_workers: int = Field(default=1, ge=1)
     """Independent engines; samples are spread over them by load."""
     max_running: int = Field(default=64, ge=1)
     """Sequences decoded together."""
     precision: Literal["same", "fp32", "bf16"] = "same"
+    """`same` follows the policy's precision."""
+    sleep: bool = False
+    """Whether it frees its memory while another role holds its device; else it only pauses."""
+
+    def violations(self, runtime: RuntimeConfig) -> Iterator[Violation]:
+        """What keeps this kind from running as asked."""
+        yield from ()
+
+
+class EmbeddedEngineConfig(EngineConfig):
+    """reroll's own engine: continuous batching over the Hugging Face modules the trainer runs."""
+
+    kind: Literal["embedded"] = "embedded"
+    precision: Literal["same", "fp32", "bf16"] = "same"
     """`same` follows the policy's precision. Equal precision on one device shares the trainer's parameters."""
-    offload: Literal["none", "all"] = "none"
-    """What leaves a device while another role holds it. none: the engine only pauses; all: it frees its cache, and requests
-    in flight are read again when it is back."""
+    sleep: bool = False
+    """While another role holds its device: true frees the KV cache, and requests in flight are prefilled again when the engine
+    is back; false only pauses."""
 
 
-class PooledEngine(Node):
+class ExternalEngineConfig(EngineConfig):
     """What vLLM and sglang have in common: a pool of GPU memory, and GPUs that share each layer. Both draw tokens as the
     embedded engine does: seeds, log-probs and stops mean the same.
+
+    What it `runs` is a class with `open(model, node, *, precision, device, lora)`, which gives an `infer.base.Engine`.
     """
 
-    devices: Devices = "auto"
     num_workers: int = Field(default=1, ge=1)
     """Independent engines; samples are spread over them by load. More than one needs `runtime: {kind: ray}`."""
-    tensor_parallel: int = Field(default=1, ge=1)
+    tp: int = Field(default=1, ge=1)
     """GPUs that share each layer of one engine: so many neighbours of `devices`."""
     max_running: int = Field(default=256, ge=1)
     """Sequences decoded together."""
@@ -143,42 +182,28 @@ class PooledEngine(Node):
     """Share of each GPU that the engine may fill with weights and cache. A trainer on the same GPU needs the rest."""
     enforce_eager: bool = False
     """Neither compile the model nor capture CUDA graphs: slower, and ready at once."""
-    precision: Literal["same", "fp32", "bf16"] = "same"
-    """`same` follows the policy's precision."""
-    offload: Literal["none", "all"] = "none"
-    """What leaves a device while another role holds it. none: the engine only pauses; all: it sleeps, and requests in flight
-    are read again when it is back."""
+    sleep: bool = False
+    """While another role holds its device: true frees KV cache and weights, and requests in flight are prefilled again when the
+    engine is back; false only pauses."""
 
 
-class VllmEngine(PooledEngine):
+class VllmEngineConfig(ExternalEngineConfig):
     """vLLM, in the worker's process. Needs the extra `vllm`."""
 
-    kind: Literal["vllm"]
+    runs: ClassVar[str] = "reroll.infer.vllm.engine:VllmEngine"
+    packages: ClassVar[Mapping[str, str]] = {"vllm": "reroll[vllm]"}
+
+    kind: Literal["vllm"] = "vllm"
     cpu_cache_gib: float = Field(default=1.0, gt=0)
     """Memory for the cache where the engine runs on the CPU."""
 
-
-class SglangEngine(PooledEngine):
-    """sglang, in a process with a Python of its own, because it pins packages that reroll needs newer."""
-
-    kind: Literal["sglang"]
-    python: str
-    """The interpreter that has sglang: `scripts/setup_sglang.sh FOLDER` makes FOLDER/bin/python."""
-    options: dict[str, JsonValue] = Field(default_factory=dict)
-    """More settings of sglang's `ServerArgs`, by their names there. They win over what reroll sets."""
-
-
-def _engine_kind(value: object) -> str | None:
-    """An engine that names no kind is `embedded`."""
-    if isinstance(value, EmbeddedEngine | VllmEngine | SglangEngine):
-        return value.kind
-    return str(value.get("kind", "embedded")) if isinstance(value, dict) else None
-
-
-EngineConfig = Annotated[
-    Annotated[EmbeddedEngine, Tag("embedded")] | Annotated[VllmEngine, Tag("vllm")] | Annotated[SglangEngine, Tag("sglang")],
-    Discriminator(_engine_kind),
-]
+    def violations(self, runtime: RuntimeConfig) -> Iterator[Violation]:
+        if self.num_workers > 1 and isinstance(runtime, LocalRuntimeConfig):
+            yield Violation(
+                "engine.num_workers",
+                "a process holds one vLLM engine, and the local runtime is one process",
+                "set it to 1, or runtime.kind to processes or ray",
+            )
 
 
 class DomainRollout(Node):
@@ -199,17 +224,21 @@ class RolloutConfig(Node):
     """How samples are drawn and admitted."""
 
     prompts_per_step: int = Field(default=8, ge=1)
+    """Groups that one step is trained on."""
     group_size: int = Field(default=8, ge=1)
     """Siblings drawn for each prompt."""
     max_staleness: int = Field(default=0, ge=0)
     """How many weight versions a trained sample may lag behind: 0 is synchronous; more overlaps generation and training."""
     oversample: float = Field(default=1.0, ge=1.0)
     """Admit this many times the prompts a step needs; the rest is aborted when enough have finished."""
-    redundant: int = Field(default=0, ge=0)
-    """Samples drawn for each group beyond `group_size`; when enough have ended well, the slowest are aborted."""
-    window: int = Field(default=1, ge=1)
+    extra_samples: int = Field(default=0, ge=0)
+    """Samples drawn for each group beyond `group_size`; when enough have ended well, the slowest are aborted. So
+    short episodes are trained on more often than they are drawn, and where length and reward go together the policy is pulled
+    towards the short ones: compare `rollout/early_tokens` and `early_reward` with `late_…` in the metrics. `oversample`, which
+    aborts whole groups, has shown no such bias."""
+    take_window: int = Field(default=1, ge=1)
     """How many steps' worth of the oldest groups may be taken from: 1 is strictly oldest first."""
-    drop_no_signal: bool = False
+    drop_zero_variance_groups: bool = False
     """Dynamic filter: drop groups whose rewards are all equal and admit another prompt in their place."""
     max_drops: int = Field(default=20, ge=1)
     """Groups that a domain may drop for each one it owes a step. After that, what it still owes the step comes from the other
@@ -220,15 +249,21 @@ class RolloutConfig(Node):
     max_failed_fraction: float = Field(default=0.5, gt=0, le=1)
     """Stop the run when more than this share of recent samples failed."""
     max_prompt_tokens: int = Field(default=1024, ge=1)
+    """A sample with a longer prompt fails."""
     max_tokens: int = Field(default=256, ge=1)
     """Tokens of a completion."""
     max_total_tokens: int | None = Field(default=None, ge=2)
     """All that an episode of several turns may hold; null: as much as a micro-batch."""
     min_tokens: int = Field(default=0, ge=0)
+    """No completion ends sooner."""
     temperature: float = Field(default=1.0, gt=0)
+    """Of the draw. Log-probs are taken at the same temperature."""
     top_p: float = Field(default=1.0, gt=0, le=1)
+    """Draw among the likeliest tokens that make up this share; 1: among all."""
     top_k: int = Field(default=0, ge=0)
+    """Draw among so many of the likeliest tokens; 0: among all."""
     stop: list[str] = Field(default_factory=list)
+    """Texts that end a completion."""
     domains: dict[str, DomainRollout] = Field(default_factory=dict)
     """What is different for a domain, e.g. `{math: {group_size: 16, max_tokens: 512}}`."""
 
@@ -282,18 +317,31 @@ class CheckpointConfig(Node):
     background: bool = True
     """Copy the state to the host's memory, and write the copy while the run goes on. The copy takes 12 to 16 bytes per trained
     parameter, shared out over the ranks, until it is written; false: the run waits for the disk, and no copy is made."""
+    verify: bool = True
+    """Before a run goes on from a checkpoint, read all of it and compare it with the sums it was written with; false: look at
+    names and sizes only."""
 
 
-Tracker = Literal["tensorboard", "wandb"]
+Tracker = Literal["tensorboard", "wandb", "trackio", "mlflow"]
+
+
+def _folder_name(name: str) -> str:
+    if name in (".", "..") or not re.fullmatch(r"[\w.-]+", name):
+        raise ValueError("a run is a folder of this name: use letters, digits, - and _, e.g. my-run_2")
+    return name
 
 
 class RunConfig(Node):
     """Where a run lives and how long it is."""
 
-    name: str = Field(default="run", pattern=r"^[\w.-]+$")
+    name: Annotated[str, AfterValidator(_folder_name)] = "run"
+    """Of its folder under `runs_dir`."""
     runs_dir: Path = Path("runs")
+    """Where runs lie, seen from the working directory."""
     seed: int = 0
+    """Of all that is drawn: prompts, samples, shuffles."""
     steps: int = Field(default=100, ge=1)
+    """Batches to train on, those before a resume included."""
     trackers: list[Tracker] = Field(default_factory=list)
     """Beside metrics.jsonl, which is always written."""
     log_samples: int = Field(default=4, ge=0)

@@ -9,21 +9,30 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from reroll.config.base import Node
+from reroll.config.base import Node, PipelinePath
 from reroll.config.offline import OfflineConfig
 
 
-class _Loss(Node):
+class _PreferenceLoss(Node):
     uses_reference: ClassVar[bool] = True
     """Whether the starting policy must be kept beside the one that learns."""
 
     @property
     def options(self) -> dict[str, Any]:
         """What the loss of this kind takes."""
-        return {name: value for name, value in self if name not in ("kind", "length_normalised")}
+        return {name: value for name, value in self if name not in ("kind", "length_normalised", "sft_coef")}
 
 
-class SigmoidLoss(_Loss):
+class _PairLoss(_PreferenceLoss):
+    uses_odds: ClassVar[bool] = False
+    """Whether answers are compared by the log odds of their probabilities."""
+
+    sft_coef: float = Field(default=0.0, ge=0)
+    """Adds this much of an SFT term, the mean negative log-likelihood of the chosen answer's tokens: a margin may also grow
+    while the chosen answer gets less likely. RPO's alpha (TRL: rpo_alpha)."""
+
+
+class SigmoidLoss(_PairLoss):
     """DPO: the log-sigmoid of the margin between chosen and rejected."""
 
     kind: Literal["sigmoid"] = "sigmoid"
@@ -35,7 +44,7 @@ class SigmoidLoss(_Loss):
     """Divide the log-prob of an answer by its number of tokens, as Tülu 3 does."""
 
 
-class IpoLoss(_Loss):
+class IpoLoss(_PairLoss):
     """IPO: the squared distance of the margin from 1 / (2 beta), so that certain preferences do not push for ever."""
 
     kind: Literal["ipo"]
@@ -45,7 +54,7 @@ class IpoLoss(_Loss):
     """The paper sums over the answer; its authors advise the mean, or beta would mean another thing for every length."""
 
 
-class HingeLoss(_Loss):
+class HingeLoss(_PairLoss):
     """SLiC: no push once beta times the margin has reached 1."""
 
     kind: Literal["hinge"]
@@ -55,7 +64,7 @@ class HingeLoss(_Loss):
     """Divide the log-prob of an answer by its number of tokens."""
 
 
-class SimpoLoss(_Loss):
+class SimpoLoss(_PairLoss):
     """SimPO: mean log-probs, a target margin, and no reference model."""
 
     uses_reference: ClassVar[bool] = False
@@ -63,32 +72,52 @@ class SimpoLoss(_Loss):
 
     kind: Literal["simpo"]
     beta: float = Field(default=2.0, gt=0)
+    """Scales the margin of mean log-probs."""
     gamma: float = Field(default=1.0, ge=0)
     """By how much beta times the margin should exceed 0; the paper finds about half of beta good."""
 
 
-class KtoLoss(_Loss):
+class OrpoLoss(_PairLoss):
+    """ORPO: an SFT term and the log odds ratio of the two answers, from mean log-probs; no reference model."""
+
+    uses_reference: ClassVar[bool] = False
+    length_normalised: ClassVar[bool] = True
+    uses_odds: ClassVar[bool] = True
+
+    kind: Literal["orpo"]
+    beta: float = Field(default=0.1, gt=0)
+    """How much the odds ratio counts beside the SFT term. The paper's lambda."""
+    sft_coef: float = Field(default=1.0, gt=0)
+    """How much the SFT term counts; 1 in the paper. Without one or a reference nothing would keep the answers likely."""
+
+
+class KtoLossConfig(_PreferenceLoss):
     """KTO: answers judged one by one, good or bad; rows need no partner."""
 
     kind: Literal["kto"]
     beta: float = Field(default=0.1, gt=0)
+    """The larger, the closer the policy stays to the reference."""
     desirable_weight: float = Field(default=1.0, gt=0)
+    """What a good answer weighs, beside `undesirable_weight` for a bad one."""
     undesirable_weight: float = Field(default=1.0, gt=0)
     """Set the two such that weight times number of rows is about the same for good and bad ones."""
 
 
-PairLossConfig = SigmoidLoss | IpoLoss | HingeLoss | SimpoLoss
-PreferenceLossConfig = Annotated[PairLossConfig | KtoLoss, Field(discriminator="kind")]
+PairLossConfig = SigmoidLoss | IpoLoss | HingeLoss | SimpoLoss | OrpoLoss
+PreferenceLossConfig = Annotated[PairLossConfig | KtoLossConfig, Field(discriminator="kind")]
 
 
 class DpoConfig(OfflineConfig):
     """Direct preference optimization: the policy learns from chosen and rejected answers without a reward model."""
 
-    pipeline: Literal["dpo"]
+    pipeline: Literal["dpo"] | PipelinePath
+    """What is done, and so which fields there are; or `module:Class` of a pipeline of your own."""
     loss: PreferenceLossConfig = Field(default_factory=SigmoidLoss)
+    """How preferences are learned."""
 
 
 class RewardModelConfig(OfflineConfig):
     """A scalar head that learns to rank chosen above rejected (Bradley-Terry)."""
 
-    pipeline: Literal["reward_model"]
+    pipeline: Literal["reward_model"] | PipelinePath
+    """What is done, and so which fields there are; or `module:Class` of a pipeline of your own."""

@@ -20,7 +20,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "advantage": _GRPO,
         "loss": {"kind": "ppo", "clip_low": 0.2, "clip_high": 0.28},
         "aggregation": "token_mean",
-        "rollout": {"drop_no_signal": True},
+        "rollout": {"drop_zero_variance_groups": True},
         "masks": {"overlong": True},
     },
     "lite_ppo": {
@@ -38,13 +38,13 @@ PRESETS: dict[str, dict[str, Any]] = {
         "advantage": {"kind": "returns", "discount": 1.0, "whiten": True},
         "loss": _PPO,
         "aggregation": "token_mean",
-        "kl": {"coef": 0.01, "estimator": "k1", "place": "reward"},
+        "kl": {"coef": 0.01, "estimator": "k1", "apply_to": "reward"},
     },
     "reinforce++_baseline": {
         "advantage": {"kind": "normalised", "mean": "group", "std": "batch_centred"},
         "loss": _PPO,
         "aggregation": "token_mean",
-        "kl": {"coef": 0.001, "estimator": "k2", "place": "loss"},
+        "kl": {"coef": 0.001, "estimator": "k2", "apply_to": "loss"},
     },
     "remax": {"advantage": {"kind": "remax"}, "loss": {"kind": "reinforce"}, "aggregation": "sequence_sum"},
     "opo": {"advantage": {"kind": "opo"}, "loss": {"kind": "reinforce"}, "aggregation": "token_mean"},
@@ -53,7 +53,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "pass_at_k": {"advantage": {"kind": "pass_at_k", "k": 4}, "loss": _PPO, "aggregation": "token_mean"},
     "otb": {"advantage": {"kind": "optimal_token_baseline"}, "loss": {"kind": "reinforce"}, "aggregation": "token_mean"},
     "ppo": {
-        "advantage": {"kind": "gae", "discount": 1.0, "trace": 0.95},
+        "advantage": {"kind": "gae", "discount": 1.0, "gae_lambda": 0.95},
         "shaping": {"advantages": {"whiten": True}},
         "loss": _PPO,
         "aggregation": "token_mean",
@@ -114,7 +114,13 @@ PRESETS: dict[str, dict[str, Any]] = {
         "aggregation": "token_mean",
     },
     "gigpo": {"advantage": {"kind": "gigpo"}, "loss": _PPO, "aggregation": "sequence_mean"},
-    # A teacher's log-probs in place of rewards: add `teachers`.
+    # A teacher in place of rewards, by what it says of the sampled token, or of every token: add `teachers`.
     "opd": {"distill_only": True, "loss": {"kind": "reinforce"}, "aggregation": "token_mean"},
+    "gkd": {
+        "distill_only": True,
+        "distill": {"divergence": {"kind": "js", "beta": 0.5}},
+        "loss": {"kind": "reinforce"},
+        "aggregation": "token_mean",
+    },
 }
 """Each preset as the fields it stands for; fields the user writes win over the preset's."""

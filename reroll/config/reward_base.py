@@ -1,4 +1,4 @@
-"""What every reward node shares. Kinds import from here; `rewards` gathers them into one union."""
+"""What every reward's node is. Kinds derive from it and are found by their entry points, group `reroll.rewards`."""
 
 from __future__ import annotations
 
@@ -6,21 +6,25 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from reroll.config.base import Node, Pattern
+from reroll.config.base import Pattern
+from reroll.config.registry import Kind
+from reroll.config.sandbox import LocalSandbox, SandboxConfig
 
 
-class Judged(Node):
-    """A reward node."""
+class RewardConfig(Kind):
+    """How answers are judged. What it `runs` is called with the node and gives what judges (`reroll.rewards.base.Verifier`)."""
 
+    group: ClassVar[str] = "reroll.rewards"
     in_process: ClassVar[bool] = False
     """Whether it may hang, crash or eat memory, and so runs in worker processes; others run where they are called."""
+    only_rows_of: ClassVar[str | None] = None
+    """The one kind of data source whose rows it can judge; None: any."""
 
-    kind: str
     weight: float = 1.0
     """What it counts inside a stack; it changes nothing elsewhere."""
 
 
-class InProcess(Judged):
+class InProcess(RewardConfig):
     """A reward that runs in worker processes, which are killed when a call hangs."""
 
     in_process: ClassVar[bool] = True
@@ -46,8 +50,18 @@ class Extracting(InProcess):
     pattern: Pattern | None = None
     """A regular expression whose first group (or whole match) is the answer; the last match counts. Default: the whole text."""
     correct: float = 1.0
+    """What a right answer earns."""
     wrong: float = 0.0
+    """What any other earns."""
 
     @property
     def verdict_on_hang(self) -> float | None:
         return self.wrong
+
+
+class SandboxedReward(RewardConfig):
+    """A reward that runs what the policy wrote. What it `runs` is called with the node and a `reroll.sandbox.base.Sandbox`, and
+    gives something to await: `async (prompt, trajectory) -> Score`."""
+
+    sandbox: SandboxConfig = LocalSandbox()
+    """Where programs run."""

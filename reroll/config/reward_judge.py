@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from reroll.config.base import Node, Pattern
 from reroll.config.parts import Devices, FixedModel
-from reroll.config.reward_base import Judged
+from reroll.config.reward_base import RewardConfig
 
 PLACEHOLDERS = ("question", "answer", "reference", "scale")
 """What a template may name: what was asked, what the policy said, the reference answer, and what a score looks like."""
@@ -58,11 +58,11 @@ class EndpointJudge(Node):
     """A model behind any server that speaks OpenAI's chat completions."""
 
     kind: Literal["endpoint"]
-    url: str = Field(pattern=r"^https?://")
+    url: str = Field(pattern=r"^https?://", examples=["http://localhost:8000/v1"])
     """The base URL as OpenAI's clients take it, e.g. https://api.openai.com/v1."""
     model: str
     """The server's name for it."""
-    api_key_env: str | None = Field(default=None, pattern=r"^\w+$")
+    api_key_env: str | None = Field(default=None, pattern=r"^\w+$", examples=["OPENAI_API_KEY"])
     """The environment variable that holds the key; the key itself never stands in a config."""
     timeout_s: float = Field(default=120.0, gt=0)
     """For one request; a slower one is given up and tried again."""
@@ -77,6 +77,7 @@ class EndpointJudge(Node):
     body: dict[str, Any] = Field(default_factory=dict)
     """Further fields of the request, e.g. {reasoning_effort: low}; null leaves out what would be sent, e.g. {seed: null}."""
     price_per_million_prompt_tokens: float = Field(default=0.0, ge=0)
+    """In any currency: what was spent is then part of the metrics. So is the next."""
     price_per_million_completion_tokens: float = Field(default=0.0, ge=0)
     """In any currency: what was spent is then part of the metrics."""
 
@@ -91,6 +92,7 @@ class HostedJudge(Node):
     num_workers: int = Field(default=1, ge=1)
     """Independent engines; requests are spread over them by load."""
     precision: Literal["fp32", "bf16"] = "bf16"
+    """Of its weights."""
     max_running: int = Field(default=64, ge=1)
     """Sequences decoded together by one engine."""
 
@@ -98,18 +100,22 @@ class HostedJudge(Node):
 JudgeModel = Annotated[EndpointJudge | HostedJudge, Field(discriminator="kind")]
 
 
-class JudgeReward(Judged):
+class JudgeReward(RewardConfig):
     """A language model reads the answer and gives it a score. An empty answer gets the worst one unread."""
 
-    kind: Literal["judge"]
+    kind: Literal["judge"] = "judge"
     model: JudgeModel
+    """Who judges: a model behind an endpoint, or one that the run hosts."""
     template: Annotated[str, AfterValidator(check_template)] | None = None
     """What the judge is told, with {question}, {answer}, {reference} and {scale} filled in; null: a built-in one. The answer
     stands between marks that it cannot have written itself."""
     template_file: Path | None = None
     """A file that holds the template instead, beside the YAML or in the working directory."""
-    pattern: Annotated[Pattern, AfterValidator(_check_one_group)] = r"(?i)\bscore\b[\"'*_\s]*[:=]\s*([^\n]*)"
-    """Its one group is the score; the last match in the judge's own words counts."""
+    pattern: Annotated[Pattern, AfterValidator(_check_one_group)] = (
+        r"(?i)^(?:[\s*_#-]*(?:(?:my|the|final|overall|total)\s+)*score|\s*(?:\{.*)?\"score\")[*_\s]*[:=]\s*(.*)$"
+    )
+    """Its one group is the score. It is looked for on the last line of the judge's own words, since what stands before may be
+    quoted from the answer; several scores there are none. The default takes a line that begins with `Score:`, or JSON."""
     scale: Annotated[tuple[float, float], AfterValidator(_check_ascending)] = (0.0, 10.0)
     """The worst and the best score, which become 0 and 1; one outside is taken for unreadable."""
     words: Annotated[dict[str, float], BeforeValidator(_undo_yaml)] = Field(default_factory=dict)
@@ -121,24 +127,26 @@ class JudgeReward(Judged):
     temperature: float = Field(default=0.0, ge=0)
     """0 is greedy. Several votes need more, or they are all the same."""
     max_tokens: int = Field(default=1024, ge=1)
-    """What the judge may write, its thinking included."""
+    """What the judge may write, its thinking included. A reply that is cut off has no score."""
     on_unparseable: Literal["fail"] | float = "fail"
-    """When no reply holds a score, though each was asked for twice: fail the sample, or give it this score."""
+    """When no reply holds a score, though each was asked for twice: the sample gets this score; or it fails, if the judge
+    cannot score "I do not know." as an answer to the same question either. If it can, the answer is at fault and gets the
+    lowest score: to confuse the judge must not be a way out. So does one that is too long for the judge, or refused."""
     cache: Path | None = None
     """The file that remembers what the judge said, for resumed and for other runs; null: a file in the run's folder."""
 
 
-class ModelReward(Judged, FixedModel):
+class ModelReward(RewardConfig, FixedModel):
     """A reward model: a decoder with one scalar head, as the `reward_model` pipeline trains it or Hugging Face stores it."""
 
-    kind: Literal["reward_model"]
+    kind: Literal["reward_model"] = "reward_model"
     output: Literal["raw", "sigmoid"] = "raw"
     """What becomes of the head's number first; sigmoid puts it between 0 and 1."""
     scale: float = 1.0
     """It is multiplied by this."""
     clip: Annotated[tuple[float, float], AfterValidator(_check_ascending)] | None = None
     """Then kept between these."""
-    ending: Literal["turn", "template"] = "turn"
+    score_at: Literal["turn", "template"] = "turn"
     """Where the head is read: at the token that ends the answer, as reroll trains it, or where the chat template ends, often
     a newline later, as many published models were trained."""
     max_tokens: int = Field(default=4096, ge=2)

@@ -27,8 +27,8 @@ class RemoteSandbox(Node):
     """A service with the HTTP interface of SandboxFusion (`POST /run_code`). It answers for what its programs can do."""
 
     kind: Literal["remote"]
-    url: str = Field(pattern=r"^https?://")
-    """Of the service, e.g. `http://sandbox:8080`."""
+    url: str = Field(pattern=r"^https?://", examples=["http://localhost:8080"])
+    """URL of the service, e.g. `http://sandbox:8080`."""
     timeout_s: float = Field(default=30.0, gt=0)
     """How long an answer may take beyond the program's own time."""
     retries: int = Field(default=3, ge=0)

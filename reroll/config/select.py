@@ -21,7 +21,7 @@ class GpuNode:
     num_gpus: int
     labels: Mapping[str, str] = field(default_factory=dict)
     memory_gb: float | None = None
-    """Of each GPU, as it is sold; None where nobody says."""
+    """Memory of each GPU, as it is sold; None if it is not known."""
 
     def carries(self, selection: DeviceSelection) -> bool:
         """Whether its GPUs are of those that are asked for."""

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Iterator
+from typing import Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field
 
-from reroll.config.base import Node
+from reroll.config.registry import Kind
+from reroll.errors import Violation
 
 
-class StrategyBase(Node):
-    """What every way to hold and train a model has."""
+class StrategyConfig(Kind):
+    """A way to hold and train a model. One that names no kind is `torch`."""
+
+    group: ClassVar[str] = "reroll.strategies"
+    default_kind: ClassVar[str | None] = "torch"
+    can_follow: ClassVar[bool] = True
+    """Whether a model that it only holds can be moved towards another, as a reference that follows the policy is."""
 
     precision: Literal["fp32", "bf16"] = "fp32"
     """bf16 computes in bf16 and keeps fp32 master weights for the optimizer."""
@@ -34,22 +41,45 @@ class StrategyBase(Node):
         return self.micro_batch_tokens
 
 
-class TorchStrategy(StrategyBase):
+class RanksStrategy(StrategyConfig):
+    """A model that many processes hold together. What it `runs` makes the strategy of one of them; all call it at once.
+
+    It is called with a function that makes the model empty, one that reads it (`as_stored`: in the precision that it is
+    stored in; on the first rank only, others get None), the tokenizer, the node, the optimizer's settings, and `device` and
+    `total_steps` by name.
+    """
+
+    num_ranks: int | None = Field(default=None, ge=1)
+    """Processes that hold the model together; null: one per device. On the CPU, which is one device, so many share it."""
+    cpu_offload: bool = False
+    """What training adds to a model lives in host memory."""
+
+    @property
+    def zero_stage(self) -> int | None:
+        """What ranks cut up among them, by ZeRO's count; None: a layout of its own."""
+        return None
+
+    def violations(self, where: str, model: Any) -> Iterator[Violation]:
+        """What keeps this kind from holding the model (`ModelConfig`, or `FixedModel`) whose node is at `where`."""
+        yield from ()
+
+
+class TorchStrategyConfig(StrategyConfig):
     """One process, one device, plain PyTorch: the oracle of every other kind."""
 
     kind: Literal["torch"] = "torch"
 
 
-class Fsdp2Strategy(StrategyBase):
+class Fsdp2StrategyConfig(RanksStrategy):
     """PyTorch's fully sharded data parallelism over all devices of the role, with sequence and tensor parallelism inside it.
 
     Ranks are laid out as replicas × shards × sp × tp, neighbours sharing a tensor. Parameters are cut over shards and sp.
-    Needs `runtime: {kind: ray}`.
+    Needs `runtime: {kind: processes}` or `ray`.
     """
 
-    kind: Literal["fsdp2"]
-    num_ranks: int | None = Field(default=None, ge=1)
-    """Processes that hold the model together; null: one per device. On the CPU, which is one device, so many share it."""
+    runs: ClassVar[str] = "reroll.training.fsdp2:make_fsdp2"
+
+    kind: Literal["fsdp2"] = "fsdp2"
     tp: int = Field(default=1, ge=1)
     """So many neighbouring ranks split every layer's heads and columns among them (Llama, Mistral, Qwen2, Qwen3, SmolLM3)."""
     sp: int = Field(default=1, ge=1)
@@ -59,7 +89,7 @@ class Fsdp2Strategy(StrategyBase):
     """So many neighbouring ranks hold different experts of every layer, and tokens travel to them (Qwen3-MoE, without `tp`)."""
     replicas: int = Field(default=1, ge=1)
     """Copies of the sharded model, e.g. one per node: weights are then gathered inside a copy only."""
-    offload: bool = False
+    cpu_offload: bool = False
     """Weights, gradients and optimizer state live in host memory; a layer is on the GPU while it computes."""
     reshard_after_forward: bool = True
     """Free a layer's gathered weights between its forward and backward pass; false is faster and holds them all."""
@@ -71,30 +101,3 @@ class Fsdp2Strategy(StrategyBase):
     @property
     def pass_tokens(self) -> int:
         return self.sp * self.micro_batch_tokens
-
-
-class DeepspeedStrategy(StrategyBase):
-    """DeepSpeed's ZeRO over all devices of the role. Needs the extra `deepspeed` and `runtime: {kind: ray}`."""
-
-    kind: Literal["deepspeed"]
-    stage: Literal[1, 2, 3] = 3
-    """What ranks cut up among them. 1: masters and optimizer state; 2: gradients too; 3: the weights as well."""
-    num_ranks: int | None = Field(default=None, ge=1)
-    """Processes that train the model together; null: one per device. On the CPU, which is one device, so many share it."""
-    offload: bool = False
-    """Masters, gradients and optimizer state live in host memory, where the optimizer steps; under stage 3 weights do too."""
-
-
-def _strategy_kind(value: object) -> str | None:
-    """A strategy that names no kind is `torch`."""
-    if isinstance(value, TorchStrategy | Fsdp2Strategy | DeepspeedStrategy):
-        return value.kind
-    return str(value.get("kind", "torch")) if isinstance(value, dict) else None
-
-
-StrategyConfig = Annotated[
-    Annotated[TorchStrategy, Tag("torch")]
-    | Annotated[Fsdp2Strategy, Tag("fsdp2")]
-    | Annotated[DeepspeedStrategy, Tag("deepspeed")],
-    Discriminator(_strategy_kind),
-]

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from reroll.config.advantages import AdvantageConfig, NormalisedAdvantage, ShapingConfig
 from reroll.config.agents import AgentConfig, EndpointConfig
-from reroll.config.algorithm import CriticConfig, KlConfig, MaskConfig, TeacherConfig, ValueLossConfig
-from reroll.config.base import Node
+from reroll.config.algorithm import (
+    CriticConfig,
+    DistillTerm,
+    KlConfig,
+    MaskConfig,
+    ReferenceConfig,
+    TeacherConfig,
+    ValueLossConfig,
+)
+from reroll.config.base import Node, PipelinePath
 from reroll.config.data import DataConfig
 from reroll.config.distill import DistillConfig
 from reroll.config.envs import EnvDomain, EnvWorkersConfig, ProcessEnvs
-from reroll.config.losses import Aggregation, CorrectionConfig, LossConfig, PpoLoss
+from reroll.config.losses import Aggregation, CorrectionConfig, LossConfig, PpoLoss, RejectionConfig
 from reroll.config.offline import PipelineConfig, SftConfig
-from reroll.config.parts import EmbeddedEngine, EngineConfig, EvalConfig, RolloutConfig
+from reroll.config.parts import EmbeddedEngineConfig, EngineConfig, EvalConfig, RolloutConfig
 from reroll.config.preference import DpoConfig, RewardModelConfig
-from reroll.config.rewards import RewardConfig, RewardWorkersConfig
+from reroll.config.reward_base import RewardConfig
+from reroll.config.rewards import RewardWorkersConfig
 from reroll.config.weights import WeightsConfig
 
 
@@ -25,6 +34,7 @@ class TrainConfig(Node):
     """How often a batch is gone through."""
 
     epochs: int = Field(default=1, ge=1)
+    """Times that each batch is gone through."""
     mini_batches: int = Field(default=1, ge=1)
     """Optimizer steps per epoch; the batch is split into as many parts by sequence."""
 
@@ -32,11 +42,13 @@ class TrainConfig(Node):
 class RlvrConfig(PipelineConfig):
     """RL: single-turn tasks with verifiable rewards, environments of many turns, agents; `agentic` is another name for it."""
 
-    pipeline: Literal["rlvr", "agentic"]
+    pipeline: Literal["rlvr", "agentic"] | PipelinePath
+    """What is done, and so which fields there are; or `module:Class` of a pipeline of your own."""
     algorithm: str = "grpo"
     """The preset that fills the fields below where the file leaves them out."""
     data: DataConfig
-    engine: EngineConfig = Field(default_factory=EmbeddedEngine)
+    engine: EngineConfig = Field(default_factory=EmbeddedEngineConfig)
+    """What writes the samples."""
     rewards: dict[str, RewardConfig] = Field(default_factory=dict)
     """One per domain; `default` judges the domains that have none of their own and do not earn by themselves, as
     environments do and agents may."""
@@ -51,22 +63,33 @@ class RlvrConfig(PipelineConfig):
     endpoint: EndpointConfig = Field(default_factory=EndpointConfig)
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     advantage: AdvantageConfig = Field(default_factory=NormalisedAdvantage)
+    """How much better a sample is than what it is compared with."""
     shaping: ShapingConfig = Field(default_factory=ShapingConfig)
     loss: LossConfig = Field(default_factory=PpoLoss)
+    """What the policy gradient is taken of."""
     aggregation: Aggregation = "token_mean"
+    """How the loss of tokens becomes one number. token_mean: every token weighs the same; sequence_mean: every sequence does;
+    sequence_sum: token sums averaged over sequences; fixed_length: the same over the longest answer there can be (Dr. GRPO)."""
     masks: MaskConfig = Field(default_factory=MaskConfig)
     kl: KlConfig = Field(default_factory=KlConfig)
+    reference: ReferenceConfig = Field(default_factory=ReferenceConfig)
     entropy_coef: float = 0.0
     """Weight of the entropy bonus; it costs a second pass over the head."""
     old_policy: Literal["auto", "sampler", "trainer"] = "auto"
     """What the ratio is taken against: the log-probs as sampled, or the trainer's own at the start of the update.
-    auto: the sampler's where samples may be stale, else the trainer's."""
+    auto: the sampler's where samples may be stale and the loss has a ratio, else the trainer's."""
     corrections: list[CorrectionConfig] = Field(default_factory=list)
     """Importance weights from the sampler to the trainer's policy at the start of the update; several multiply."""
+    rejections: list[RejectionConfig] = Field(default_factory=list)
+    """Samples that are too far from the policy to learn from; what one of them rejects is out."""
     critic: CriticConfig | None = None
+    """A model of values for `advantage: {kind: gae}`; null: none."""
     value_loss: ValueLossConfig = Field(default_factory=ValueLossConfig)
     teachers: dict[str, TeacherConfig] = Field(default_factory=dict)
     """On-policy distillation, by any name."""
+    distill: DistillTerm | None = None
+    """How teachers are followed. null: what they say of the sampled token is added to its advantage; else the divergence of
+    whole distributions is a term of the loss."""
     distill_only: bool = False
     """Learn from the teachers alone: rewards are measured, not trained on."""
     train: TrainConfig = Field(default_factory=TrainConfig)
@@ -78,6 +101,34 @@ class RlvrConfig(PipelineConfig):
         """What an episode of several turns may hold."""
         return self.rollout.max_total_tokens or self.policy.strategy.micro_batch_tokens
 
+    @property
+    def longest_answer(self) -> int:
+        """The most tokens that the policy can write in one episode of any domain of the training data."""
+        return max(self._longest_answer(source.domain) for source in self.data.train)
+
+    def _longest_answer(self, domain: str) -> int:
+        played = self.envs.get(domain) or self.agents.get(domain)
+        rollout = self.rollout.of(domain)
+        if played is None:
+            return rollout.max_tokens
+        return min(played.max_turns * rollout.max_tokens, rollout.max_total_tokens or self.max_total_tokens)
+
+    @property
+    def has_own_reference(self) -> bool:
+        """Whether a model is held beside the policy for a KL penalty: not where that is the policy without its adapter."""
+        return self.kl.coef > 0 and (self.policy.lora is None or self.reference.model is not None)
+
+    @property
+    def learns_from_advantages(self) -> bool:
+        """Whether they count for anything: not where the distributions of teachers are all that is followed."""
+        return not (self.distill_only and self.distill)
+
+    @property
+    def ratio_to_sampler(self) -> bool:
+        """Whether ratios are to the policy that drew the samples, rather than to the one that the update starts from."""
+        if self.old_policy == "auto":
+            return self.rollout.max_staleness > 0 and self.loss.kind != "reinforce"
+        return self.old_policy == "sampler"
+
 
 AnyConfig = RlvrConfig | SftConfig | DpoConfig | RewardModelConfig | DistillConfig
-Config = Annotated[AnyConfig, Field(discriminator="pipeline")]

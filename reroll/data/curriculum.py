@@ -36,7 +36,7 @@ class Curriculum:
         """Whether the prompt is drawn, now that it is its turn; `luck` is anywhere between 0 and 1. Asked once a visit."""
         return True
 
-    def saw(self, prompt: Prompt, rewards: Sequence[float]) -> None:
+    def record_rewards(self, prompt: Prompt, rewards: Sequence[float]) -> None:
         """A group of this prompt was trained on or dropped; this is what its samples earned, at least one."""
 
     def state(self) -> dict[str, Any]:
@@ -68,14 +68,14 @@ class PassRates(Curriculum):
     """Remembers how often each prompt passes: an exponential mean over its groups."""
 
     def __init__(self, config: Remembering) -> None:
-        self._threshold, self._newest = config.threshold, config.newest
+        self._threshold, self._ema_weight = config.threshold, config.ema_weight
         self._rates: dict[str, float] = {}
         """By prompt id; of prompts that were tried."""
 
-    def saw(self, prompt: Prompt, rewards: Sequence[float]) -> None:
+    def record_rewards(self, prompt: Prompt, rewards: Sequence[float]) -> None:
         rate = pass_rate(rewards, threshold=self._threshold)
         known = self._rates.get(prompt.id, rate)
-        self._rates[prompt.id] = known + self._newest * (rate - known)
+        self._rates[prompt.id] = known + self._ema_weight * (rate - known)
 
     def state(self) -> dict[str, Any]:
         return {"rates": dict(self._rates)}
@@ -158,7 +158,7 @@ class Ladder(Curriculum):
     def is_open(self, domain: str, level: int) -> bool:
         return level <= self._highest(domain)
 
-    def saw(self, prompt: Prompt, rewards: Sequence[float]) -> None:
+    def record_rewards(self, prompt: Prompt, rewards: Sequence[float]) -> None:
         domain, recent = prompt.domain, self._recent[prompt.domain]
         if self._level_of[prompt.id] != self._highest(domain):
             return

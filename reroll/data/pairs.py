@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from reroll.config.data import RowSource, Table
-from reroll.data.rows import BadRow, source_name
+from reroll.config.data import NamedColumns, RowSource
+from reroll.data.rows import BadRow
 from reroll.data.sources import Columns, check_messages, check_text, convert_rows, keys_of, read_messages, type_of
 from reroll.errors import DataError
 from reroll.types import Message
@@ -27,7 +27,7 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
+class JudgedAnswer:
     """One answer to a prompt, and whether it is a good one."""
 
     prompt: tuple[Message, ...]
@@ -54,12 +54,12 @@ def load_pairs(config: RowSource, *, with_margin: bool = False) -> list[Pair]:
     return convert_rows(config, to_pair)
 
 
-def load_judged(config: RowSource) -> list[Judged]:
+def load_judged(config: RowSource) -> list[JudgedAnswer]:
     """The judged answers of one source, in file order. Errors are those of `load_pairs`."""
     table = _table(config, columns="answers and labels")
 
-    def to_judged(_: int, row: Mapping[str, Any]) -> Judged:
-        return Judged(
+    def to_judged(_: int, row: Mapping[str, Any]) -> JudgedAnswer:
+        return JudgedAnswer(
             prompt=_read_prompt(row, table),
             answer=_read_answer(row, table.answer_key, setting="answer_key"),
             is_good=_read_label(row, table.label_key),
@@ -68,13 +68,13 @@ def load_judged(config: RowSource) -> list[Judged]:
     return convert_rows(config, to_judged)
 
 
-def _table(config: RowSource, *, columns: str) -> Table:
-    if not isinstance(config, Table):
-        raise DataError(f"{source_name(config)}: has no {columns} (use a jsonl, parquet or datasets source)")
+def _table(config: RowSource, *, columns: str) -> NamedColumns:
+    if not isinstance(config, NamedColumns):
+        raise DataError(f"{config.title}: has no {columns} (use a jsonl, parquet or datasets source)")
     return config
 
 
-def _read_prompt(row: Mapping[str, Any], table: Table) -> tuple[Message, ...]:
+def _read_prompt(row: Mapping[str, Any], table: NamedColumns) -> tuple[Message, ...]:
     columns = Columns(prompt=table.prompt_key, messages=table.messages_key, answer=table.answer_key)
     prompt = read_messages(row, columns, system=table.system)
     if prompt[-1]["role"] == "assistant":

@@ -42,7 +42,7 @@ class PromptSampler:
             by_domain.setdefault(source.domain, {})[name] = source
         levels = [Level(domain=source.domain, number=source.level, prompts=source.prompts) for source in sources]
         self._curriculum = make_curriculum(curriculum, levels)
-        self._domains = {domain: _Domain(found, seed=seed, shuffle=shuffle) for domain, found in by_domain.items()}
+        self._domains = {domain: _DomainPrompts(found, seed=seed, shuffle=shuffle) for domain, found in by_domain.items()}
         weights = [_total_weight(found.values()) for found in by_domain.values()]
         self.shares: Mapping[str, float] = dict(zip(by_domain, map(float, weights), strict=True))
         """The weight of every domain, in the order of the data."""
@@ -67,10 +67,10 @@ class PromptSampler:
         found.open([name for name, source in found.sources.items() if self._curriculum.is_open(domain, source.level)])
         return found.next_walk().next_that(self._curriculum.admits)
 
-    def saw(self, prompt: Prompt, rewards: Sequence[float]) -> None:
+    def record_rewards(self, prompt: Prompt, rewards: Sequence[float]) -> None:
         """What the samples of a group earned that was trained on, or dropped: what a curriculum goes by."""
         if rewards:
-            self._curriculum.saw(prompt, rewards)
+            self._curriculum.record_rewards(prompt, rewards)
 
     def stats(self) -> Stats:
         """How the curriculum stands."""
@@ -94,7 +94,7 @@ class PromptSampler:
         self._curriculum.restore(state["learned"])
 
 
-class _Domain:
+class _DomainPrompts:
     """The sources of one domain, those that are open mixed by weight."""
 
     def __init__(self, sources: Mapping[int, PromptSource], *, seed: int, shuffle: bool) -> None:
@@ -111,7 +111,7 @@ class _Domain:
             self._mix = Mix([self.sources[name].weight for name in names])
 
     def next_walk(self) -> Walk[Prompt]:
-        """Of the source whose turn it is."""
+        """The walk over the source whose turn it is."""
         return self._walks[self._open[self._mix.next()]]
 
     def state(self) -> dict[str, Any]:

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from reroll.config.data import DatasetsSource, JsonlSource, ParquetSource, ReasoningGymSource, RowSource, Table
-from reroll.config.data_code import CodeTasksSource
-from reroll.config.data_instructions import InstructionsSource
-from reroll.data.code_tasks import code_rows
-from reroll.data.instructions import instruction_rows
-from reroll.errors import DataError
-
-INSTALL_FIX = "pip install 'reroll[data]'"
+from reroll.config.data import DatasetsSource, JsonlSource, ParquetSource, RowSource
+from reroll.data.hub import INSTALL_FIX, read_dataset
+from reroll.errors import DataError, RerollError
 
 
 class BadRow(Exception):
@@ -34,24 +28,20 @@ def read_rows(config: RowSource) -> Iterator[tuple[str, Row]]:
         case ParquetSource():
             return _read_parquet(config.path)
         case DatasetsSource():
-            return _read_datasets(config.path, split=config.split)
-        case ReasoningGymSource():
-            return _read_reasoning_gym(config)
-        case CodeTasksSource():
-            return _numbered(code_rows(config))
-        case InstructionsSource():
-            return _numbered(instruction_rows(config))
+            return read_dataset(config)
+        case _:
+            return _read_code(config)
 
 
-def source_name(config: RowSource) -> str:
-    """What to call the source in a message."""
-    if isinstance(config, Table):
-        return str(config.path)
-    return f"reasoning-gym {config.name}" if isinstance(config, ReasoningGymSource) else config.kind
-
-
-def _numbered(rows: Iterator[Mapping[str, Any]]) -> Iterator[tuple[str, Row]]:
-    return ((f"task {number}", row) for number, row in enumerate(rows))
+def _read_code(config: RowSource) -> Iterator[tuple[str, Row]]:
+    """Rows that a kind's own code gives, or a user's. What it raises says what is wrong with the source."""
+    try:
+        for number, row in enumerate(config.make()):
+            yield f"row {number}", row if isinstance(row, Mapping) else BadRow(f"a {type(row).__name__}, not a mapping")
+    except RerollError as error:
+        raise error if isinstance(error, DataError) else DataError(f"{config.title}: {error}") from error
+    except Exception as error:
+        raise DataError(f"{config.title}: gives no rows: {type(error).__name__}: {error}") from error
 
 
 def _read_jsonl(path: Path) -> Iterator[tuple[str, Row]]:
@@ -95,48 +85,6 @@ def _read_parquet(path: Path) -> Iterator[tuple[str, Row]]:
                     number += 1
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{path}: not a readable Parquet file: {error}") from error
-
-
-def _read_datasets(path: Path, *, split: str | None) -> Iterator[tuple[str, Row]]:
-    if not path.is_dir():
-        raise DataError(f"{path}: no such folder, seen from {Path.cwd()} (write it with `Dataset.save_to_disk`)")
-    try:
-        import datasets
-    except ImportError as error:
-        raise DataError(f"{path}: reading a datasets folder needs datasets: {INSTALL_FIX}") from error
-    try:
-        stored = datasets.load_from_disk(str(path))
-    except (OSError, ValueError, KeyError) as error:
-        raise DataError(f"{path}: not a folder that `Dataset.save_to_disk` wrote: {error}") from error
-    if isinstance(stored, datasets.DatasetDict):
-        if split not in stored:
-            problem = "holds several splits" if split is None else f"has no split {split!r}"
-            raise DataError(f"{path}: {problem} (set `split` to one of: {', '.join(stored)})")
-        stored = stored[split]
-    elif split is not None:
-        raise DataError(f"{path}: holds one dataset without splits (remove `split: {split}`)")
-    yield from ((f"row {number}", row) for number, row in enumerate(stored))
-
-
-def _read_reasoning_gym(config: ReasoningGymSource) -> Iterator[tuple[str, Row]]:
-    """Rows of `prompt` and `answer`, with a `reasoning_gym` column that holds what its verifier needs."""
-    try:
-        import reasoning_gym
-        from reasoning_gym.factory import DATASETS
-    except ImportError as error:
-        raise DataError(f"reasoning-gym {config.name}: needs the reasoning-gym package: {INSTALL_FIX}") from error
-    if config.name not in DATASETS:
-        close = difflib.get_close_matches(config.name, DATASETS, n=3, cutoff=0.5)
-        hint = f"did you mean {' or '.join(close)}?" if close else f"there are: {', '.join(sorted(DATASETS))}"
-        raise DataError(f"reasoning-gym has no generator {config.name!r} ({hint})")
-    try:
-        tasks = reasoning_gym.create_dataset(config.name, size=config.size, seed=config.seed, **config.options)
-    except (TypeError, ValueError, AssertionError) as error:  # how its generators refuse their options
-        raise DataError(f"reasoning-gym {config.name}: options {config.options} are refused: {error}") from error
-    for number in range(config.size):
-        entry = tasks[number]
-        task = {"name": config.name, "options": config.options, "entry": entry}
-        yield f"task {number}", {"prompt": entry["question"], "answer": entry["answer"], "reasoning_gym": task}
 
 
 def _require_file(path: Path) -> None:

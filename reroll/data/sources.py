@@ -9,9 +9,9 @@ from decimal import Decimal
 from itertools import islice
 from typing import Any, TypeVar
 
-from reroll.config.data import DataConfig, EnvSource, RowSource, SourceConfig, Table
+from reroll.config.data import DataConfig, EnvSource, NamedColumns, RowSource, SourceConfig
 from reroll.data.prompts import PromptSampler, PromptSource
-from reroll.data.rows import BadRow, read_rows, source_name
+from reroll.data.rows import BadRow, read_rows
 from reroll.errors import DataError
 from reroll.types import Message, Prompt
 
@@ -44,6 +44,8 @@ def load_source(config: SourceConfig, *, id_prefix: str = "", first_index: int =
     """
     if isinstance(config, EnvSource):
         return _instances(config, id_prefix=id_prefix, first_index=first_index)
+    if not isinstance(config, RowSource):
+        raise TypeError(f"{type(config).__name__} gives no rows: derive it from RowSource")
     columns = Columns.of(config)
 
     def to_prompt(index: int, row: Mapping[str, Any]) -> Prompt:
@@ -115,9 +117,9 @@ def convert_rows(config: RowSource, convert: Callable[[int, Mapping[str, Any]], 
                 problems.append(f"  (stopped after {MAX_PROBLEMS} bad rows)")
                 break
     if problems:
-        raise DataError("\n".join([f"{source_name(config)}: bad rows", *problems]))
+        raise DataError("\n".join([f"{config.title}: bad rows", *problems]))
     if not items:
-        raise DataError(f"{source_name(config)}: is empty (it must hold at least one row)")
+        raise DataError(f"{config.title}: is empty (it must hold at least one row)")
     return items
 
 
@@ -129,13 +131,20 @@ class Columns:
     messages: str = "messages"
     answer: str = "answer"
     system: str = "system"
+    answer_after: str | None = None
+    """The answer stands after the last of these marks, if any are set."""
 
     @classmethod
     def of(cls, config: RowSource) -> Columns:
         """The source's own names; generated rows have the default ones."""
-        if not isinstance(config, Table):
+        if not isinstance(config, NamedColumns):
             return cls()
-        return cls(prompt=config.prompt_key, messages=config.messages_key, answer=config.answer_key)
+        return cls(
+            prompt=config.prompt_key,
+            messages=config.messages_key,
+            answer=config.answer_key,
+            answer_after=config.answer_after,
+        )
 
     @property
     def used(self) -> tuple[str, ...]:
@@ -212,7 +221,13 @@ def _read_answer(row: Mapping[str, Any], columns: Columns) -> str | None:
         return str(value)
     if not isinstance(value, str):
         raise BadRow(f"`{columns.answer}` is {type_of(value)}, not a string or a number (a reward can read other columns)")
-    return check_text(value, name=columns.answer, may_be_blank=True)
+    text = check_text(value, name=columns.answer, may_be_blank=True)
+    if columns.answer_after is None:
+        return text
+    _, mark, answer = text.rpartition(columns.answer_after)
+    if not mark:
+        raise BadRow(f"`{columns.answer}` has no {columns.answer_after!r} (change or remove `answer_after`)")
+    return answer.strip()
 
 
 def keys_of(row: Mapping[Any, Any]) -> str:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import re
-from collections import deque
 from dataclasses import replace
 from typing import Any, cast
 
 from reroll.config.env_tools import ActionConfig, LastLineAction, RegexAction, TagAction
-from reroll.envs.base import Env, InvalidAction, Outcome
+from reroll.envs.base import Env, InvalidAction, StepResult
+from reroll.runtime.patterns import last_match
 from reroll.types import Message
 
 
@@ -38,7 +37,7 @@ class Parsed:
     def reset(self, seed: int) -> tuple[Message, ...]:
         return self._begin(self.env.reset(seed))
 
-    def step(self, action: str) -> Outcome:
+    def step(self, action: str) -> StepResult:
         try:
             return self._accept(self.env.step(parse_action(action, self._config)))
         except InvalidAction as error:
@@ -55,13 +54,13 @@ class Parsed:
         first, *others = messages
         return {**first, "content": f"{first['content']} {rule}"}, *others
 
-    def _accept(self, outcome: Outcome) -> Outcome:
+    def _accept(self, outcome: StepResult) -> StepResult:
         self._state = outcome.state
         return replace(outcome, info={**outcome.info, "valid": 1.0})
 
-    def _refuse(self, error: InvalidAction) -> Outcome:
+    def _refuse(self, error: InvalidAction) -> StepResult:
         told = f"{str(error) or 'That is no action here.'} {action_rule(self._config)}".rstrip()
-        return Outcome(
+        return StepResult(
             messages=({"role": "user", "content": told},),
             reward=-self._format_penalty,
             info={"effective": 0.0, "valid": 0.0},
@@ -75,7 +74,7 @@ class AsyncParsed(Parsed):
     async def reset(self, seed: int) -> tuple[Message, ...]:  # type: ignore[override]
         return self._begin(await self.env.reset(seed))
 
-    async def step(self, action: str) -> Outcome:  # type: ignore[override]
+    async def step(self, action: str) -> StepResult:  # type: ignore[override]
         try:
             return self._accept(await self.env.step(parse_action(action, self._config)))
         except InvalidAction as error:
@@ -94,7 +93,7 @@ def parse_action(text: str, config: ActionConfig) -> str:
         case TagAction():
             action = last_tagged(text, config.tag)
         case RegexAction():
-            action = _last_match(config.pattern, text)
+            action = (last_match(config.pattern, text) or "").strip()
         case LastLineAction():
             action = last_line(text)
         case _:
@@ -134,11 +133,3 @@ def _after_thinking(text: str) -> str:
     if "<think>" in rest:
         raise InvalidAction("Your thinking did not end: close it with </think>, then act.")
     return rest
-
-
-def _last_match(pattern: str, text: str) -> str | None:
-    kept = deque(re.finditer(pattern, text), maxlen=1)
-    if not kept:
-        return None
-    found = kept[0][1] if kept[0].re.groups else kept[0][0]
-    return None if found is None else found.strip()

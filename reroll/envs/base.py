@@ -14,7 +14,7 @@ class InvalidAction(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class StepResult:
     """What an environment answers to an action."""
 
     messages: tuple[Message, ...] = ()
@@ -40,7 +40,7 @@ class Env(Protocol):
     def reset(self, seed: int) -> tuple[Message, ...]:
         """The instance of this seed: its rules and first observation as chat messages."""
 
-    def step(self, action: str) -> Outcome: ...
+    def step(self, action: str) -> StepResult: ...
 
     def close(self) -> None: ...
 
@@ -50,7 +50,7 @@ class LiveEnv(Protocol):
 
     async def reset(self) -> tuple[Message, ...]: ...
 
-    async def step(self, action: str) -> Outcome: ...
+    async def step(self, action: str) -> StepResult: ...
 
     async def close(self) -> None: ...
 
@@ -64,8 +64,8 @@ class SingleTurn:
     async def reset(self) -> tuple[Message, ...]:
         return self.prompt.messages
 
-    async def step(self, action: str) -> Outcome:
-        return Outcome(terminated=True)
+    async def step(self, action: str) -> StepResult:
+        return StepResult(terminated=True)
 
     async def close(self) -> None:
         return None

@@ -11,14 +11,13 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, cast
 
 from reroll.config.envs import EnvConfig, EnvWorkersConfig, ImportEnv, InlineEnvs, ProcessEnvs, RayEnvs, ThreadEnvs, TimedEnvs
-from reroll.envs.adapters import ADAPTERS
-from reroll.envs.base import Env, LiveEnv, Outcome
+from reroll.envs.base import Env, LiveEnv, StepResult
 from reroll.envs.crew import Close, Command, Open, Step
 from reroll.envs.host import NOT_OPEN, as_messages, as_outcome, blaming
 from reroll.envs.lanes import Lane, ProcessLane, RayLane, ThreadLane
 from reroll.envs.make import env_name, import_problems, make_env
 from reroll.envs.meter import EnvMeter
-from reroll.errors import ConfigError, EnvError, Violation
+from reroll.errors import ConfigError, EnvError, EnvLost, Violation
 from reroll.observe.metrics import Stats
 from reroll.runtime.base import Runtime
 from reroll.runtime.children import last_lines
@@ -34,7 +33,7 @@ class EnvCluster:
     """Every domain's environments. `live` gives one; at most `max_live` exist at once, and others wait in order of asking.
 
     A hung call fails its episode; the place where it ran takes no new environments and is replaced, and a process or
-    actor is killed once no other environment needs it. A place that dies fails the episodes it ran, with the reason.
+    actor is killed once no other environment needs it. A place that dies is replaced; the episodes it ran get EnvLost.
     """
 
     def __init__(
@@ -221,12 +220,12 @@ class _InlineEnv:
                     messages = await messages
                 return as_messages(messages, max_chars=self._max_chars)
 
-    async def step(self, action: str) -> Outcome:
+    async def step(self, action: str) -> StepResult:
         if self._env is None:
             raise EnvError(NOT_OPEN)
         with self._cluster.meter.timing(self._domain, "step"), blaming(self._name, "step", max_chars=self._max_chars):
             outcome: Any = self._env.step(action)
-            if not isinstance(outcome, Outcome) and inspect.isawaitable(outcome):
+            if not isinstance(outcome, StepResult) and inspect.isawaitable(outcome):
                 outcome = await outcome
             return as_outcome(outcome, max_chars=self._max_chars)
 
@@ -263,11 +262,11 @@ class _RemoteEnv:
             opening = Open(self._cluster.next_id(), self._id, self._domain, self._seed)
             return cast(tuple[Message, ...], await self._call(opening))
 
-    async def step(self, action: str) -> Outcome:
+    async def step(self, action: str) -> StepResult:
         with self._cluster.meter.timing(self._domain, "step"):
             if self._id is None:
                 raise EnvError(NOT_OPEN)
-            return cast(Outcome, await self._call(Step(self._cluster.next_id(), self._id, action)))
+            return cast(StepResult, await self._call(Step(self._cluster.next_id(), self._id, action)))
 
     async def close(self) -> None:
         """Wait until it is closed; but do not wait for a call that nobody awaits any more: it is closed after that."""
@@ -285,7 +284,9 @@ class _RemoteEnv:
         if self._lane is None:
             raise EnvError(NOT_OPEN)
         if not self._cluster.is_live(command.env_id):
-            raise EnvError(self._lane.epitaph or "the environment was given up after a call that hung")
+            if self._lane.epitaph is not None:
+                raise EnvLost(self._lane.epitaph)
+            raise EnvError("the environment was given up after a call that hung")
         self._last = self._cluster.call(self._lane, command, domain=self._domain)
         # What is under way goes on when the episode is cancelled, so that a hang is still noticed.
         return await asyncio.shield(self._last)
@@ -321,6 +322,5 @@ def _violation(domain: str, node: EnvConfig, why: str) -> Violation:
     if isinstance(node, ImportEnv):
         fix = "the folder of the YAML and the working directory are searched: correct the path, the options or the module"
         return Violation(f"envs.{domain}.env.path", f"{node.path} cannot be used: {why}", fix)
-    extra = ADAPTERS[node.kind][2] if node.kind in ADAPTERS else None
-    fix = f"pip install 'reroll[{extra}]'" if extra else "reinstall reroll"
+    fix = node.pip_line if node.packages else "mend or reinstall the package that it comes from"
     return Violation(f"envs.{domain}.env.kind", f"{node.kind} cannot be imported: {why}", fix)

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from reroll.config.envs import EnvConfig
-from reroll.envs.base import InvalidAction, Outcome
+from reroll.envs.base import InvalidAction, StepResult
 from reroll.envs.host import NOT_OPEN, EnvHost
 from reroll.envs.make import import_problems
 from reroll.errors import EnvError
@@ -35,7 +35,7 @@ class Open(NamedTuple):
 
 
 class Step(NamedTuple):
-    """Act. Answered with an Outcome."""
+    """Act. Answered with an StepResult."""
 
     call_id: int
     env_id: int
@@ -56,7 +56,7 @@ class Answer(NamedTuple):
     """What came of one command."""
 
     call_id: int
-    value: tuple[Message, ...] | Outcome | None = None
+    value: tuple[Message, ...] | StepResult | None = None
     invalid: str | None = None
     """The message of an InvalidAction."""
     failure: str | None = None
@@ -142,7 +142,7 @@ class EnvCrew:
             self._free(seat, command.env_id)
         self._report(answer)
 
-    def _call(self, command: Command) -> tuple[Message, ...] | Outcome | None:
+    def _call(self, command: Command) -> tuple[Message, ...] | StepResult | None:
         match command:
             case Open(_, env_id, domain, seed):
                 return self._host.open(env_id, self._nodes[domain], seed)

@@ -17,7 +17,7 @@ from typing import Any, cast
 import numpy as np
 
 from reroll.config.envs import EnvConfig
-from reroll.envs.base import Env, InvalidAction, Outcome
+from reroll.envs.base import Env, InvalidAction, StepResult
 from reroll.envs.make import env_name, make_env
 from reroll.errors import EnvError, RerollError
 from reroll.runtime.children import last_lines
@@ -65,7 +65,7 @@ class EnvHost:
                 _log.warning("an environment that failed to open failed to close too: %s", error)
             raise
 
-    def step(self, env_id: int, action: str) -> Outcome:
+    def step(self, env_id: int, action: str) -> StepResult:
         """What the environment answers."""
         hosted = self._hosted.get(env_id)
         if hosted is None or hosted.env is None:
@@ -178,10 +178,10 @@ def as_messages(value: object, *, max_chars: int, may_be_none: bool = False) -> 
     return tuple(_plain(message, max_chars) for message in value)
 
 
-def as_outcome(value: object, *, max_chars: int) -> Outcome:
-    """What a step returned, as a well-formed Outcome. Raises EnvError for anything else."""
-    if not isinstance(value, Outcome):
-        raise EnvError(f"returned a {type(value).__name__}: return an Outcome")
+def as_outcome(value: object, *, max_chars: int) -> StepResult:
+    """What a step returned, as a well-formed StepResult. Raises EnvError for anything else."""
+    if not isinstance(value, StepResult):
+        raise EnvError(f"returned a {type(value).__name__}: return an StepResult")
     messages = as_messages(value.messages, max_chars=max_chars, may_be_none=True)
     flags: tuple[object, object] = value.terminated, value.truncated
     if not all(isinstance(flag, bool | np.bool_) for flag in flags):
@@ -196,7 +196,7 @@ def as_outcome(value: object, *, max_chars: int) -> Outcome:
     info: object = value.info
     if not isinstance(info, Mapping):
         raise EnvError(f"gave an info that is a {type(info).__name__}: give a dict of numbers")
-    return Outcome(
+    return StepResult(
         messages=messages,
         reward=_finite(value.reward, "reward"),
         terminated=bool(flags[0]),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import socket
 import sys
 from abc import ABC, abstractmethod
@@ -16,9 +15,9 @@ from typing import Any
 from reroll.config.envs import EnvConfig
 from reroll.envs.base import InvalidAction
 from reroll.envs.crew import CLOSE_TIMEOUT_S, Answer, Command, EnvCrew, EnvWorker
-from reroll.errors import EnvError, WorkerDied, WorkerError
+from reroll.errors import EnvError, EnvLost, WorkerDied, WorkerError
 from reroll.runtime.base import Placement, Runtime, Workers
-from reroll.runtime.children import Unframer, epitaph, framed, kill_group
+from reroll.runtime.children import Unframer, epitaph, framed, kill_group, search_path, with_one_thread
 
 IMPORT_TIMEOUT_S = 120.0
 """How long a place may take to import the environments; user modules may import heavy libraries."""
@@ -36,7 +35,7 @@ class Lane(ABC):
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[dict[str, str]] = self._loop.create_future()
-        """Resolves when all is imported, to the domains that cannot be and why; raises EnvError if the place is lost first."""
+        """Resolves when all is imported, to the domains that cannot be and why; raises EnvLost if the place is lost first."""
         self.ready.add_done_callback(_mark_as_seen)
         self.on_lost: Callable[[Lane], None] = lambda lane: None
         """Called once, when the place is gone without having been stopped."""
@@ -59,11 +58,11 @@ class Lane(ABC):
     def _send(self, command: Command) -> None: ...
 
     def call(self, command: Command) -> asyncio.Future[Any]:
-        """Send a command. The answer is messages, an Outcome or nothing; or raises InvalidAction or EnvError."""
+        """Send a command. The answer is messages, an StepResult or nothing; or raises InvalidAction, EnvError or EnvLost."""
         future: asyncio.Future[Any] = self._loop.create_future()
         future.add_done_callback(_mark_as_seen)
         if self.epitaph is not None:
-            future.set_exception(EnvError(self.epitaph))
+            future.set_exception(EnvLost(self.epitaph))
         else:
             self._calls[command.call_id] = (command.env_id, future)
             self._send(command)
@@ -72,7 +71,7 @@ class Lane(ABC):
     def abandon(self, env_id: int, reason: str) -> None:
         """Give up on an environment that hangs: its calls fail, and the place takes no new ones."""
         self.is_retired = True
-        self._fail(reason, env_id)
+        self._fail(reason, EnvError, env_id)
 
     @property
     def num_stuck(self) -> int:
@@ -80,14 +79,14 @@ class Lane(ABC):
         return 0
 
     def lose(self, reason: str) -> None:
-        """Whoever waits for this place gets EnvError with the reason; so do later calls."""
+        """Whoever waits for this place gets EnvLost with the reason; so do later calls."""
         if self.epitaph is not None:
             return
         self.epitaph = reason
         self.is_retired = True
         if not self.ready.done():
-            self.ready.set_exception(EnvError(reason))
-        self._fail(reason)
+            self.ready.set_exception(EnvLost(reason))
+        self._fail(reason, EnvLost)
         self.on_lost(self)
 
     def _deliver(self, answers: list[Answer]) -> None:
@@ -102,13 +101,13 @@ class Lane(ABC):
             else:
                 future.set_result(answer.value)
 
-    def _fail(self, reason: str, env_id: int | None = None) -> None:
+    def _fail(self, reason: str, kind: type[EnvError], env_id: int | None = None) -> None:
         """Fail the calls of one environment, or all."""
         for call_id, (caller, future) in list(self._calls.items()):
             if env_id in (None, caller):
                 del self._calls[call_id]
                 if not future.done():
-                    future.set_exception(EnvError(reason))
+                    future.set_exception(kind(reason))
 
 
 class ThreadLane(Lane):
@@ -127,7 +126,7 @@ class ThreadLane(Lane):
         await asyncio.to_thread(self._crew.close)
 
     def abandon(self, env_id: int, reason: str) -> None:
-        self._fail(reason, env_id)
+        self._fail(reason, EnvError, env_id)
         self._crew.abandon(env_id)
         _log.warning("%s: its thread cannot be ended and is left to itself (%d so far)", reason, self.num_stuck)
 
@@ -157,7 +156,7 @@ class ProcessLane(Lane, asyncio.Protocol):
 
     def __init__(self, nodes: Mapping[str, EnvConfig], *, max_message_chars: int) -> None:
         super().__init__()
-        self._setup = (_search_path(), dict(nodes), max_message_chars)
+        self._setup = (search_path(), dict(nodes), max_message_chars)
         self._outbox: list[Command] = []
         self._unframer = Unframer()
         self._transport: asyncio.WriteTransport | None = None
@@ -179,6 +178,7 @@ class ProcessLane(Lane, asyncio.Protocol):
                     stdout=asyncio.subprocess.DEVNULL,
                     stderr=asyncio.subprocess.DEVNULL,
                     start_new_session=True,
+                    env=with_one_thread(),
                 )
             self._end = asyncio.create_task(self._watch(self._process))
             await self._loop.create_unix_connection(lambda: self, sock=ours)
@@ -315,8 +315,3 @@ def _mark_as_seen(future: asyncio.Future[Any]) -> None:
     """Whoever waited may be gone: an error nobody reads is no bug."""
     if not future.cancelled():
         future.exception()
-
-
-def _search_path() -> list[str]:
-    """Where this process finds modules, for a child to find them too."""
-    return [os.path.abspath(path) for path in sys.path]

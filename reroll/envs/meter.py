@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from types import TracebackType
 
 from reroll.envs.base import InvalidAction
-from reroll.errors import EnvError
+from reroll.errors import EnvError, EnvLost
 from reroll.observe.metrics import Last, Max, Mean, Metric, Stats, Sum
 
 
@@ -28,8 +28,8 @@ class EnvMeter:
         """Counts what runs inside if it fails."""
         try:
             yield
-        except EnvError:
-            self._domains[domain].num_failures += 1
+        except EnvError as error:
+            self._domains[domain].failed(error)
             raise
 
     def waited(self, seconds: float) -> None:
@@ -53,14 +53,21 @@ class EnvMeter:
 class _Domain:
     """The sums of one domain."""
 
-    __slots__ = ("num_failures", "num_resets", "num_steps", "reset_s", "step_max_s", "step_s")
+    __slots__ = ("num_failures", "num_lost", "num_resets", "num_steps", "reset_s", "step_max_s", "step_s")
 
     def __init__(self) -> None:
         self.clear()
 
     def clear(self) -> None:
-        self.num_resets = self.num_steps = self.num_failures = 0
+        self.num_resets = self.num_steps = self.num_failures = self.num_lost = 0
         self.reset_s = self.step_s = self.step_max_s = 0.0
+
+    def failed(self, error: EnvError) -> None:
+        """An episode failed; or its place was lost, which is counted apart."""
+        if isinstance(error, EnvLost):
+            self.num_lost += 1
+        else:
+            self.num_failures += 1
 
     def metrics(self) -> dict[str, Metric]:
         metrics: dict[str, Metric] = {}
@@ -70,6 +77,8 @@ class _Domain:
             metrics |= {"step_s": Mean(self.step_s, self.num_steps), "step_max_s": Max(self.step_max_s)}
         if self.num_resets or self.num_steps or self.num_failures:
             metrics["failures"] = Sum(self.num_failures)
+        if self.num_lost:
+            metrics["lost"] = Sum(self.num_lost)
         return metrics
 
 
@@ -90,7 +99,7 @@ class _Timing:
         elapsed_s = time.perf_counter() - self._start_s
         domain = self._domain
         if isinstance(error, EnvError):
-            domain.num_failures += 1
+            domain.failed(error)
         if self._is_step:
             domain.num_steps += 1
             domain.step_s += elapsed_s

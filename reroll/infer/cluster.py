@@ -12,13 +12,13 @@ from torch import Tensor
 
 from reroll.errors import RerollError, WorkerDied, WorkerError
 from reroll.infer.base import Finished
-from reroll.infer.lane import Home, Lane, Ticket, work_between
 from reroll.infer.prefixes import PrefixIndex
-from reroll.infer.worker import Abort, Command, EngineStatus, InferWorker, Report, Submit
+from reroll.infer.worker import Abort, Command, EngineReport, EngineStatus, InferWorker, Submit
+from reroll.infer.worker_state import Affinity, PendingRequest, WorkerState, work_between
 from reroll.observe.metrics import Last, Stats
 from reroll.runtime.base import Workers
 from reroll.types import Completion, Request
-from reroll.weights.parcel import Channel, Parcel, Place, Seat
+from reroll.weights.bucket import Bucket, Channel, GroupRank, ProcessLocation
 
 T = TypeVar("T")
 A = TypeVar("A")
@@ -26,21 +26,21 @@ A = TypeVar("A")
 CONCURRENCY = 4
 """Calls an InferWorker must serve at once: one waits for events, one sends, and control calls run beside them."""
 
-MAX_REVIVALS = 5
+MAX_RESTARTS = 5
 """How often one worker is started anew in a run, in vain or not, before it is left out for good."""
 
-REVIVAL_PAUSE_S = 5.0
+RESTART_PAUSE_S = 5.0
 """Before each try: the cluster needs a moment to know that a node is lost, or to get another."""
 
 _POLL_S = 1.0
 """How long a worker holds an exchange that has nothing to report."""
 
 _MAX_IMBALANCE = 64
-"""Siblings and turns stay on one worker, which has read them, until it has this many requests more than the least loaded."""
+"""Siblings and turns stay on the worker that has cached their prefix, unless it has so many requests more than the idlest."""
 
 _MAX_REMEMBERED = 8192
 _MAX_REMEMBERED_TOKENS = 1 << 23
-"""Bounds on what the router knows of past requests."""
+"""Bounds on the prefixes of past requests that the router remembers."""
 
 log = logging.getLogger(__name__)
 
@@ -59,13 +59,13 @@ class InferCluster:
 
     def __init__(self, workers: Workers[InferWorker]) -> None:
         self._workers = workers
-        self._lanes = [Lane(rank) for rank in range(workers.size)]
-        self._tickets: dict[str, Ticket] = {}
-        self._homes: PrefixIndex[Home] = PrefixIndex(max_entries=_MAX_REMEMBERED, max_tokens=_MAX_REMEMBERED_TOKENS)
-        self._revivals: set[asyncio.Task[None]] = set()
+        self._states = [WorkerState(rank) for rank in range(workers.size)]
+        self._pending: dict[str, PendingRequest] = {}
+        self._affinities: PrefixIndex[Affinity] = PrefixIndex(max_entries=_MAX_REMEMBERED, max_tokens=_MAX_REMEMBERED_TOKENS)
+        self._restarts: set[asyncio.Task[None]] = set()
         self._num_tries = [0] * workers.size
         self._has_pushed_weights = False
-        self._all_receivers: list[Lane] = []
+        self._all_receivers: list[WorkerState] = []
         self._has_group = False
         self._failure: RerollError | None = None
         self._reported: dict[int, EngineStatus] = {}
@@ -77,62 +77,62 @@ class InferCluster:
         """
         if self._failure is not None:
             raise self._failure
-        if request.id in self._tickets:
+        if request.id in self._pending:
             raise ValueError(f"request {request.id} is already in flight: ids must be unique")
         self._start_tasks()
-        ticket = Ticket(request, asyncio.get_running_loop().create_future(), self._settle(request.prompt_ids))
-        self._tickets[request.id] = ticket
-        self._send_off(ticket)
+        pending = PendingRequest(request, asyncio.get_running_loop().create_future(), self._route(request.prompt_ids))
+        self._pending[request.id] = pending
+        self._dispatch(pending)
         try:
-            return await ticket.answer
+            return await pending.answer
         except asyncio.CancelledError:
-            ticket.lane.post(Abort(request.id))
+            pending.worker.post(Abort(request.id))
             raise
         finally:
-            del self._tickets[request.id]
-            ticket.lane.load -= 1
+            del self._pending[request.id]
+            pending.worker.load -= 1
 
     async def load_weights(self, weights: Mapping[str, Tensor], *, version: int, adopt: bool = True) -> None:
         """On return, every token is written under these weights and tagged with `version`. Requests in flight go on.
 
         `adopt`: engines of this process may keep the tensors themselves, because nobody writes to them while they step.
         """
-        self._homes.clear()  # What the old weights read is of no use to the new.
-        lanes = list(self._lanes)
-        await self._outcomes(lanes, self._workers.each(InferWorker.load_weights, weights, version=version, adopt=adopt))
-        self._welcome(lanes)
+        self._affinities.clear()  # What is cached under the old weights is of no use to the new.
+        workers = list(self._states)
+        await self._outcomes(workers, self._workers.broadcast(InferWorker.load_weights, weights, version=version, adopt=adopt))
+        self._mark_fresh(workers)
 
-    async def places(self) -> dict[int, Place]:
-        """Where each living worker is, by rank. Those who tell are the receivers of the weights that come next."""
-        lanes = [lane for lane in self._lanes if not lane.is_dead]
-        told = await self._outcomes(lanes, [self._workers.one(lane.rank, InferWorker.place) for lane in lanes])
-        self._all_receivers = [lane for lane in lanes if lane.rank in told]
-        return told
+    async def locations(self) -> dict[int, ProcessLocation]:
+        """The location of each living worker, by rank. Those that answer take part in the pushes that follow."""
+        workers = [worker for worker in self._states if not worker.is_dead]
+        located = await self._outcomes(workers, [self._workers.one(worker.rank, InferWorker.location) for worker in workers])
+        self._all_receivers = [worker for worker in workers if worker.rank in located]
+        return located
 
-    async def open_inbox(self, channel: Channel, *, seats: Mapping[int, Seat]) -> None:
-        """Receive weights through this channel from now on; `seats` are the workers' in its group, if it has one."""
-        lanes = self._receivers
-        channels = [replace(channel, seat=seats.get(lane.rank)) for lane in lanes]
-        self._has_group = bool(seats)
-        await self._outcomes(lanes, self._dealt(lanes, InferWorker.open_inbox, channels))
+    async def open_receiver(self, channel: Channel, *, group_ranks: Mapping[int, GroupRank]) -> None:
+        """Receive weights through this channel from now on. `group_ranks`: the workers' ranks in its process group, if any."""
+        workers = self._receivers
+        channels = [replace(channel, group_rank=group_ranks.get(worker.rank)) for worker in workers]
+        self._has_group = bool(group_ranks)
+        await self._outcomes(workers, self._scatter(workers, InferWorker.open_receiver, channels))
 
-    async def take_weights(self, parcels: Mapping[int, Parcel]) -> None:
-        """Give each receiver that lives its parcel, by rank. It writes nothing from the first parcel of a version to the last.
+    async def take_weights(self, buckets: Mapping[int, Bucket]) -> None:
+        """Give each living receiver its bucket, by rank. It generates nothing from the first bucket of a version to the last.
 
         After that, every token is written under these weights and tagged with their version. Requests in flight go on.
         """
-        if all(parcel.index == 0 for parcel in parcels.values()):
-            self._homes.clear()  # What the old weights read is of no use to the new.
-        lanes = self._receivers
-        calls = self._dealt(lanes, InferWorker.take_weights, [parcels[lane.rank] for lane in lanes])
+        if all(bucket.index == 0 for bucket in buckets.values()):
+            self._affinities.clear()  # What is cached under the old weights is of no use to the new.
+        workers = self._receivers
+        calls = self._scatter(workers, InferWorker.take_weights, [buckets[worker.rank] for worker in workers])
         tasks = [asyncio.ensure_future(call) for call in calls]
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         if self._has_group and any(task.exception() for task in done):
             # The other members, and the sender, wait for the one that failed: they are freed.
-            await self._outcomes(lanes, [self._workers.one(lane.rank, InferWorker.close_inbox) for lane in lanes])
-        await self._outcomes(lanes, tasks)
-        if all(parcel.is_last for parcel in parcels.values()):
-            self._welcome(lanes)
+            await self._outcomes(workers, [self._workers.one(worker.rank, InferWorker.close_receiver) for worker in workers])
+        await self._outcomes(workers, tasks)
+        if all(bucket.is_last for bucket in buckets.values()):
+            self._mark_fresh(workers)
 
     async def pause(self, ranks: Sequence[int] | None = None) -> None:
         """On return, no engine (of these ranks) touches its device. Its requests wait; new ones go to the others."""
@@ -143,7 +143,7 @@ class InferCluster:
 
     async def sleep(self, ranks: Sequence[int] | None = None) -> None:
         """Pause, and free the caches."""
-        self._homes.clear()
+        self._affinities.clear()
         await self._move(ranks, InferWorker.sleep, is_away=True)
 
     async def wake(self, ranks: Sequence[int] | None = None) -> None:
@@ -151,182 +151,184 @@ class InferCluster:
 
     def stats(self) -> Stats:
         """What the engines did since the last call, as of their last reports."""
-        num_alive = sum(lane.is_serving for lane in self._lanes)
-        stats = Stats({"engine/in_flight": Last(len(self._tickets)), "engine/alive": Last(num_alive)})
-        for lane in self._lanes:
-            if lane.status is not None:
-                stats += work_between(self._reported.get(lane.rank), lane.status)
-                self._reported[lane.rank] = lane.status
+        num_alive = sum(worker.is_serving for worker in self._states)
+        stats = Stats({"engine/in_flight": Last(len(self._pending)), "engine/alive": Last(num_alive)})
+        for worker in self._states:
+            if worker.status is not None:
+                stats += work_between(self._reported.get(worker.rank), worker.status)
+                self._reported[worker.rank] = worker.status
         return stats
 
     async def close(self) -> None:
         """Stop the workers; whoever still waits for a completion gets WorkerError. Safe to call twice."""
         self._fail(WorkerError("the engine was closed"))
-        tasks = [*self._revivals, *(task for lane in self._lanes for task in lane.tasks)]
+        tasks = [*self._restarts, *(task for worker in self._states for task in worker.tasks)]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._workers.stop()
 
     async def _move(self, ranks: Sequence[int] | None, method: Callable[[InferWorker], None], *, is_away: bool) -> None:
-        ranks = range(len(self._lanes)) if ranks is None else ranks
+        ranks = range(len(self._states)) if ranks is None else ranks
         for rank in ranks:
-            self._lanes[rank].is_away = is_away or self._lanes[rank].is_away
+            self._states[rank].is_away = is_away or self._states[rank].is_away
         for rank in ranks:
-            async with self._lanes[rank].is_starting:  # What starts on a device cannot be sent away from it before it has.
+            async with self._states[rank].is_starting:  # What starts on a device cannot be sent away from it before it has.
                 pass
-        lanes = [self._lanes[rank] for rank in ranks]
-        await self._outcomes(lanes, [self._workers.one(lane.rank, method) for lane in lanes])
-        for lane in lanes:
-            lane.is_away = is_away
+        workers = [self._states[rank] for rank in ranks]
+        await self._outcomes(workers, [self._workers.one(worker.rank, method) for worker in workers])
+        for worker in workers:
+            worker.is_away = is_away
 
-    def _welcome(self, lanes: Sequence[Lane]) -> None:
-        """These lanes were part of a whole push: whoever lives has the policy's weights."""
+    def _mark_fresh(self, workers: Sequence[WorkerState]) -> None:
+        """These workers have taken part in a complete push: those alive hold the policy's weights."""
         self._has_pushed_weights = True
-        for lane in lanes:
-            lane.needs_weights = False
+        for worker in workers:
+            worker.needs_weights = False
 
     @property
-    def _receivers(self) -> list[Lane]:
-        """Who gets weights now. One that starts anew in the middle of a push waits for the next."""
-        return [lane for lane in self._all_receivers if not lane.is_dead]
+    def _receivers(self) -> list[WorkerState]:
+        """The living workers that take part in this push. One that restarts in the middle of a push waits for the next."""
+        return [worker for worker in self._all_receivers if not worker.is_dead]
 
-    def _dealt(self, lanes: Sequence[Lane], method: Callable[[InferWorker, A], T], shards: Sequence[A]) -> list[Awaitable[T]]:
-        """A shard to each of these workers. To all of them it is dealt: then what they share is sent once."""
-        if len(lanes) == self._workers.size:
-            return self._workers.deal(method, shards)
-        return [self._workers.one(lane.rank, method, shard) for lane, shard in zip(lanes, shards, strict=True)]
+    def _scatter(
+        self, workers: Sequence[WorkerState], method: Callable[[InferWorker, A], T], shards: Sequence[A]
+    ) -> Sequence[Awaitable[T]]:
+        """Send each of these workers its shard. When they are all the workers, what the shards share is sent once."""
+        if len(workers) == self._workers.size:
+            return self._workers.scatter(method, shards)
+        return [self._workers.one(worker.rank, method, shard) for worker, shard in zip(workers, shards, strict=True)]
 
-    async def _outcomes(self, lanes: Sequence[Lane], calls: Sequence[Awaitable[T]]) -> dict[int, T]:
+    async def _outcomes(self, workers: Sequence[WorkerState], calls: Sequence[Awaitable[T]]) -> dict[int, T]:
         """Wait for a call on each of these workers; the answers by rank. The dead are no error while one lives."""
         answers: dict[int, T] = {}
         outcomes = await asyncio.gather(*calls, return_exceptions=True)
-        for lane, outcome in zip(lanes, outcomes, strict=True):
+        for worker, outcome in zip(workers, outcomes, strict=True):
             if isinstance(outcome, WorkerDied):
-                self._lose(lane, outcome)
+                self._on_death(worker, outcome)
             elif isinstance(outcome, BaseException):
                 raise outcome
             else:
-                answers[lane.rank] = outcome
+                answers[worker.rank] = outcome
         if self._failure is not None:
             raise self._failure
         return answers
 
-    def _send_off(self, ticket: Ticket) -> None:
-        ticket.lane.load += 1
-        ticket.lane.has_load.set()
-        ticket.lane.post(Submit(ticket.request))
+    def _dispatch(self, pending: PendingRequest) -> None:
+        pending.worker.load += 1
+        pending.worker.has_load.set()
+        pending.worker.post(Submit(pending.request))
 
-    def _settle(self, prompt_ids: tuple[int, ...]) -> Lane:
+    def _route(self, prompt_ids: tuple[int, ...]) -> WorkerState:
         """The worker for a request: its siblings' or its last turn's if that is not overloaded, else the least loaded.
 
-        A beginning shared with others, such as a system prompt, binds nobody: it would draw all to one worker.
+        A prefix that many share, such as a system prompt, decides nothing: it would draw every request to one worker.
         """
-        idlest = min(self._lanes, key=lambda lane: (not lane.is_serving, lane.is_away, lane.load))
-        num_common, home = self._homes.find(prompt_ids) or (0, None)
-        if home is None or num_common < home.num_opening:
-            home = Home(idlest, len(prompt_ids))
-        is_gone = home.lane.is_dead or (home.lane.is_away and not idlest.is_away)
-        if is_gone or home.lane.load - idlest.load > _MAX_IMBALANCE:
-            home = replace(home, lane=idlest)
-        self._homes.keep(prompt_ids, home)
-        return home.lane
+        least_loaded = min(self._states, key=lambda worker: (not worker.is_serving, worker.is_away, worker.load))
+        num_common, affinity = self._affinities.find(prompt_ids) or (0, None)
+        if affinity is None or num_common < affinity.num_opening:
+            affinity = Affinity(least_loaded, len(prompt_ids))
+        is_gone = affinity.worker.is_dead or (affinity.worker.is_away and not least_loaded.is_away)
+        if is_gone or affinity.worker.load - least_loaded.load > _MAX_IMBALANCE:
+            affinity = replace(affinity, worker=least_loaded)
+        self._affinities.keep(prompt_ids, affinity)
+        return affinity.worker
 
     def _start_tasks(self) -> None:
-        for lane in self._lanes:
-            if not lane.tasks:
-                lane.tasks = [asyncio.create_task(self._send(lane)), asyncio.create_task(self._receive(lane))]
+        for worker in self._states:
+            if not worker.tasks:
+                worker.tasks = [asyncio.create_task(self._send_loop(worker)), asyncio.create_task(self._receive_loop(worker))]
 
-    async def _send(self, lane: Lane) -> None:
+    async def _send_loop(self, worker: WorkerState) -> None:
         while True:
-            await lane.has_mail.wait()
-            lane.has_mail.clear()
-            commands, lane.outbox = lane.outbox, []
-            if not await self._exchange(lane, commands, wait_s=0.0):
+            await worker.has_queued.wait()
+            worker.has_queued.clear()
+            commands, worker.queued = worker.queued, []
+            if not await self._exchange(worker, commands, wait_s=0.0):
                 return
 
-    async def _receive(self, lane: Lane) -> None:
+    async def _receive_loop(self, worker: WorkerState) -> None:
         while True:
-            if not lane.load:
-                lane.has_load.clear()
-                await lane.has_load.wait()
-            if not await self._exchange(lane, [], wait_s=_POLL_S):
+            if not worker.load:
+                worker.has_load.clear()
+                await worker.has_load.wait()
+            if not await self._exchange(worker, [], wait_s=_POLL_S):
                 return
 
-    async def _exchange(self, lane: Lane, commands: list[Command], *, wait_s: float) -> bool:
-        """One call to a worker; False if that was the last. An error fails everyone who waits, a death no one."""
+    async def _exchange(self, worker: WorkerState, commands: list[Command], *, wait_s: float) -> bool:
+        """One call to a worker; False if it was the last one. An error fails every pending request; a death fails none."""
         try:
-            report = await self._workers.one(lane.rank, InferWorker.exchange, commands, wait_s=wait_s)
+            report = await self._workers.one(worker.rank, InferWorker.exchange, commands, wait_s=wait_s)
         except WorkerDied as error:
-            self._lose(lane, error)
+            self._on_death(worker, error)
             return False
         except RerollError as error:
             self._fail(error)
             return False
-        self._deliver(lane, report)
+        self._deliver(worker, report)
         return True
 
-    def _deliver(self, lane: Lane, report: Report) -> None:
-        lane.status = report.status
+    def _deliver(self, worker: WorkerState, report: EngineReport) -> None:
+        worker.status = report.status
         for event in report.events:
-            ticket = self._tickets.get(event.request_id)
-            if ticket is None or ticket.answer.done():  # Cancelled in the meantime.
+            pending = self._pending.get(event.request_id)
+            if pending is None or pending.answer.done():  # Cancelled in the meantime.
                 continue
             if isinstance(event, Finished):
-                ticket.answer.set_result(event.completion)
+                pending.answer.set_result(event.completion)
             else:
-                ticket.answer.set_exception(ValueError(event.reason))
+                pending.answer.set_exception(ValueError(event.reason))
 
-    def _lose(self, lane: Lane, error: WorkerDied) -> None:
-        """Leave a dead worker out, and have others do what it was doing."""
-        if lane.is_dead:
+    def _on_death(self, worker: WorkerState, error: WorkerDied) -> None:
+        """Stop routing to a dead worker, send its requests to the others, and have it restarted."""
+        if worker.is_dead:
             return
-        lane.is_dead = True
-        if not any(other.is_serving for other in self._lanes):
+        worker.is_dead = True
+        if not any(other.is_serving for other in self._states):
             self._fail(error)
             return
-        moved = [ticket for ticket in self._tickets.values() if ticket.lane is lane and not ticket.answer.done()]
+        moved = [pending for pending in self._pending.values() if pending.worker is worker and not pending.answer.done()]
         log.warning(
             "engine[%d] is gone (killed, out of memory, or its node lost): the others take over its %d requests",
-            lane.rank,
+            worker.rank,
             len(moved),
         )
-        for ticket in moved:
-            lane.load -= 1
-            ticket.lane = self._settle(ticket.request.prompt_ids)
-            self._send_off(ticket)
-        revival = asyncio.create_task(self._regain(lane))
-        self._revivals.add(revival)
-        revival.add_done_callback(self._revivals.discard)
+        for pending in moved:
+            worker.load -= 1
+            pending.worker = self._route(pending.request.prompt_ids)
+            self._dispatch(pending)
+        restart = asyncio.create_task(self._restart(worker))
+        self._restarts.add(restart)
+        restart.add_done_callback(self._restarts.discard)
 
-    async def _regain(self, lane: Lane) -> None:
-        """Start a dead worker anew, and put a lane to it in the place of the old one."""
-        while self._num_tries[lane.rank] < MAX_REVIVALS:
-            await asyncio.sleep(REVIVAL_PAUSE_S)
-            async with lane.is_starting:
-                if lane.is_away:  # Its device is another role's now.
+    async def _restart(self, worker: WorkerState) -> None:
+        """Restart a dead worker, and replace its state by a fresh one."""
+        while self._num_tries[worker.rank] < MAX_RESTARTS:
+            await asyncio.sleep(RESTART_PAUSE_S)
+            async with worker.is_starting:
+                if worker.is_away:  # Its device is another role's now.
                     continue
-                self._num_tries[lane.rank] += 1
+                self._num_tries[worker.rank] += 1
                 try:
-                    await self._workers.revive(lane.rank)
+                    await self._workers.restart(worker.rank)
                 except RerollError as error:
-                    log.warning("engine[%d] could not be started anew: %s", lane.rank, error)
+                    log.warning("engine[%d] could not be started anew: %s", worker.rank, error)
                     continue
-                self._reopen(lane)
+                self._rejoin(worker)
                 return
-        log.warning("engine[%d] is left out from now on: it was started anew %d times", lane.rank, MAX_REVIVALS)
+        log.warning("engine[%d] is left out from now on: it was started anew %d times", worker.rank, MAX_RESTARTS)
 
-    def _reopen(self, gone: Lane) -> None:
-        fresh = Lane(gone.rank, is_away=gone.is_away, needs_weights=self._has_pushed_weights)
+    def _rejoin(self, gone: WorkerState) -> None:
+        fresh = WorkerState(gone.rank, is_away=gone.is_away, needs_weights=self._has_pushed_weights)
         for task in gone.tasks:
             task.cancel()
-        self._lanes[gone.rank] = fresh
+        self._states[gone.rank] = fresh
         self._reported.pop(gone.rank, None)
         since = "with the next push of weights" if fresh.needs_weights else "at once"
         log.warning("engine[%d] was started anew: it serves again %s", gone.rank, since)
 
     def _fail(self, error: RerollError) -> None:
         self._failure = self._failure or error
-        for ticket in self._tickets.values():
-            if not ticket.answer.done():
-                ticket.answer.set_exception(error)
+        for pending in self._pending.values():
+            if not pending.answer.done():
+                pending.answer.set_exception(error)

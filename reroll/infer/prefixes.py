@@ -1,4 +1,4 @@
-"""Finding, among earlier token sequences, the one that a new sequence begins like."""
+"""An index of token sequences that finds the longest common prefix."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class PrefixIndex(Generic[T]):
         return self._num_bytes // _TOKEN_BYTES
 
     def keep(self, tokens: Sequence[int], value: T) -> None:
-        """Remember `value` under `tokens`, in place of what they extend. Nothing is kept that a kept sequence begins with."""
+        """Remember `value` under `tokens`, in place of an entry that they extend. An entry that extends them stays instead."""
         key = array("i", tokens).tobytes()
         place = bisect_left(self._sorted, key)
         following = self._sorted[place] if place < len(self._sorted) else b""

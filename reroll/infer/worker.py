@@ -1,4 +1,4 @@
-"""The worker that owns an engine: one thread steps it, everyone else leaves letters in a mailbox."""
+"""The worker that owns an engine: one thread steps it, other threads leave commands in a queue that it reads between steps."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from reroll.config.parts import LoraConfig, SglangEngine, VllmEngine
+from reroll.config.parts import ExternalEngineConfig, LoraConfig
 from reroll.errors import WorkerError
 from reroll.infer.base import Engine, Finished
 from reroll.infer.embedded.engine import EmbeddedEngine
-from reroll.infer.sglang.engine import SglangEngine as Sglang
 from reroll.models.load import DTYPES, Precision, load_model, load_tokenizer
 from reroll.runtime.base import WorkerInfo
 from reroll.runtime.cpu import release_helper_threads
 from reroll.types import Request
-from reroll.weights.inbox import Inbox
-from reroll.weights.parcel import Channel, Parcel, Place, place_of
+from reroll.weights.bucket import Bucket, Channel, ProcessLocation, location_of
+from reroll.weights.receiver import WeightReceiver
 
 T = TypeVar("T")
 
@@ -68,7 +67,7 @@ class EngineStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class EngineReport:
     """What happened since the last exchange."""
 
     events: tuple[Finished | Failed, ...]
@@ -86,17 +85,14 @@ class InferWorker:
         precision: Precision,
         max_running: int,
         lora: LoraConfig | None = None,
-        pooled: VllmEngine | SglangEngine | None = None,
+        external: ExternalEngineConfig | None = None,
     ) -> None:
-        """`pooled`: that engine, with these settings; None is the embedded one."""
+        """`external`: that engine, with these settings; None is the embedded one."""
         self._device = torch.device(info.device)
         engine: Engine
-        if isinstance(pooled, VllmEngine):
-            from reroll.infer.vllm.engine import VllmEngine as Vllm  # Only who asks for vLLM needs to have it.
-
-            engine = Vllm.open(model, pooled, precision=precision, device=info.device, lora=lora)
-        elif isinstance(pooled, SglangEngine):
-            engine = Sglang.open(model, pooled, precision=precision, device=info.device, lora=lora)
+        if external is not None:
+            opened: Any = external.implementation()
+            engine = opened.open(model, external, precision=precision, device=info.device, lora=lora)
         else:
             policy = load_model(model, dtype=DTYPES[precision], device=info.device, lora=lora)
             engine = EmbeddedEngine(policy, load_tokenizer(model), max_running=max_running)
@@ -110,8 +106,8 @@ class InferWorker:
         self._calls: list[tuple[Callable[[], Any], Future[Any]]] = []
         self._events: list[Finished | Failed] = []
         self._paused = False
-        self._inbox: Inbox | None = None
-        self._is_torn = False
+        self._receiver: WeightReceiver | None = None
+        self._has_partial_weights = False
         """Weights of two versions are mixed: no step before a whole push."""
         self._waiting_weights: dict[str, Tensor] = {}
         self._closed = False
@@ -120,7 +116,7 @@ class InferWorker:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
-    def exchange(self, commands: Sequence[Command], *, wait_s: float) -> Report:
+    def exchange(self, commands: Sequence[Command], *, wait_s: float) -> EngineReport:
         """Deliver commands, then wait up to `wait_s` for events. Each event is handed out once."""
         with self._changed:
             self._commands.extend(commands)
@@ -128,7 +124,7 @@ class InferWorker:
             self._changed.wait_for(lambda: self._events or self._failure or self._closed, wait_s)
             self._raise_if_down()
             events, self._events = tuple(self._events), []
-            return Report(events, self._status())
+            return EngineReport(events, self._status())
 
     def load_weights(self, weights: Mapping[str, Tensor], *, version: int, adopt: bool = True) -> None:
         """Between two steps, use these weights; requests in flight go on under them.
@@ -137,27 +133,27 @@ class InferWorker:
         """
         self._call(lambda: self._load(weights, version=version, adopt=adopt))
 
-    def place(self) -> Place:
+    def location(self) -> ProcessLocation:
         """Where this process is: whose memory it can see."""
-        return place_of(self._device)
+        return location_of(self._device)
 
-    def open_inbox(self, channel: Channel) -> None:
+    def open_receiver(self, channel: Channel) -> None:
         """From now on weights are received through this channel. What an earlier one left unfinished is void."""
-        self.close_inbox()
-        self._inbox = Inbox(channel, device=self._device)
+        self.close_receiver()
+        self._receiver = WeightReceiver(channel, device=self._device)
 
-    def close_inbox(self) -> None:
+    def close_receiver(self) -> None:
         """Leave the channel, if there is one; who waits in it, in this process or another, fails."""
-        inbox, self._inbox = self._inbox, None
-        if inbox is not None:
-            inbox.close()
+        receiver, self._receiver = self._receiver, None
+        if receiver is not None:
+            receiver.close()
 
-    def take_weights(self, parcel: Parcel) -> None:
-        """Take the next parcel. From the first of a version to the last the engine holds a mix, and does not step.
+    def take_weights(self, bucket: Bucket) -> None:
+        """Take the next bucket. From the first of a version to the last the engine holds a mix, and does not step.
 
         Raises PushBroken, and stays as it is, if it is not the next one.
         """
-        self._call(lambda: self._take(parcel))
+        self._call(lambda: self._take(bucket))
 
     def pause(self) -> None:
         """Stop stepping; returns when the step under way is over. Requests wait."""
@@ -209,25 +205,25 @@ class InferWorker:
         if self._engine.adopts_weights and not adopt:
             weights = self._engine.load_part(weights)
         self._engine.load_weights(weights, version=version)
-        self._is_torn = False
+        self._has_partial_weights = False
 
-    def _take(self, parcel: Parcel) -> None:
-        inbox = self._open_inbox
-        if parcel.index == 0:
-            self._is_torn, self._waiting_weights = True, {}
-        self._waiting_weights |= self._engine.load_part(inbox.open(parcel))
+    def _take(self, bucket: Bucket) -> None:
+        receiver = self._open_receiver
+        if bucket.index == 0:
+            self._has_partial_weights, self._waiting_weights = True, {}
+        self._waiting_weights |= self._engine.load_part(receiver.open(bucket))
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)  # The sender may fill the same memory again.
-        if parcel.is_last:
+        if bucket.is_last:
             weights, self._waiting_weights = self._waiting_weights, {}
-            self._load(weights, version=parcel.version)
-            inbox.confirm()
+            self._load(weights, version=bucket.version)
+            receiver.confirm()
 
     @property
-    def _open_inbox(self) -> Inbox:
-        if self._inbox is None:
-            raise ValueError("there is no channel to receive weights through: call open_inbox first")
-        return self._inbox
+    def _open_receiver(self) -> WeightReceiver:
+        if self._receiver is None:
+            raise ValueError("there is no channel to receive weights through: call open_receiver first")
+        return self._receiver
 
     def _status(self) -> EngineStatus:
         counts = self._engine.counts
@@ -246,7 +242,7 @@ class InferWorker:
         try:
             if self._device.type == "cuda":  # Which is each thread's own, and kernels are launched on it.
                 torch.cuda.set_device(self._device)
-            while self._turn():
+            while self._iterate():
                 pass
         except BaseException:
             with self._changed:
@@ -257,7 +253,7 @@ class InferWorker:
         for _, future in calls:
             future.set_exception(WorkerError(f"the engine stopped:\n{self._failure or 'it was closed'}"))
 
-    def _turn(self) -> bool:
+    def _iterate(self) -> bool:
         """Take in what arrived, then step once. False when closed."""
         if not self._can_step():
             release_helper_threads()
@@ -281,7 +277,7 @@ class InferWorker:
         return True
 
     def _can_step(self) -> bool:
-        return not self._paused and not self._is_torn and self._engine.num_unfinished > 0
+        return not self._paused and not self._has_partial_weights and self._engine.num_unfinished > 0
 
     def _apply(self, command: Command) -> Failed | None:
         match command:

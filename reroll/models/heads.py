@@ -32,7 +32,7 @@ def score_head(model: PreTrainedModel) -> nn.Linear:
 
 
 def add_score_head(model: PreTrainedModel, folder: str) -> None:
-    """Give a language model a scalar head beside its own: the one saved in `folder`, else one that says zero."""
+    """Give a language model a scalar head beside its LM head: the one saved in `folder`, else one that is zero."""
     size: int = model.config.get_text_config().hidden_size
     head = nn.Linear(size, 1, bias=False, dtype=model.dtype, device=model.device)
     saved = _saved_tensor(Path(folder), f"{SCORE}.weight")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -21,7 +21,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from reroll.config.host import adapter_base, models_dir
+from reroll.config.host import adapter_base, is_path, model_folder
 from reroll.config.parts import LoraConfig
 from reroll.errors import ModelError
 from reroll.models.attention import IMPLEMENTATION, check_supported
@@ -39,7 +39,7 @@ DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfl
 _STORED = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 """The names that safetensors has for them."""
 
-_LOAD_FAILURES = (OSError, ValueError, KeyError, ImportError, RuntimeError)
+_LOAD_FAILURES = (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError)
 """What transformers raises for a folder or hub id that it cannot use."""
 
 _LOADING = threading.Lock()
@@ -64,13 +64,12 @@ def resolve_model(name: str) -> str:
 
     The folder may hold a whole model, or an adapter that names its base.
     """
-    for folder in (Path(name).expanduser(), models_dir() / name):
-        if (folder / "config.json").is_file() or adapter_base(folder):
-            return str(folder)
+    if (found := model_folder(name)) is not None:
+        return str(found)
     folder = Path(name).expanduser()
     if folder.is_dir():
         raise ModelError(f"{folder} holds no config.json: it is not a Hugging Face model folder")
-    if folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+    if is_path(name):
         raise ModelError(f"there is no folder {folder}: check the path, or name a model of the hub or of `reroll models fetch`")
     return name
 
@@ -105,11 +104,24 @@ def stored_dtype(name: str) -> torch.dtype | None:
     Loaded as that, its files are mapped: a large model then takes no memory, until its weights are changed.
     """
     found: set[str] = set()
-    for file in Path(resolve_model(name)).glob("model*.safetensors"):
-        with safe_open(file, framework="pt") as weights:
-            keys: list[str] = weights.keys()
-            found |= {weights.get_slice(key).get_dtype() for key in keys}
+    try:
+        for file in Path(resolve_model(name)).glob("model*.safetensors"):
+            with safe_open(file, framework="pt") as weights:
+                keys: list[str] = weights.keys()
+                found |= {weights.get_slice(key).get_dtype() for key in keys}
+    except _LOAD_FAILURES as error:
+        raise _load_error(name, "model", error) from error
     return _STORED.get(found.pop()) if len(found) == 1 else None
+
+
+def context_length(name: str) -> int | None:
+    """Tokens that the model `name` takes, prompt and answer together; None if its config does not say."""
+    source = resolve_base(name)
+    try:
+        config = AutoConfig.from_pretrained(source).get_text_config()
+    except _LOAD_FAILURES as error:
+        raise _load_error(name, "config", error) from error
+    return getattr(config, "max_position_embeddings", None)
 
 
 def skeleton(name: str, *, lora: LoraConfig | None = None) -> PreTrainedModel:
@@ -224,6 +236,8 @@ def has_adapter(model: PreTrainedModel) -> bool:
 
 def _load_error(name: str, part: str, error: Exception) -> ModelError:
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if isinstance(error, SafetensorError):
+        return ModelError(f"cannot load the {part} {name!r}: its weights are damaged, {reason} (get its files again)")
     return ModelError(
         f"cannot load the {part} {name!r}: {reason} "
         "(name a Hugging Face folder with a causal language model, a hub id while online, or a model of `reroll models fetch`)"

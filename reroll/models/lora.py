@@ -33,7 +33,7 @@ _PREFIX = "base_model.model."
 """In front of every name in an adapter's file."""
 
 _SEED = 0
-"""Of the first A: every worker, wherever it runs, starts from the same adapter."""
+"""Seed of the first A matrices: every worker, wherever it runs, starts from the same adapter."""
 
 
 def add_lora(model: PreTrainedModel, config: LoraConfig, *, base: str) -> None:

@@ -6,9 +6,10 @@ from reroll.errors import ModelError
 from reroll.models.load import load_tokenizer
 
 
-def shared_vocabulary(student: str, teacher: str) -> int:
+def shared_vocabulary(student: str, teacher: str, *, role: str = "teacher") -> int:
     """How many ids the two share: those of the student's tokenizer, without the padding that heads may have behind them.
 
+    `role` is what the other model is called in the error.
     Raises ModelError unless the teacher has every token of the student under the same id. A teacher may know more.
     """
     wanted = load_tokenizer(student).get_vocab()
@@ -18,8 +19,8 @@ def shared_vocabulary(student: str, teacher: str) -> int:
         id, token = differing[0]
         found = f"id {has[token]}" if token in has else "no token at all"
         raise ModelError(
-            f"the teacher {teacher} and the student {student} do not share a vocabulary: {len(differing)} of "
-            f"{len(wanted)} tokens differ, the first is {token!r}, id {id} for the student, {found} for the teacher "
-            "(they are compared token by token: use a teacher of the student's model family)"
+            f"the {role} {teacher} and the student {student} do not share a vocabulary: {len(differing)} of "
+            f"{len(wanted)} tokens differ, the first is {token!r}, id {id} for the student, {found} for the {role} "
+            f"(they are compared token by token: use a {role} of the student's model family)"
         )
     return max(wanted.values()) + 1

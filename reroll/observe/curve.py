@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from reroll.observe.run_folder import explained, read_jsonl
+from reroll.observe.files import explained, read_jsonl
 
 INK, FAINT, BLUE, GREEN, ORANGE, PURPLE = "#24292f", "#8c959f", "#0969da", "#1a7f37", "#bc4c00", "#8250df"
 
@@ -95,6 +95,7 @@ def _draw_main(axes: Any, rows: Sequence[dict[str, Any]], name: str) -> None:
             _annotate(axes, text, held_out.steps[place], held_out.values[place], colour=GREEN)
     if is_reward and all(0 <= value <= 1 for value in series_of(rows, name).values):
         axes.set_ylim(0, 1.08)
+    axes.set_ylabel("reward and pass rate" if is_reward and held_out.steps else "reward" if is_reward else "loss", color=INK)
     axes.legend(loc="best", frameon=False, fontsize=9.5, labelcolor=INK)
     _style(axes, has_x_label=True)
 

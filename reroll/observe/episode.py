@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
@@ -25,11 +26,11 @@ LIKELY = (0.9, 0.5, 0.1, 0.01)
 """Where one shade of a token's probability ends and the next begins."""
 
 
-class _Row(BaseModel):
+class _EpisodeRow(BaseModel):
     model_config = ConfigDict(frozen=True)
 
 
-class Told(_Row):
+class Told(_EpisodeRow):
     """A message to the policy."""
 
     role: str
@@ -46,7 +47,7 @@ class Token(NamedTuple):
     logp: float | None
     """As sampled; None if it was not finite."""
     version: int
-    """Of the weights that wrote it."""
+    """Version of the weights that sampled it."""
 
     @property
     def visible(self) -> str:
@@ -54,7 +55,7 @@ class Token(NamedTuple):
         return printable(self.text).replace("\n", "↵\n") or "·"
 
 
-class EpisodeTurn(_Row):
+class EpisodeTurn(_EpisodeRow):
     """What the policy was shown, what it wrote, what came of it."""
 
     shown: tuple[Told, ...]
@@ -84,7 +85,7 @@ class EpisodeTurn(_Row):
         return [Token(*token) for token in zip(self.pieces, self.logp, versions, strict=True)]
 
 
-class Episode(_Row):
+class Episode(_EpisodeRow):
     """A sample as it was logged."""
 
     step: int
@@ -93,12 +94,14 @@ class Episode(_Row):
     prompt_id: str
     domain: str
     seed: int | None = None
-    """Of the environment's instance."""
+    """Seed of the environment's instance."""
     prompt: str
     completion: str
     answer: str | None
     reward: float | None
     parts: dict[str, float | None]
+    info: dict[str, float | None] = {}
+    """What was measured beside the parts. Logs of earlier versions have it among them."""
     status: str
     reason: str
     num_tokens: int
@@ -114,10 +117,15 @@ class Episode(_Row):
         return (words,)
 
     @property
+    def measured(self) -> dict[str, float | None]:
+        """All that the reward told by name."""
+        return {**self.parts, **self.info}
+
+    @property
     def success(self) -> bool | None:
         """Whether the task was done, where the environment or the reward says so."""
         last = self.turns[-1].info if self.turns else {}
-        value = last.get("success", self.parts.get("success"))
+        value = last.get("success", self.measured.get("success"))
         return None if value is None else value > 0
 
 
@@ -136,6 +144,7 @@ def episode_of(step: int, prompt: Prompt, trajectory: Trajectory, *, decode: Dec
         answer=prompt.answer,
         reward=trajectory.reward,
         parts=dict(trajectory.reward_parts),
+        info=dict(trajectory.reward_info),
         status=str(trajectory.status),
         reason=trajectory.reason,
         num_tokens=trajectory.num_completion_tokens,
@@ -218,6 +227,7 @@ def find_run(run: str, *, runs_dir: Path = Path("runs")) -> Path:
 def logged_episodes(folder: Path) -> tuple[list[Episode], list[str]]:
     """What `read_episodes` finds in a run. Raises RunFolderError if that is nothing."""
     episodes, notes = read_episodes(folder / "samples.jsonl")
+    notes += failure_of(folder)
     if not episodes:
         damage = "".join(f"\n{note}" for note in notes)
         raise RunFolderError(
@@ -225,6 +235,17 @@ def logged_episodes(folder: Path) -> tuple[list[Episode], list[str]]:
             f"(set run.log_samples to how many to write each step; only pipeline rlvr writes any){damage}"
         )
     return episodes, notes
+
+
+def failure_of(folder: Path) -> list[str]:
+    """Why a run failed, if it did and could say so."""
+    try:
+        result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+        if result["status"] == "failed":
+            return [f"this run failed after {result['steps']} steps: {result['error']}: {result['reason']}"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []  # It runs, was killed, or somebody edited what it left.
+    return []
 
 
 def find_episode(episodes: Sequence[Episode], id: str) -> Episode:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -17,6 +16,8 @@ from typing import Any
 from reroll.errors import RunFolderError
 
 _BUFFER_BYTES = 1 << 18
+
+LEDGER_FILE = "ledger.jsonl"
 
 
 class SampleState(StrEnum):
@@ -47,7 +48,7 @@ class Event:
 
 
 class Ledger:
-    """Append-only JSONL of lifecycle events, and their counts since it was opened.
+    """Append-only JSONL of lifecycle events.
 
     Rows are buffered: `flush` puts all of them where a crash of this process cannot lose them. A line that a crash tore
     is cut off when the file is opened again.
@@ -55,7 +56,6 @@ class Ledger:
 
     def __init__(self, path: Path, *, clock: Callable[[], float] = time.time) -> None:
         self.path = path
-        self.counts: Counter[SampleState] = Counter()
         self._clock = clock
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -66,7 +66,6 @@ class Ledger:
 
     def record(self, sample_id: str, state: SampleState, **detail: Any) -> None:
         """Add one event. Detail values must be plain JSON values."""
-        self.counts[state] += 1
         tail = f",{json.dumps(detail, separators=(',', ':'))[1:]}" if detail else "}"
         # Put together by hand: several events per sample are on the controller's hot path.
         line = f'{{"t":{self._clock():.6f},"id":{encode_basestring_ascii(sample_id)},"state":"{state.value}"{tail}\n'

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Self
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ Metric = Mean | Sum | Max | Last
 
 
 class Stats(Mapping[str, Metric]):
-    """Named metrics. `a + b` merges name by name; a name must keep its kind."""
+    """Named metrics. `a + b` merges name by name into a new one, `a += b` into `a`; a name must keep its kind."""
 
     def __init__(self, metrics: Mapping[str, Metric] | None = None) -> None:
         self._metrics = dict(metrics or {})
@@ -70,16 +71,24 @@ class Stats(Mapping[str, Metric]):
         return len(self._metrics)
 
     def __add__(self, other: Stats) -> Stats:
-        merged = dict(self._metrics)
-        for name, metric in other.items():
-            mine = merged.get(name)
-            if mine is None:
-                merged[name] = metric
-            elif type(mine) is not type(metric):
-                raise TypeError(f"metric {name} is {type(mine).__name__} here and {type(metric).__name__} there")
-            else:
-                merged[name] = mine + metric  # type: ignore[operator]
-        return Stats(merged)
+        merged = Stats(self._metrics)
+        merged += other
+        return merged
+
+    def __iadd__(self, other: Stats) -> Self:
+        for name, metric in other._metrics.items():
+            self.add(name, metric)
+        return self
+
+    def add(self, name: str, metric: Metric) -> None:
+        """Merge one metric into these."""
+        mine = self._metrics.get(name)
+        if mine is None:
+            self._metrics[name] = metric
+        elif type(mine) is not type(metric):
+            raise TypeError(f"metric {name} is {type(mine).__name__} here and {type(metric).__name__} there")
+        else:
+            self._metrics[name] = mine + metric  # type: ignore[operator]
 
     def prefixed(self, prefix: str) -> Stats:
         """The same metrics under longer names."""

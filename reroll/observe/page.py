@@ -12,7 +12,7 @@ from pathlib import Path
 
 from reroll.errors import RunFolderError
 from reroll.observe.episode import LIKELY, Episode, EpisodeTurn, Token, Told, printable, shade
-from reroll.observe.show import facts, number, weights_of
+from reroll.observe.show import facts, last_words, number, weights_of
 
 _EMPTY = frozenset("_.-·")
 _WALL = frozenset("#")
@@ -34,38 +34,50 @@ class Board:
 def render_page(episode: Episode, *, run: str) -> str:
     """The whole page. It may be mailed, or opened from a disk."""
     title = f"sample {episode.id} · step {episode.step}"
-    turns = "\n".join(_turn(number, turn) for number, turn in enumerate(episode.exchanges, start=1))
+    header = f'<p class="run">{text(run)}</p>\n<h1>{text(title)}</h1>\n{fact_list(facts(episode))}'
+    return document(f"{title} · {run}", header=header, body=f"{_overview(episode)}\n<main>\n{turns_of(episode)}\n</main>")
+
+
+def document(title: str, *, header: str, body: str, may_load: str = "") -> str:
+    """A whole page that needs nothing beside it: no script, no network. `may_load` widens what a browser lets it show."""
+    policy = "; ".join(["default-src 'none'", "style-src 'unsafe-inline'", *([may_load] if may_load else [])])
     style = files("reroll.observe").joinpath("page.css").read_text(encoding="utf-8")
     return f"""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<title>{_text(f"{title} · {run}")}</title>
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<title>{text(title)}</title>
 <style>
 {style}</style>
 </head>
 <body>
 <header>
-<p class="run">{_text(run)}</p>
-<h1>{_text(title)}</h1>
-{_facts(facts(episode))}
+{header}
 </header>
-{_overview(episode)}
-<main>
-{turns or _unplayed(episode)}
-</main>
+{body}
 </body>
 </html>
 """
 
 
+def turns_of(episode: Episode, *, anchor: str = "turn") -> str:
+    """What happened, turn by turn. `anchor` begins the names that links lead to: unique on a page of several samples."""
+    turns = "\n".join(_turn(place, turn, anchor=anchor) for place, turn in enumerate(episode.exchanges, start=1))
+    return turns or _unplayed(episode)
+
+
 def write_page(episode: Episode, folder: Path, *, file: Path | None = None) -> Path:
     """Write the page of a sample of the run in `folder`, by default into that folder. Returns where it is."""
     file = file or folder / f"episode-{re.sub(r'[^A-Za-z0-9_.-]', '-', episode.id)}.html"
+    return write_document(file, render_page(episode, run=folder.resolve().name))
+
+
+def write_document(file: Path, page: str) -> Path:
+    """Write a page. Returns where it is."""
     try:
-        file.write_text(render_page(episode, run=folder.resolve().name), encoding="utf-8")
+        file.write_text(page, encoding="utf-8")
     except OSError as error:
         raise RunFolderError(f"cannot write {file}: {error.strerror} (choose another file with --html)") from error
     return file
@@ -120,8 +132,9 @@ def _unspaced(line: str) -> tuple[str, ...]:
     return tuple(line) if re.fullmatch(r"\S+", line) else ()
 
 
-def _facts(pairs: Sequence[tuple[str, str]]) -> str:
-    items = "".join(f"<div><dt>{_text(name)}</dt><dd>{_text(value)}</dd></div>" for name, value in pairs)
+def fact_list(pairs: Sequence[tuple[str, str]]) -> str:
+    """Names and values, side by side."""
+    items = "".join(f"<div><dt>{text(name)}</dt><dd>{text(value)}</dd></div>" for name, value in pairs)
     return f"<dl>{items}</dl>"
 
 
@@ -131,18 +144,18 @@ def _overview(episode: Episode) -> str:
     low, high = min([0.0, *rewards]), max([0.0, *rewards])
     rows = "\n".join(
         f'<li><a href="#turn-{place}"><span class="place">{place}</span>'
-        f'<span class="said"><bdi dir="ltr">{_text(_last_words(turn.text))}</bdi></span>'
+        f'<span class="said"><bdi dir="ltr">{text(last_words([turn])[-_LAST_WORDS:])}</bdi></span>'
         f'{_bar(turn.reward or 0.0, low=low, high=high)}<span class="earned">{number(turn.reward)}</span></a></li>'
         for place, turn in enumerate(episode.exchanges, start=1)
     )
     labels = [f"p ≥ {bound:g}" for bound in LIKELY] + [f"p < {LIKELY[-1]:g}"]
-    legend = "".join(f'<span class="t s{place}">{_text(label)}</span>' for place, label in enumerate(labels))
-    total = f'<p class="total measures">{_earned(episode.reward, episode.parts)}</p>'
+    legend = "".join(f'<span class="t s{place}">{text(label)}</span>' for place, label in enumerate(labels))
+    total = f'<p class="total measures">{earned(episode.reward, episode.measured)}</p>'
     return f'<section class="overview"><ol>\n{rows}\n</ol>{total}<p class="legend">{legend}</p></section>'
 
 
 def _unplayed(episode: Episode) -> str:
-    return f"<article><h2>no turn was played</h2><pre>{_text(episode.prompt)}</pre></article>"
+    return f"<article><h2>no turn was played</h2><pre>{text(episode.prompt)}</pre></article>"
 
 
 def _bar(value: float, *, low: float, high: float) -> str:
@@ -153,62 +166,58 @@ def _bar(value: float, *, low: float, high: float) -> str:
     return f'<span class="track"><span class="bar {sign}" style="left:{left:.1f}%;width:{width:.1f}%"></span></span>'
 
 
-def _turn(place: int, turn: EpisodeTurn) -> str:
+def _turn(place: int, turn: EpisodeTurn, *, anchor: str) -> str:
     afresh = '<p class="note">Its prompt does not continue the turn before: a training row of its own.</p>'
     about = " · ".join(word for word in (weights_of(turn), turn.finish_reason) if word)
     is_seen = turn.state is None or any(turn.state == told.content for told in turn.shown)
-    state = "" if is_seen else f"<details><summary>state</summary><pre>{_text(turn.state or '')}</pre></details>"
-    return f"""<article id="turn-{place}">
+    state = "" if is_seen else f"<details><summary>state</summary><pre>{text(turn.state or '')}</pre></details>"
+    return f"""<article id="{anchor}-{place}">
 <h2>turn {place}</h2>
 {afresh if turn.is_rendered_afresh else ""}<div class="sides">
 <section class="shown">{"".join(_told(told) for told in turn.shown)}{state}</section>
-<section class="wrote"><h3>policy <small>{_text(about)}</small></h3>{_words(turn)}
-<p class="measures">{_earned(turn.reward, turn.info)}</p></section>
+<section class="wrote"><h3>policy <small>{text(about)}</small></h3>{_words(turn)}
+<p class="measures">{earned(turn.reward, turn.info)}</p></section>
 </div>
 </article>"""
 
 
 def _told(told: Told) -> str:
-    tools = f'<p class="note">may call {_text(", ".join(told.tools))}</p>' if told.tools else ""
-    parts = [_board(part) if isinstance(part, Board) else f"<pre>{_text(part)}</pre>" for part in split_boards(told.content)]
-    return f"<h3>{_text(told.role)}</h3>{''.join(parts)}{tools}"
+    tools = f'<p class="note">may call {text(", ".join(told.tools))}</p>' if told.tools else ""
+    parts = [_board(part) if isinstance(part, Board) else f"<pre>{text(part)}</pre>" for part in split_boards(told.content)]
+    return f"<h3>{text(told.role)}</h3>{''.join(parts)}{tools}"
 
 
 def _board(board: Board) -> str:
     cells = "".join(_cell(symbol) for row in board.rows for symbol in row)
-    label = _text("; ".join(" ".join(row) for row in board.rows))
+    label = text("; ".join(" ".join(row) for row in board.rows))
     return f'<div class="board" role="img" aria-label="{label}" style="--columns:{len(board.rows[0])}">{cells}</div>'
 
 
 def _cell(symbol: str) -> str:
     if symbol in _EMPTY:
-        return f'<i class="empty">{_text(symbol)}</i>'
+        return f'<i class="empty">{text(symbol)}</i>'
     if symbol in _WALL:
-        return f'<i class="wall">{_text(symbol)}</i>'
-    return f'<i style="--hue:{ord(symbol) * _HUE_STEP % 360}">{_text(symbol)}</i>'
+        return f'<i class="wall">{text(symbol)}</i>'
+    return f'<i style="--hue:{ord(symbol) * _HUE_STEP % 360}">{text(symbol)}</i>'
 
 
 def _words(turn: EpisodeTurn) -> str:
-    words = "".join(_token(token) for token in turn.tokens) if turn.pieces else _text(turn.text)
+    words = "".join(_token(token) for token in turn.tokens) if turn.pieces else text(turn.text)
     return f'<pre class="words">{words}</pre>'
 
 
 def _token(token: Token) -> str:
     spelled = json.dumps(printable(token.text), ensure_ascii=False) if token.text else "part of a character"
     tip = f"{spelled}  log-prob {number(token.logp)}  weights v{token.version}"
-    return f'<span class="t s{shade(token.logp)}" tabindex="-1" data-tip="{_text(tip)}">{_text(token.visible)}</span>'
+    return f'<span class="t s{shade(token.logp)}" tabindex="-1" data-tip="{text(tip)}">{text(token.visible)}</span>'
 
 
-def _earned(reward: float | None, measured: Mapping[str, float | None]) -> str:
-    measures = "".join(f" <span>{_text(name)} {number(value)}</span>" for name, value in measured.items())
+def earned(reward: float | None, measured: Mapping[str, float | None]) -> str:
+    """A reward, and what was measured beside it."""
+    measures = "".join(f" <span>{text(name)} {number(value)}</span>" for name, value in measured.items())
     return f"<span>reward <b>{number(reward)}</b></span>{measures}"
 
 
-def _last_words(text: str) -> str:
-    """The end of the last line: where an action stands, if one does."""
-    return text.strip().rpartition("\n")[2][-_LAST_WORDS:]
-
-
-def _text(words: str) -> str:
+def text(words: str) -> str:
     """Words as HTML shows them, in an element or in an attribute's quotes."""
     return escape(printable(words), quote=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from types import TracebackType
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
 from rich.markup import escape
 from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -19,10 +19,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from reroll.observe.screen import NotebookScreen, Screen, in_notebook, open_screen
+
 SPARKS = "▁▂▃▄▅▆▇█"
 SPARKLINE_WIDTH = 24
 NARROW_SPARKLINE_WIDTH = 12
 NARROW_CONSOLE = 90
+ECHO_WIDTH = len("^C")
 STEPS_FOR_SPEED = 20
 """The time left follows this many of the newest steps, so that a slow start is soon forgotten."""
 
@@ -50,13 +53,14 @@ class TrainView:
         self._losses: list[float] = []
         self._first_pass_rate: float | None = None
         self._finish_times: deque[tuple[int, float]] = deque(maxlen=STEPS_FOR_SPEED)
-        self._live: Live | None = None
-        self._task = ""
+        self._live: Screen | None = None
+        self._activity: Callable[[], str] = lambda: "loading models and workers"
+        self._remark = ""
 
     def __enter__(self) -> TrainView:
         self._finish_times.append((self._step, time.monotonic()))
-        if self._console.is_terminal:
-            self._live = Live(console=self._console, get_renderable=self.render, refresh_per_second=4)
+        self._live = open_screen(self._console, self.render)
+        if self._live:
             self._live.start(refresh=True)
         return self
 
@@ -65,24 +69,24 @@ class TrainView:
             self._live.stop()
             self._live = None
 
-    def update(self, step: int, values: Mapping[str, float]) -> None:
-        """Show the numbers of a step. `step` counts finished steps; 0 is before the first."""
+    def update(self, step: int, values: Mapping[str, float], *, remark: str = "") -> None:
+        """Show the numbers of a step. `step` counts finished steps; 0 is before the first. The remark stays until the next."""
+        self._remark = remark
         if step == self._step and self._finish_times:
             self._finish_times.pop()  # An evaluation between two steps is no part of the next one.
         self._finish_times.append((step, time.monotonic()))
         self._step = step
         known = {name: value for name, value in values.items() if math.isfinite(value)}
-        self._latest |= known
-        if "reward/mean" in known:
-            self._rewards.append(known["reward/mean"])
-        if "train/loss" in known:
-            self._losses.append(known["train/loss"])
-        if self._first_pass_rate is None:
-            self._first_pass_rate = known.get("eval/pass@1")
+        self._remember(known)
         if self._live:
             self._live.refresh()
         else:
             self._console.print(self._plain_line(known), highlight=False, soft_wrap=True, markup=False)
+
+    def recall(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Take in what an earlier part of the run has logged, without showing its steps again."""
+        for row in rows:
+            self._remember({name: value for name, value in row.items() if name != "step" and isinstance(value, int | float)})
 
     @contextmanager
     def task(self, label: str, total: int) -> Iterator[Callable[[], None]]:
@@ -92,13 +96,18 @@ class TrainView:
         def advance() -> None:
             nonlocal num_done
             num_done += 1
-            self._task = f"{label} {num_done}/{total}"
 
-        self._task = f"{label} 0/{total}"
-        try:
+        with self.doing(lambda: f"{label} {num_done}/{total}"):
             yield advance
+
+    @contextmanager
+    def doing(self, activity: Callable[[], str]) -> Iterator[None]:
+        """Show what the run is at, below the bar. `activity` is asked whenever the panel is drawn."""
+        self._activity = activity
+        try:
+            yield
         finally:
-            self._task = ""
+            self._activity = _nothing
 
     def note(self, text: str) -> None:
         """A message that stays, above the live area."""
@@ -107,13 +116,28 @@ class TrainView:
     def render(self) -> RenderableType:
         """The panel as it stands."""
         body: list[RenderableType] = [self._progress_line()]
+        if self._step < self._total_steps:  # The line stays when it is empty: a panel that changes its height flickers.
+            body.append(Text(self._activity(), style="dim", no_wrap=True, overflow="ellipsis"))
+        if self._remark:
+            body.append(Text(self._remark, style="yellow"))
         numbers = self._number_grid()
         if numbers.row_count:
             body += [Text(), numbers]
         if parts := self._time_parts():
             body += [Text(), _time_bar(parts), _time_legend(parts)]
         title = f"[bold]reroll[/bold] [dim]·[/dim] {escape(self._title)}"
-        return Panel(Group(*body), title=title, title_align="left", border_style="dim", padding=(0, 1))
+        # Room for the ^C that a terminal echoes: it would wrap, and the panel would be redrawn a line too low.
+        width = max(20, self._console.width - ECHO_WIDTH)
+        return Panel(Group(*body), title=title, title_align="left", border_style="dim", padding=(0, 1), width=width)
+
+    def _remember(self, known: Mapping[str, float]) -> None:
+        self._latest |= known
+        if "reward/mean" in known:
+            self._rewards.append(known["reward/mean"])
+        if "train/loss" in known:
+            self._losses.append(known["train/loss"])
+        if self._first_pass_rate is None:
+            self._first_pass_rate = known.get("eval/pass@1")
 
     def _progress_line(self) -> RenderableType:
         line = Table.grid(expand=True, padding=(0, 1))
@@ -125,8 +149,6 @@ class TrainView:
         return line
 
     def _time_left(self) -> str:
-        if self._task:
-            return self._task
         if self._step >= self._total_steps:
             return "done"
         if not self._finish_times:
@@ -167,6 +189,8 @@ class TrainView:
         return [(label, text(self._latest[name])) for label, name, text in shown if name in self._latest]
 
     def _pass_rate_text(self, value: float) -> str:
+        if self._latest.get("eval/failed") == 1:
+            return "[bold red]every sample failed[/bold red]"
         first = self._first_pass_rate
         before = "" if first is None or first == value else f"[dim]{first:.1%} →[/dim] "
         return f"{before}[bold green]{value:.1%}[/bold green]"
@@ -198,7 +222,14 @@ class TrainView:
             ("time/step_s", "{:.2f} s"),
         )
         texts = [form.format(values[name]) for name, form in shown if name in values]
-        return "  ".join([f"step {self._step}/{self._total_steps}", *texts, self._time_left()])
+        if values.get("eval/failed") == 1:
+            texts = ["held-out: every sample failed" if text.startswith("held-out pass@1") else text for text in texts]
+        remark = [self._remark] if self._remark else []
+        return "  ".join([f"step {self._step}/{self._total_steps}", *texts, self._time_left(), *remark])
+
+
+def _nothing() -> str:
+    return ""
 
 
 def sparkline(values: Sequence[float], *, width: int) -> str:
@@ -247,6 +278,15 @@ def _time_legend(parts: Sequence[tuple[str, str, float]]) -> Text:
 @contextmanager
 def progress_bar(label: str, total: int) -> Iterator[Callable[[], None]]:
     """A bar for work of its own. Call what it yields once per item done."""
-    with Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()) as bar:
-        task = bar.add_task(label, total=total)
-        yield lambda: bar.advance(task)
+    bar = Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    task = bar.add_task(label, total=total)
+    if in_notebook():  # Where rich would ask for widgets.
+        screen = NotebookScreen(bar.get_renderable, width=bar.console.width)
+        screen.start()
+        try:
+            yield lambda: bar.advance(task)
+        finally:
+            screen.stop()
+    else:
+        with bar:
+            yield lambda: bar.advance(task)

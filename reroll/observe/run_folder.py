@@ -6,9 +6,8 @@ runs/NAME/config.yaml  metrics.jsonl  samples.jsonl  ledger.jsonl  curve.png  re
 from __future__ import annotations
 
 import errno
-import json
-import math
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,10 +19,30 @@ import yaml
 from reroll.config.parts import RunConfig
 from reroll.errors import RunFolderError
 from reroll.observe.episode import Decode, episode_of
+from reroll.observe.files import (
+    UNFINISHED_PREFIX,
+    append_jsonl,
+    explained,
+    is_disk_full,
+    read_jsonl,
+    sync,
+    sync_tree,
+    to_line,
+    write_atomically,
+    write_json,
+)
+from reroll.observe.ledger import LEDGER_FILE
+from reroll.observe.lock import LOCK_FILE, RunLock
+from reroll.observe.manifest import FileSum, find_damage, write_manifest
 from reroll.types import Prompt, Trajectory
 
 STEP_PREFIX = "step-"
-UNFINISHED_PREFIX = ".unfinished-"
+DAMAGED_PREFIX = "damaged-"
+"""Prefix of a checkpoint that is damaged: kept for inspection, and never resumed from."""
+DELETED_PREFIX = ".deleted-"
+"""Prefix of a folder that is being deleted: half of it must not look like all of it."""
+REPLACED_PREFIX = ".replaced-"
+"""Prefix of a checkpoint while another takes its name."""
 
 
 class Checkpoint(NamedTuple):
@@ -36,32 +55,62 @@ class Checkpoint(NamedTuple):
 class RunFolder:
     """The files of one run. Rows and checkpoints carry the number of finished steps: the first step's row is step 1.
 
-    Every failing write raises RunFolderError with the path and the fix.
+    Every failing write raises RunFolderError with the path and the fix. With a lock, so does every checkpoint of a run whose
+    folder was taken by another.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, lock: RunLock | None = None) -> None:
         self.path = path
         self.config_path = path / "config.yaml"
         self.metrics_path = path / "metrics.jsonl"
         self.samples_path = path / "samples.jsonl"
-        self.ledger_path = path / "ledger.jsonl"
+        self.ledger_path = path / LEDGER_FILE
         self.curve_path = path / "curve.png"
         self.result_path = path / "result.json"
         self.checkpoints_path = path / "checkpoints"
+        self._doomed_path = path / f"{DELETED_PREFIX}run"
+        self._lock = lock
+        self._resolved: Mapping[str, Any] = {}
+        self.has_begun = False
+        """Whether this run's own rows are written here: until then an earlier run's are left as they are."""
 
     @classmethod
-    def create(cls, run: RunConfig, *, resolved: Mapping[str, Any], resume: bool = False, overwrite: bool = False) -> RunFolder:
+    def create(
+        cls,
+        run: RunConfig,
+        *,
+        resolved: Mapping[str, Any],
+        resume: bool = False,
+        overwrite: bool = False,
+        lock: RunLock | None = None,
+    ) -> RunFolder:
         """Make the folder of a new run, or take up the one of an earlier run.
 
-        `resolved` is the whole config as plain data. A run that got anywhere is an error, unless it is resumed (its rows
-        after the last checkpoint are dropped) or may be overwritten (it is deleted). A folder that holds anything but a
-        run is never touched.
+        `resolved` is the whole config as plain data. A run that got anywhere is an error, unless it is to be resumed (call
+        `go_on` once its checkpoint is loaded) or may be overwritten (it is deleted). A folder that holds anything but a run
+        is never touched.
         """
-        if run.name in (".", ".."):
-            raise RunFolderError(f"run.name is {run.name!r}, which is no folder of its own (choose another run.name)")
+        folder = cls(cls.place_of(run, resume=resume, overwrite=overwrite), lock=lock)
+        folder._resolved = resolved
+        with explained(folder.path):
+            if resume:
+                folder._sweep()
+                return folder
+            folder._clear()
+            folder.checkpoints_path.mkdir(parents=True, exist_ok=True)
+            folder._write_config()
+            folder.metrics_path.touch()
+        folder.has_begun = True
+        return folder
+
+    @classmethod
+    def place_of(cls, run: RunConfig, *, resume: bool, overwrite: bool) -> Path:
+        """Where the run goes. Raises RunFolderError if it must not, and changes nothing."""
+        if resume and overwrite:
+            raise RunFolderError("--resume goes on with a run, --overwrite deletes it: give one of them")
         folder = cls(run.runs_dir / run.name)
         with explained(folder.path):
-            is_taken = folder.path.exists() and (not folder.path.is_dir() or any(folder.path.iterdir()))
+            is_taken = folder._is_taken()
             if is_taken and not folder._is_run():
                 raise RunFolderError(f"{folder.path} exists and is not a run of reroll (choose another run.name)")
             if resume and not is_taken:
@@ -71,17 +120,36 @@ class RunFolder:
                     f"{folder.path} already holds a run "
                     "(add --resume to go on, --overwrite to start anew, or choose another run.name)"
                 )
-            if is_taken and not resume:
-                shutil.rmtree(folder.path)
-            folder.checkpoints_path.mkdir(parents=True, exist_ok=True)
-            if resume:
-                folder._rewind()
-            folder._write_config(yaml.safe_dump(dict(resolved), sort_keys=False, allow_unicode=True))
-            folder.metrics_path.touch()
-        return folder
+        return folder.path
+
+    def go_on(self) -> None:
+        """From now on the files are a resumed run's: what came after the last checkpoint is forgotten, so that the curve
+        stays that of one run. The earlier config, if it was another, stays beside the new one.
+        """
+        if self.has_begun:
+            return
+        with explained(self.path):
+            self.checkpoints_path.mkdir(exist_ok=True)
+            latest = self.latest_checkpoint()
+            last_step = latest.step if latest else -1  # Without one the run starts anew: step 0 is evaluated again.
+            for path in (self.metrics_path, self.samples_path):
+                if path.exists():
+                    kept = [row for row in read_jsonl(path) if row["step"] <= last_step]
+                    write_atomically(path, "".join(to_line(row) for row in kept))
+            self._write_config()
+            self.result_path.unlink(missing_ok=True)
+        self.has_begun = True
+
+    def earlier_config(self) -> dict[str, Any]:
+        """The whole config of the run that is to be resumed, as plain data. Raises RunFolderError if it is damaged."""
+        try:
+            config = yaml.safe_load(self.config_path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            raise RunFolderError(f"cannot read {self.config_path}: {error} (put a copy of the config there)") from error
+        return config if isinstance(config, dict) else {}
 
     def write_result(self, result: Mapping[str, Any]) -> None:
-        """What the run came to. Its presence says that the run finished."""
+        """What the run came to: finished, interrupted or failed. A run that was killed leaves none."""
         write_json(self.result_path, result)
 
     def log_sample(self, step: int, prompt: Prompt, trajectory: Trajectory, *, decode: Decode) -> None:
@@ -89,173 +157,166 @@ class RunFolder:
         episode = episode_of(step, prompt, trajectory, decode=decode)
         append_jsonl(self.samples_path, episode.model_dump())
 
+    def check_owned(self) -> None:
+        """Raise RunFolderError if another run has taken this folder."""
+        if self._lock is not None:
+            self._lock.check()
+
     @contextmanager
-    def checkpoint(self, step: int, *, keep: int) -> Iterator[Path]:
+    def checkpoint(self, step: int, *, keep: int | None, sums: Mapping[str, FileSum] | None = None) -> Iterator[Path]:
         """A folder to write a checkpoint into. It gets its name only when the block succeeds and all of it is on disk.
 
-        Then all but the `keep` newest checkpoints are deleted. If the block fails, the earlier checkpoints stand.
+        Before that its manifest is written (`sums`: what the writers know of their files when the block ends), and the rows of
+        the steps that it holds are on disk too. Then all but the `keep` newest checkpoints are deleted; None keeps all. If the
+        block fails, the earlier checkpoints stand.
         """
         final = self.checkpoints_path / f"{STEP_PREFIX}{step:06d}"
         unfinished = self.checkpoints_path / f"{UNFINISHED_PREFIX}{step:06d}"
         with explained(final):
+            self.check_owned()
             shutil.rmtree(unfinished, ignore_errors=True)
             unfinished.mkdir(parents=True)
             try:
                 yield unfinished
-                _sync_tree(unfinished)
+                write_manifest(unfinished, sums or {})
+                sync_tree(unfinished)
+                self._sync_rows()
+                self.check_owned()
                 self._put_in_place(unfinished, final)
             except BaseException as error:
-                is_disk_full = isinstance(error, Exception) and _is_disk_full(error, self.checkpoints_path)
+                is_full = isinstance(error, Exception) and is_disk_full(error, self.checkpoints_path)
                 shutil.rmtree(unfinished, ignore_errors=True)
-                if is_disk_full:
+                if is_full:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
                 raise
-            for old in self.all_checkpoints()[:-keep]:
-                shutil.rmtree(old.path)
+            if keep is not None:
+                for old in self.all_checkpoints()[:-keep]:
+                    self._delete(old.path)
 
     def all_checkpoints(self) -> list[Checkpoint]:
         """The complete ones, oldest first."""
-        names = self.checkpoints_path.glob(f"{STEP_PREFIX}*")
-        return sorted(Checkpoint(int(path.name.removeprefix(STEP_PREFIX)), path) for path in names)
+        paths = self.checkpoints_path.glob(f"{STEP_PREFIX}*")
+        found = [(re.fullmatch(rf"{STEP_PREFIX}(\d+)", path.name), path) for path in paths]
+        return sorted(Checkpoint(int(match[1]), path) for match, path in found if match)
 
     def latest_checkpoint(self) -> Checkpoint | None:
         checkpoints = self.all_checkpoints()
         return checkpoints[-1] if checkpoints else None
 
+    def set_damaged_aside(self, *, sums: bool = True) -> list[str]:
+        """Look at the newest checkpoint as it is on disk, and if it is not what was written, rename it and look at the next.
+
+        Returns what was found, one sentence each. Raises RunFolderError if there are checkpoints and none is whole: then all
+        keep their names.
+        """
+        damaged: dict[Path, str] = {}
+        for checkpoint in reversed(self.all_checkpoints()):
+            try:
+                damage = find_damage(checkpoint.path, sums=sums)
+            except OSError as error:
+                raise RunFolderError(
+                    f"cannot read {error.filename}: {error.strerror} (check the disk, then try again)"
+                ) from error
+            if not damage:
+                break
+            damaged[checkpoint.path] = f"{checkpoint.path} is damaged: {'; '.join(damage)}"
+        else:
+            if damaged:
+                raise RunFolderError(
+                    "\n".join(damaged.values())
+                    + "\nno checkpoint of this run is whole (start anew with --overwrite; or delete "
+                    "the manifest.json of one to go on from it as it is)"
+                )
+        with explained(self.checkpoints_path):
+            for path in damaged:
+                path.rename(_unused(path.with_name(DAMAGED_PREFIX + path.name)))
+        return list(damaged.values())
+
+    def _sync_rows(self) -> None:
+        """What a checkpoint's steps wrote must not be lost to a power cut that the checkpoint survives."""
+        for path in (self.ledger_path, self.metrics_path, self.samples_path):
+            if path.exists():
+                sync(path)
+
     def _put_in_place(self, unfinished: Path, final: Path) -> None:
-        replaced = unfinished.with_name(f"{unfinished.name}-replaced")
+        replaced = final.with_name(REPLACED_PREFIX + final.name)
         if final.exists():
             final.rename(replaced)
         unfinished.rename(final)
-        _sync(self.checkpoints_path)
+        sync(self.checkpoints_path)
         shutil.rmtree(replaced, ignore_errors=True)
 
+    def _delete(self, path: Path) -> None:
+        """Nothing that is half deleted has the name of something whole, whenever the process is killed."""
+        doomed = _unused(path.with_name(DELETED_PREFIX + path.name))
+        path.rename(doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
+
+    def _sweep(self) -> None:
+        """Finish what a killed process left half done."""
+        for replaced in self.checkpoints_path.glob(f"{REPLACED_PREFIX}*"):
+            final = replaced.with_name(replaced.name.removeprefix(REPLACED_PREFIX))
+            if not final.exists():
+                replaced.rename(final)
+        for prefix in (UNFINISHED_PREFIX, DELETED_PREFIX, REPLACED_PREFIX):
+            for leftover in [*self.path.glob(f"{prefix}*"), *self.checkpoints_path.glob(f"{prefix}*")]:
+                shutil.rmtree(leftover, ignore_errors=True) if leftover.is_dir() else leftover.unlink()
+
+    def _clear(self) -> None:
+        """Delete the run that is here. Its config goes last: until all is gone it stays known as a run."""
+        if not self.path.exists():
+            return
+        self._sweep()
+        for path in sorted(self._contents(), key=lambda path: path == self.config_path):
+            self._doomed_path.mkdir(exist_ok=True)
+            path.rename(self._doomed_path / path.name)
+        shutil.rmtree(self._doomed_path, ignore_errors=True)
+
+    def _contents(self) -> list[Path]:
+        """What lies here, apart from its lock."""
+        return [path for path in self.path.iterdir() if not path.name.startswith(LOCK_FILE)]
+
+    def _is_taken(self) -> bool:
+        """Whether anything is here but what a run leaves that was killed as it started, or while it was deleted."""
+        if not self.path.is_dir():
+            return self.path.exists()
+        leftovers = {self._doomed_path.name, f"{UNFINISHED_PREFIX}{self.config_path.name}"}
+        found = [path for path in self._contents() if path.name not in leftovers]
+        return any(path != self.checkpoints_path or not path.is_dir() or any(path.iterdir()) for path in found)
+
     def _is_run(self) -> bool:
-        return self.config_path.is_file() and self.checkpoints_path.is_dir()
+        traces = (self.checkpoints_path, self.metrics_path, self._doomed_path)
+        return self.config_path.is_file() and any(path.exists() for path in traces)
 
     def _has_progress(self) -> bool:
         """Whether anything would be lost with it: a run that failed before its first number may be started again."""
         return bool(self.all_checkpoints()) or (self.metrics_path.exists() and self.metrics_path.stat().st_size > 0)
 
-    def _rewind(self) -> None:
-        """Forget what came after the last checkpoint, so that the curve stays that of one run."""
-        latest = self.latest_checkpoint()
-        last_step = latest.step if latest else -1  # Without one the run starts anew: step 0 is evaluated again.
-        for path in (self.metrics_path, self.samples_path):
-            if path.exists():
-                kept = [row for row in read_jsonl(path) if row["step"] <= last_step]
-                write_atomically(path, "".join(_to_line(row) for row in kept))
-        self.result_path.unlink(missing_ok=True)
-        for leftover in self.checkpoints_path.glob(f"{UNFINISHED_PREFIX}*"):
-            shutil.rmtree(leftover)
-
-    def _write_config(self, text: str) -> None:
-        """Write the resolved config; a resumed run that changed it keeps the earlier one beside it."""
-        if self.config_path.exists() and self.config_path.read_text(encoding="utf-8") != text:
+    def _write_config(self) -> None:
+        """Write the resolved config; a resumed run that changed it keeps the earlier one beside it. One is always there."""
+        text = yaml.safe_dump(dict(self._resolved), sort_keys=False, allow_unicode=True)
+        if self.config_path.exists() and (earlier := self.config_path.read_text(encoding="utf-8")) != text:
             latest = self.latest_checkpoint()
-            self.config_path.rename(self.path / f"config.until-step-{latest.step if latest else 0:06d}.yaml")
+            kept = self.path / f"config.until-step-{latest.step if latest else 0:06d}.yaml"
+            if not kept.exists():  # Else what is there now has not finished a step: the steps are the one's that is kept.
+                write_atomically(kept, earlier)
         write_atomically(self.config_path, text)
 
 
-def append_jsonl(path: Path, row: Mapping[str, Any]) -> None:
-    """Add one line of JSON. Numbers that JSON cannot say (nan, inf) become null."""
-    with explained(path), path.open("a", encoding="utf-8") as file:
-        file.write(_to_line(row))
+def newest_model(name: str) -> str:
+    """The last checkpoint of a run, if `name` is a run's folder; else `name`. Raises RunFolderError if it has none."""
+    folder = RunFolder(Path(name))
+    if not folder.checkpoints_path.is_dir():
+        return name
+    latest = folder.latest_checkpoint()
+    if latest is None:
+        raise RunFolderError(f"{folder.path} has no checkpoint yet (set checkpoint.every, or name a model)")
+    return str(latest.path)
 
 
-def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """The rows of a JSONL file; a last line that a crash tore off is left out. Raises RunFolderError on other damage."""
-    lines = path.read_bytes().splitlines(keepends=True)
-    rows = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            rows.append(json.loads(line))
-        except ValueError as error:  # broken JSON or broken UTF-8
-            if number == len(lines) and not line.endswith(b"\n"):
-                break
-            raise RunFolderError(f"{path} line {number} is damaged: {error} (delete that line)") from error
-    return rows
-
-
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """All of it or nothing: readers never see half a file."""
-    write_atomically(path, json.dumps(_finite(value), indent=2, ensure_ascii=False) + "\n")
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a file in one step, after its new text has reached the disk."""
-    unfinished = path.with_name(f"{UNFINISHED_PREFIX}{path.name}")
-    with explained(path):
-        try:
-            with unfinished.open("w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            unfinished.replace(path)
-        except BaseException:
-            unfinished.unlink(missing_ok=True)
-            raise
-
-
-@contextmanager
-def explained(path: Path) -> Iterator[None]:
-    """Turn an error of the file system into a RunFolderError that says what to do."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno is None:  # a timeout, say: not the file system's
-            raise
-        raise RunFolderError(f"cannot write {path}: {error.strerror or error} ({_fix_for(error)})") from error
-
-
-def _fix_for(error: OSError) -> str:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "free some space, then --resume; or set run.runs_dir to another disk"
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return "set run.runs_dir to a folder you may write to"
-    return "check the disk, or set run.runs_dir to another folder"
-
-
-def _is_disk_full(error: Exception, folder: Path) -> bool:
-    """Writers in native code (torch, safetensors) hide the error number: ask the message, then the disk."""
-    if isinstance(error, OSError):
-        return error.errno == errno.ENOSPC
-    return "No space left" in str(error) or shutil.disk_usage(folder).free < 64 * 1024
-
-
-def sync_files(folder: Path) -> None:
-    """Wait until the files of this folder, those inside its folders left out, are on disk.
-
-    For whoever wrote them: another machine cannot do it in its place.
-    """
-    for path in folder.iterdir():
-        if path.is_file():
-            _sync(path)
-
-
-def _sync_tree(folder: Path) -> None:
-    for path in folder.rglob("*"):
-        _sync(path)
-    _sync(folder)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _to_line(row: Mapping[str, Any]) -> str:
-    return json.dumps(_finite(row), ensure_ascii=False) + "\n"
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
+def _unused(path: Path) -> Path:
+    """This path, or one like it that nothing has."""
+    number, free = 1, path
+    while free.exists():
+        number, free = number + 1, path.with_name(f"{path.name}.{number}")
+    return free

@@ -15,23 +15,30 @@ from reroll.observe.episode import LIKELY, Episode, EpisodeTurn, Token, Told, pr
 SHADES = ("", "#1b1f24 on #fff3bf", "#1b1f24 on #ffd43b", "#1b1f24 on #ff922b", "#1b1f24 on #ff8787")
 """By `shade`: the surprising tokens stand out, on a dark and on a light terminal."""
 COLUMNS = {"step": True, "sample": True, "domain": False, "status": False, "turns": True, "reward": True, "success": False}
-"""Of the list, and whether they hold numbers."""
+"""Columns of the list, and whether they hold numbers. The end of the policy's text follows, in what is left of the width."""
 STATUS_COLOURS = {"completed": "green", "truncated": "yellow", "aborted": "magenta", "failed": "red"}
 
 
-def print_samples(console: Console, episodes: Sequence[Episode], *, folder: Path) -> None:
-    """A table of what was logged, oldest first."""
+def print_samples(console: Console, episodes: Sequence[Episode], *, folder: Path, num_logged: int) -> None:
+    """A table of these samples, in their order."""
     table = Table(title=str(folder), title_justify="left")
     for column, is_number in COLUMNS.items():
-        table.add_column(column, justify="right" if is_number else "left", overflow="fold")
+        table.add_column(column, justify="right" if is_number else "left", no_wrap=True)
+    table.add_column("last words", no_wrap=True, overflow="ellipsis", ratio=1)
     for episode in episodes:
         status = Text(episode.status, STATUS_COLOURS.get(episode.status, ""))
         num_turns = "–" if episode.turns is None else str(len(episode.turns))
         left = (str(episode.step), episode.id, printable(episode.domain))
-        right = (num_turns, number(episode.reward), mark(episode.success))
+        right = (num_turns, number(episode.reward), mark(episode.success), printable(last_words(episode.exchanges)))
         table.add_row(*map(Text, left), status, *map(Text, right))
     console.print(table)
-    console.print(Text(f"reroll show {folder} SAMPLE prints one; --page makes it a page for a browser", "dim"))
+    rest = f"{len(episodes)} of {num_logged} logged samples (-n, --step, --worst and --best choose others); "
+    console.print(Text(f"{rest}reroll show {folder} SAMPLE prints one, --page makes a page for a browser", "dim"))
+
+
+def last_words(turns: Sequence[EpisodeTurn]) -> str:
+    """The last line that the policy wrote: where an answer or an action stands, if one does."""
+    return turns[-1].text.strip().rpartition("\n")[2] if turns else ""
 
 
 def print_episode(console: Console, episode: Episode) -> None:
@@ -46,7 +53,7 @@ def print_episode(console: Console, episode: Episode) -> None:
     if not episode.exchanges:
         console.print(Text(f"\nno turn was played\n{printable(episode.prompt)}"))
     console.print()
-    console.print(Text.assemble("reward ", (number(episode.reward), "bold"), *_measures(episode.parts)))
+    console.print(Text.assemble("reward ", (number(episode.reward), "bold"), *_measures(episode.measured)))
     console.print(_legend())
 
 

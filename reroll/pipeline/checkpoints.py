@@ -11,11 +11,13 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from reroll.config.parts import CheckpointConfig
-from reroll.observe.run_folder import RunFolder, write_json
+from reroll.observe.files import write_json
+from reroll.observe.manifest import Sums
+from reroll.observe.run_folder import RunFolder
+from reroll.pipeline.resume import STATE_FILE, STATE_VERSION
 from reroll.runtime.failures import gather_all
-from reroll.train.cluster import TrainCluster
+from reroll.training.cluster import TrainCluster
 
-STATE_FILE = "state.json"
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
@@ -34,32 +36,35 @@ class Checkpoints:
         self.last_step = -1
         """The number of finished steps at the last one that was taken, or that the run went on from."""
 
-    async def take(self, num_steps: int, models: Mapping[str, TrainCluster], state: Mapping[str, Any]) -> dict[str, float]:
-        """A checkpoint of models, by the name of their folder in it, and of the pipeline.
+    async def take(
+        self, num_steps: int, models: Mapping[str, TrainCluster], state: Mapping[str, Any], *, keep_all: bool = False
+    ) -> dict[str, float]:
+        """A checkpoint of models, by the name of their folder in it, and of the pipeline. With `keep_all` no older one goes.
 
         Returns how long the run stood still for it: until the last one was written, and while this one was taken.
         """
         waited_s = await self.finish()
         started_s = time.perf_counter()
         async with AsyncExitStack() as stack:
-            folder = self._folder.checkpoint(num_steps, keep=self._config.keep)
+            sums: Sums = {}
+            folder = self._folder.checkpoint(num_steps, keep=None if keep_all else self._config.keep, sums=sums)
             unfinished = await stack.enter_async_context(_on_a_thread(folder))
-            write_json(unfinished / STATE_FILE, state)
-            staged: list[TrainCluster] = []
-            stack.push_async_callback(_written, staged)
+            write_json(unfinished / STATE_FILE, {"version": STATE_VERSION, **state})
+            staged: dict[str, TrainCluster] = {}
+            stack.push_async_callback(_written, staged, sums)
             for name, model in models.items():
                 if self._config.background:
                     await model.stage(unfinished / name)
-                    staged.append(model)
+                    staged[name] = model
                 else:
-                    await model.save(unfinished / name)
+                    sums |= _inside(name, await model.save(unfinished / name))
             self._writing = asyncio.create_task(stack.pop_all().aclose())
         self.last_step = num_steps
         if not self._config.background:
             await self.finish()
         return {"time/checkpoint_wait_s": waited_s, "time/checkpoint_s": time.perf_counter() - started_s}
 
-    async def check(self) -> None:
+    async def raise_if_failed(self) -> None:
         """Raise what kept the last one from being written, if that is known by now."""
         if self._writing is not None and self._writing.done():
             await self.finish()
@@ -87,9 +92,14 @@ class Checkpoints:
             log.warning("the checkpoint of step %d was lost: %s", self.last_step, failure)
 
 
-async def _written(models: list[TrainCluster]) -> None:
+async def _written(models: Mapping[str, TrainCluster], sums: Sums) -> None:
     """Wait for all that write into a folder: also if one fails, it must not be taken from under the others."""
-    await gather_all([model.written() for model in models])
+    for name, found in zip(models, await gather_all([model.written() for model in models.values()]), strict=True):
+        sums |= _inside(name, found)
+
+
+def _inside(folder: str, sums: Sums) -> Sums:
+    return {f"{folder}/{name}" if folder else name: found for name, found in sums.items()}
 
 
 @asynccontextmanager

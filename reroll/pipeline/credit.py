@@ -11,6 +11,7 @@ from torch import Tensor
 from reroll.algo.advantages import ADVANTAGES, gae_returns
 from reroll.algo.episodes import Episodes
 from reroll.algo.running import RunningMoments
+from reroll.algo.selection import highest_entropy
 from reroll.algo.shaping import shape_advantages, standardised
 from reroll.config.advantages import GaeAdvantage, ImportAdvantage
 from reroll.config.algorithm import MaskConfig, SharedCritic, ValueLossConfig
@@ -19,20 +20,26 @@ from reroll.config.losses import ImportLoss
 from reroll.config.tree import RlvrConfig
 from reroll.observe.metrics import Last, Stats
 from reroll.tokens.batch import Batch
-from reroll.train.loss import PolicyLoss, ValueLoss
+from reroll.training.base import Divergence, required
+from reroll.training.loss import PolicyLoss, ValueLoss
 from reroll.types import Group, Status
 
 
 def assign_advantages(
-    batch: Batch, episodes: Episodes, groups: Sequence[Group], config: RlvrConfig, *, taught: Tensor
+    batch: Batch, episodes: Episodes, groups: Sequence[Group], config: RlvrConfig, *, teacher_advantage: Tensor
 ) -> Batch:
     """The batch with an advantage on every token, less the tokens that the masks leave out of the loss.
 
-    `taught` [T] is added to what the rewards say, or stands alone where the config says so.
+    `teacher_advantage` [T] is added to what the rewards say, or stands alone where the config says so.
     """
-    advantage = taught if config.distill_only else estimate(episodes, config) + taught
-    batch = batch.replace(advantage=torch.where(batch.loss_mask, advantage, 0.0))
-    return batch.replace(loss_mask=batch.loss_mask & _kept(batch, episodes, groups, config.masks))
+    advantage = teacher_advantage if config.distill_only else estimate(episodes, config) + teacher_advantage
+    kept = batch.loss_mask & _kept(episodes, groups, config.masks)
+    if config.masks.top_entropy is not None:
+        advantage = torch.where(
+            highest_entropy(required(episodes.entropy), kept, share=config.masks.top_entropy), advantage, 0.0
+        )
+    advantage = torch.where(batch.loss_mask, advantage, 0.0)
+    return batch.replace(advantage=advantage, loss_mask=kept & (advantage != 0) if config.masks.zero_advantage else kept)
 
 
 def on_domain_scale(episodes: Episodes, groups: Sequence[Group], moments: dict[str, RunningMoments]) -> Episodes:
@@ -47,13 +54,20 @@ def on_domain_scale(episodes: Episodes, groups: Sequence[Group], moments: dict[s
 def estimate(episodes: Episodes, config: RlvrConfig) -> Tensor:
     """[T]: what the estimator makes of the rewards, shaped."""
     function, options = _estimator(config)
-    return shape_advantages(function(episodes, **options), episodes, **config.shaping.advantages.model_dump())
+    advantage = shape_advantages(function(episodes, **options), episodes, **config.shaping.advantages.model_dump())
+    if not advantage.isfinite().all():
+        low, high = (float(value) for value in episodes.reward.aminmax())
+        raise ValueError(
+            f"advantage {config.advantage.kind} made numbers that are not finite of rewards from {low:g} to {high:g}: "
+            "mend the reward, or bound it with shaping.rewards.clip"
+        )
+    return advantage
 
 
 def critic_targets(episodes: Episodes, config: GaeAdvantage, value_loss: ValueLossConfig) -> Tensor:
-    """[T] what the critic should have said."""
-    trace = config.trace if value_loss.trace is None else value_loss.trace
-    return gae_returns(episodes, discount=config.discount, trace=trace)
+    """[T] the returns that the critic is trained towards."""
+    gae_lambda = config.gae_lambda if value_loss.gae_lambda is None else value_loss.gae_lambda
+    return gae_returns(episodes, discount=config.discount, gae_lambda=gae_lambda)
 
 
 def _estimator(config: RlvrConfig) -> tuple[Any, dict[str, Any]]:
@@ -63,36 +77,41 @@ def _estimator(config: RlvrConfig) -> tuple[Any, dict[str, Any]]:
     return ADVANTAGES[node.kind], node.model_dump(exclude={"kind"})
 
 
-def _kept(batch: Batch, episodes: Episodes, groups: Sequence[Group], masks: MaskConfig) -> Tensor:
-    """bool [T]: tokens that stay in the loss."""
+def _kept(episodes: Episodes, groups: Sequence[Group], masks: MaskConfig) -> Tensor:
+    """bool [T]: tokens that stay in the loss, whatever their advantage."""
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     per_episode = torch.ones(episodes.num_episodes, dtype=torch.bool)
     if masks.overlong:
         per_episode &= torch.tensor([trajectory.status is not Status.TRUNCATED for trajectory in trajectories])
-    if masks.solved_outside is not None:
-        low, high = masks.solved_outside
+    if masks.keep_pass_rate is not None:
+        low, high = masks.keep_pass_rate
         means = torch.tensor([sum(group.rewards) / max(len(group.rewards), 1) for group in groups])
         per_episode &= ((means >= low) & (means <= high))[episodes.group]
     per_turn = per_episode[episodes.turn_episode]
     if masks.last_turn:
         per_turn = per_turn & episodes.is_last_turn
-    kept = episodes.spread_turns(per_turn.float()) > 0
-    return kept & (batch.advantage != 0) if masks.zero_advantage else kept
+    return episodes.spread_turns(per_turn.float()) > 0
 
 
-def policy_loss_of(config: RlvrConfig, *, kl_coef: float) -> PolicyLoss:
-    """The loss that the config describes, with the KL coefficient of the moment."""
+def policy_loss_of(config: RlvrConfig, *, kl_coef: float, vocabulary: int | None = None) -> PolicyLoss:
+    """The loss that the config describes, with the KL coefficient of the moment. `vocabulary`: ids shared with teachers."""
+    distill = config.distill and config.distill.divergence
     node, shared = config.loss, config.critic if isinstance(config.critic, SharedCritic) else None
     return PolicyLoss(
         kind=node.path if isinstance(node, ImportLoss) else node.kind,
         options=node.options,
         selection={} if isinstance(node, ImportLoss) else node.selection,
+        sees_entropy=isinstance(node, ImportLoss) and "entropy" in node.needs,
         aggregation=config.aggregation,
-        length=config.rollout.max_tokens,
-        kl_coef=kl_coef if config.kl.place == "loss" else 0.0,
+        length=config.longest_answer,
+        kl_coef=kl_coef if config.kl.apply_to == "loss" else 0.0,
         kl_estimator=config.kl.estimator,
+        kl_times_ratio=config.kl.times_ratio,
         entropy_coef=config.entropy_coef,
         corrections=tuple(correction.model_dump() for correction in config.corrections),
+        rejections=tuple(rejection.model_dump() for rejection in config.rejections),
+        distill=Divergence(kind=distill.kind, options=distill.options) if distill else None,
+        vocabulary=vocabulary if distill else None,
         value=ValueLoss(clip=config.value_loss.clip) if shared else None,
         value_coef=shared.coef if shared else 0.0,
     )

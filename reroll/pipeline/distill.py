@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Self
 
 from reroll.config.distill import DistillConfig
 from reroll.data.sampler import Sampler
@@ -17,14 +18,28 @@ from reroll.pipeline.sft import imitation_rows
 from reroll.pipeline.spawn import spawn_fixed, spawn_model
 from reroll.runtime import make_runtime
 from reroll.tokens.batch import Batch, pack
-from reroll.train.base import Divergence, Needs, known
-from reroll.train.cluster import TrainCluster
-from reroll.train.distill import DistillLoss
+from reroll.training.base import Divergence, Needs, required
+from reroll.training.cluster import TrainCluster
+from reroll.training.distill import DistillLoss
 from reroll.types import Sample
 
 
 class DistillPipeline(OfflinePipeline[DistillConfig, Sample]):
-    """Ask the teacher about the rows, then come closer to what it said. `vocabulary` is how many ids the two share."""
+    """Train on the teacher's distributions for the rows. `vocabulary` is how many ids the two share."""
+
+    config_class = DistillConfig
+    title = "learning from a teacher"
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, config: DistillConfig, context: RunContext, code_folder: Path) -> AsyncIterator[Self]:
+        # What does not fit ends the run before a model is loaded.
+        vocabulary = shared_vocabulary(config.policy.model, config.teacher.model)
+        rows, held_out = load_rows(config, imitation_rows)
+        async with make_runtime(config.runtime) as runtime:
+            teacher = await spawn_fixed(runtime, config.teacher, role="teacher")
+            policy = await spawn_model(runtime, config.policy, role="policy", total_steps=config.run.steps)
+            yield cls(config, context, policy, rows, held_out, teacher=teacher, vocabulary=vocabulary)
 
     def __init__(
         self,
@@ -51,26 +66,15 @@ class DistillPipeline(OfflinePipeline[DistillConfig, Sample]):
 
     async def batch_of(self, rows: Sequence[Sample]) -> Batch:
         batch = pack(rows)
-        said = await self.teacher.predict(batch, self.asked_of_teacher)
-        return batch.replace(teacher_ids=said.top_ids, teacher_logp=said.top_logp)
+        predictions = await self.teacher.predict(batch, self.asked_of_teacher)
+        return batch.replace(target_ids=predictions.top_ids, target_logp=predictions.top_logp)
 
     async def measure(self, batch: Batch) -> Stats:
-        said = await self.policy.predict(batch, replace(self.loss.needs, logp=True))
+        predictions = await self.policy.predict(batch, replace(self.loss.needs, logp=True))
         tokens = batch.num_loss_tokens
         return Stats(
             {
-                "divergence": Last(float(known(said.divergence).sum()) / tokens),
-                "loss": Last(-float(known(said.logp).sum()) / tokens),
+                "divergence": Last(float(required(predictions.divergence).sum()) / tokens),
+                "loss": Last(-float(required(predictions.logp).sum()) / tokens),
             }
         )
-
-
-@asynccontextmanager
-async def open_distill(config: DistillConfig, context: RunContext, code_folder: Path) -> AsyncIterator[DistillPipeline]:
-    """Compare the vocabularies and tokenise every row before a model is loaded: what does not fit ends the run at once."""
-    vocabulary = shared_vocabulary(config.policy.model, config.teacher.model)
-    rows, held_out = load_rows(config, imitation_rows)
-    async with make_runtime(config.runtime) as runtime:
-        teacher = await spawn_fixed(runtime, config.teacher, role="teacher")
-        policy = await spawn_model(runtime, config.policy, role="policy", total_steps=config.run.steps)
-        yield DistillPipeline(config, context, policy, rows, held_out, teacher=teacher, vocabulary=vocabulary)

@@ -8,17 +8,18 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
+from reroll.algo.eval_statistics import Estimate, average, maj_at_k, mean_over_prompts, pass_at_k
 from reroll.config.parts import EvalConfig
 from reroll.errors import RewardError
 from reroll.observe.metrics import Last, Stats
-from reroll.pipeline.estimators import Estimate, average, maj_at_k, mean_over_prompts, pass_at_k
-from reroll.rollout.scheduler import Episode, ScoreOne
+from reroll.rollout.replay import Episode, replayed
+from reroll.rollout.scheduler import ScoreOne
 from reroll.types import Prompt, Status, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
 class EvalResult:
-    """What the policy said to every held-out prompt, and how often that passes."""
+    """The policy's trajectories on every held-out prompt, and how often they pass."""
 
     prompts: tuple[Prompt, ...]
     trajectories: tuple[tuple[Trajectory, ...], ...]
@@ -30,7 +31,7 @@ class EvalResult:
         return sorted({prompt.domain for prompt in self.prompts})
 
     def estimates(self, domain: str | None = None) -> dict[str, Estimate]:
-        """Of a domain's prompts, or of all prompts alike, with 95 % intervals over prompts: pass@1, 2, 4, … and n; of several
+        """Metrics of a domain's prompts, or of all, with 95 % intervals over prompts: pass@1, 2, 4, … and n; of several
         samples also avg@n, which is pass@1 under the name of its sample count, and maj@k where the reward says what was
         answered. Over several domains, k goes as far as every domain has samples; avg@n needs that all have n."""
         domains = self.domains if domain is None else [domain]
@@ -86,6 +87,7 @@ class EvalResult:
             for prompt, samples in zip(self.prompts, self.trajectories, strict=True)
         ]
         return {
+            "settings": self.settings.model_dump(mode="json"),
             "metrics": self.stats().values_by_name(),
             "all": _plain(self.estimates()),
             "average": _plain({"pass@1": self.average()}),
@@ -124,7 +126,7 @@ class EvalResult:
 
     def _passes(self, prompt: Prompt, sample: Trajectory) -> bool:
         """An environment that tells success has the say; elsewhere the reward has."""
-        success, threshold = sample.reward_parts.get("success"), self.settings.of(prompt.domain).threshold
+        success, threshold = sample.score.named.get("success"), self.settings.of(prompt.domain).threshold
         return sample.is_usable and (sample.reward >= threshold if success is None else success >= 1)
 
 
@@ -141,7 +143,7 @@ async def evaluate(
     progress bar."""
 
     async def one(prompt: Prompt, sample: int, sample_seed: int) -> Trajectory:
-        trajectory = await episode(prompt, f"{prompt.id}/{sample}", sample_seed)
+        trajectory = await replayed(episode, prompt, f"{prompt.id}/{sample}", sample_seed)
         if trajectory.is_usable:
             try:
                 trajectory = trajectory.scored(await score(prompt, trajectory))

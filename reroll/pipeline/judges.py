@@ -12,22 +12,22 @@ from itertools import count
 from transformers import PreTrainedTokenizerBase
 
 from reroll.config.parts import FixedModel
+from reroll.config.reward_base import RewardConfig
 from reroll.config.reward_judge import HostedJudge, JudgeReward, ModelReward
-from reroll.config.rewards import RewardConfig, walk
-from reroll.errors import RewardError
+from reroll.config.rewards import walk
 from reroll.infer.cluster import CONCURRENCY, InferCluster
 from reroll.infer.worker import InferWorker
 from reroll.models.load import load_tokenizer
 from reroll.pipeline.spawn import spawn_fixed
-from reroll.rewards.judge import Answer, Complete
+from reroll.rewards.judge import Answer, Complete, Unreadable
 from reroll.rewards.reward_model import Ids, ScoreModel
 from reroll.runtime.base import Placement, Runtime
 from reroll.tokens.batch import pack
 from reroll.tokens.renderer import Renderer
 from reroll.tokens.samples import sft_sample
-from reroll.train.base import Needs, known
-from reroll.train.cluster import TrainCluster
-from reroll.types import Message, Request, SamplingParams
+from reroll.training.base import Needs, required
+from reroll.training.cluster import TrainCluster
+from reroll.types import FinishReason, Message, Request, SamplingParams
 
 
 async def open_hosts(
@@ -42,7 +42,7 @@ async def open_hosts(
             if key not in shared:
                 shared[key] = await _host_judge(node.model, name, runtime, stack)
         elif isinstance(node, ModelReward):
-            key = node.model_dump_json(include={"model", "strategy", "devices", "ending"})
+            key = node.model_dump_json(include={"model", "strategy", "devices", "score_at"})
             if key not in shared:
                 shared[key] = await _host_reward_model(node, name, runtime, stack)
         else:
@@ -55,8 +55,8 @@ async def _host_judge(config: HostedJudge, name: str, runtime: Runtime, stack: A
     tokenizer = load_tokenizer(config.model)
     renderer = Renderer(tokenizer)
     devices = runtime.devices(config.devices)
-    seats = tuple(devices[rank % len(devices)] for rank in range(config.num_workers))
-    placement = Placement(f"judge {name}", seats, concurrency=CONCURRENCY)
+    placed = tuple(devices[rank % len(devices)] for rank in range(config.num_workers))
+    placement = Placement(f"judge {name}", placed, concurrency=CONCURRENCY)
     workers = await runtime.spawn(
         InferWorker, placement, model=config.model, precision=config.precision, max_running=config.max_running
     )
@@ -66,24 +66,25 @@ async def _host_judge(config: HostedJudge, name: str, runtime: Runtime, stack: A
 
 
 class HostedModel:
-    """A language model of the run's own, asked as one behind an endpoint is asked."""
+    """A judge model that the run hosts itself, with the interface of one behind an endpoint."""
 
     def __init__(self, engine: InferCluster, renderer: Renderer, tokenizer: PreTrainedTokenizerBase) -> None:
         self._engine = engine
         self._renderer = renderer
-        self._plain = Plain(tokenizer)
+        self._escape = SpecialTokenEscaper(tokenizer)
         self._numbers = count()
 
     async def __call__(self, messages: list[Message], sampling: SamplingParams) -> Answer:
-        prompt_ids = self._renderer.start(self._plain(messages))
+        prompt_ids = self._renderer.start(self._escape(messages))
         sampling = replace(sampling, stop_token_ids=self._renderer.stop_token_ids)
         request = Request(id=f"judge-{next(self._numbers)}", prompt_ids=prompt_ids, sampling=sampling)
         try:
             completion = await self._engine.generate(request)
         except ValueError as error:  # It can never run: the judge's context is too short for it.
-            raise RewardError(f"the judge cannot read the answer: {error}") from error
+            raise Unreadable(f"the judge cannot read the answer: {error}") from error
         return Answer(
             text=self._renderer.decode(completion.token_ids),
+            is_whole=completion.finish_reason is FinishReason.STOP,
             prompt_tokens=len(prompt_ids),
             completion_tokens=len(completion.token_ids),
         )
@@ -94,14 +95,14 @@ class HostedModel:
 
 async def _host_reward_model(config: ModelReward, name: str, runtime: Runtime, stack: AsyncExitStack) -> ScoreModel:
     tokenizer = load_tokenizer(config.model)
-    renderer, plain = Renderer(tokenizer), Plain(tokenizer)
+    renderer, escape = Renderer(tokenizer), SpecialTokenEscaper(tokenizer)
     fixed = FixedModel(model=config.model, strategy=config.strategy, devices=config.devices)
     cluster = await spawn_fixed(runtime, fixed, role=f"reward model {name}", head="score")
     stack.push_async_callback(cluster.close)
 
     def render(messages: Sequence[Message]) -> Ids:
-        messages = plain(messages)
-        return renderer.training_row(messages)[0] if config.ending == "turn" else renderer.whole(messages)
+        messages = escape(messages)
+        return renderer.training_row(messages)[0] if config.score_at == "turn" else renderer.whole(messages)
 
     model = ScoreModel(render, partial(score_rows, cluster), max_batch_tokens=config.strategy.micro_batch_tokens)
     stack.push_async_callback(model.close)
@@ -111,14 +112,14 @@ async def _host_reward_model(config: ModelReward, name: str, runtime: Runtime, s
 async def score_rows(cluster: TrainCluster, rows: Sequence[Ids]) -> list[float]:
     """The scalar head at the end of each row."""
     batch = pack([sft_sample(ids, [False] * (len(ids) - 1) + [True]) for ids in rows])
-    said = await cluster.predict(batch, Needs(logp=False, score=True))
-    return [float(score) for score in known(said.score)]
+    predictions = await cluster.predict(batch, Needs(logp=False, score=True))
+    return [float(score) for score in required(predictions.score)]
 
 
-class Plain:
-    """Takes tokens that only a chat template may write out of messages: an answer must not end its own turn in a judge's eyes.
+class SpecialTokenEscaper:
+    """Escapes the special tokens of a chat template in messages, so that an answer cannot end its own turn in a judge's prompt.
 
-    The text of such a token is broken by a space.
+    The text of such a token is escaped by a space.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -127,9 +128,9 @@ class Plain:
         self._marks = re.compile("|".join(map(re.escape, marks)))  # There is one: every tokenizer here has an end of sequence.
 
     def __call__(self, messages: Sequence[Message]) -> list[Message]:
-        return [self._broken(message) for message in messages]
+        return [self._escaped(message) for message in messages]
 
-    def _broken(self, message: Message) -> Message:
-        broken = message.copy()
-        broken["content"] = self._marks.sub(lambda match: f"{match[0][0]} {match[0][1:]}", message["content"])
-        return broken
+    def _escaped(self, message: Message) -> Message:
+        escaped = message.copy()
+        escaped["content"] = self._marks.sub(lambda match: f"{match[0][0]} {match[0][1:]}", message["content"])
+        return escaped

@@ -17,8 +17,8 @@ from reroll.pipeline.base import Pipeline, RunContext
 from reroll.tokens.batch import Batch
 from reroll.tokens.renderer import Renderer
 from reroll.tokens.samples import sft_sample
-from reroll.train.base import Loss
-from reroll.train.cluster import TrainCluster
+from reroll.training.base import Loss
+from reroll.training.cluster import TrainCluster
 from reroll.types import Message, Sample
 
 OC = TypeVar("OC", bound=OfflineConfig)
@@ -35,6 +35,8 @@ class OfflinePipeline(Pipeline[OC], Generic[OC, R]):
         self.policy = policy
         self.rows = rows
         self.held_out = held_out
+        self._rows_seen = rows.state()
+        """Where the rows stood after the last finished step."""
 
     @abstractmethod
     async def batch_of(self, rows: Sequence[R]) -> Batch:
@@ -51,7 +53,9 @@ class OfflinePipeline(Pipeline[OC], Generic[OC, R]):
     async def step(self, step: int) -> Stats:
         batch = await self.batch_of([self.rows.next() for _ in range(self.config.rows_per_step)])
         loss = await self.loss_on(batch)
-        return await self.policy.train(batch, loss, seed=step) + Stats({"tokens": Sum(float(batch.num_tokens))})
+        stats = await self.policy.train(batch, loss, seed=step) + Stats({"tokens": Sum(float(batch.num_tokens))})
+        self._rows_seen = self.rows.state()
+        return stats
 
     async def evaluate(self) -> Stats:
         if not self.held_out:
@@ -69,10 +73,11 @@ class OfflinePipeline(Pipeline[OC], Generic[OC, R]):
         return self.config.eval_every
 
     def state(self) -> dict[str, Any]:
-        return {"rows": self.rows.state()}
+        return {"rows": self._rows_seen}
 
     def restore(self, state: dict[str, Any]) -> None:
         self.rows.restore(state["rows"])
+        self._rows_seen = self.rows.state()
 
 
 @dataclass(frozen=True, slots=True)

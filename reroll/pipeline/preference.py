@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic, Self, TypeVar
 
 import numpy as np
 import torch
@@ -16,8 +16,7 @@ import torch
 from reroll.algo.preference import kto_reference_point
 from reroll.config.data import RowSource
 from reroll.config.offline import OfflineConfig
-from reroll.config.preference import DpoConfig, PairLossConfig, RewardModelConfig
-from reroll.config.preference import KtoLoss as KtoConfig
+from reroll.config.preference import DpoConfig, KtoLossConfig, PairLossConfig, RewardModelConfig
 from reroll.data.pairs import load_judged, load_pairs
 from reroll.data.sampler import Sampler
 from reroll.errors import DataError
@@ -29,9 +28,9 @@ from reroll.runtime import make_runtime
 from reroll.runtime.base import Runtime
 from reroll.tokens.batch import Batch, pack
 from reroll.tokens.samples import sft_sample
-from reroll.train.base import Loss, known
-from reroll.train.cluster import TrainCluster
-from reroll.train.preference import KtoLoss, PreferenceLoss, RankingLoss, sequence_sums
+from reroll.training.base import Loss, required
+from reroll.training.cluster import TrainCluster
+from reroll.training.preference import KtoLoss, PreferenceLoss, RankingLoss, sequence_sums
 from reroll.types import Message, Sample
 
 OC = TypeVar("OC", bound=OfflineConfig)
@@ -56,7 +55,7 @@ class JudgedRow:
 
 
 class PreferencePipeline(OfflinePipeline[OC, R], Generic[OC, R]):
-    """What the loss says about held-out rows is what they are measured by."""
+    """Held-out rows are measured by the statistics of the loss."""
 
     def __init__(
         self,
@@ -88,6 +87,21 @@ class PreferencePipeline(OfflinePipeline[OC, R], Generic[OC, R]):
 class DpoPipeline(PreferencePipeline[DpoConfig, PairRow]):
     """Make chosen answers likelier than rejected ones."""
 
+    config_class = DpoConfig
+    title = "learning from preferences"
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, config: DpoConfig, context: RunContext, code_folder: Path) -> AsyncIterator[DpoPipeline | KtoPipeline]:
+        if isinstance(config.loss, KtoLossConfig):
+            async with KtoPipeline.open(config, context, code_folder) as pipeline:
+                yield pipeline
+            return
+        pairs, held_out = load_rows(config, pair_rows)  # A bad row ends the run before a model is loaded.
+        async with make_runtime(config.runtime) as runtime:
+            policy, reference = await _policy_and_reference(config, runtime)
+            yield cls(config, context, policy, pairs, held_out, loss=pair_loss(config.loss), reference=reference)
+
     async def batch_of(self, rows: Sequence[PairRow]) -> Batch:
         return await self.with_reference(pack_pairs(rows))
 
@@ -95,7 +109,20 @@ class DpoPipeline(PreferencePipeline[DpoConfig, PairRow]):
 class KtoPipeline(PreferencePipeline[DpoConfig, JudgedRow]):
     """Make good answers likelier and bad ones less likely."""
 
+    config_class = DpoConfig
+    title = "learning from judged answers"
     loss: KtoLoss
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, config: DpoConfig, context: RunContext, code_folder: Path) -> AsyncIterator[Self]:
+        assert isinstance(config.loss, KtoLossConfig)
+        rows, held_out = load_rows(config, judged_rows)
+        if len(held_out) == 1:
+            raise DataError("data.eval: one row is not enough for kto, which also looks at answers to other prompts (add rows)")
+        async with make_runtime(config.runtime) as runtime:
+            policy, reference = await _policy_and_reference(config, runtime)
+            yield cls(config, context, policy, rows, held_out, loss=KtoLoss(**config.loss.options), reference=reference)
 
     async def batch_of(self, rows: Sequence[JudgedRow]) -> Batch:
         batch = pack([row.sample for row in rows])
@@ -103,44 +130,26 @@ class KtoPipeline(PreferencePipeline[DpoConfig, JudgedRow]):
 
     async def loss_on(self, batch: Batch) -> Loss:
         others = await self.with_reference(mismatched(batch))
-        log_ratio = await self.policy.logprobs(others) - known(others.ref_logp)
+        log_ratio = await self.policy.logprobs(others) - required(others.ref_logp)
         return replace(self.loss, reference_point=kto_reference_point(sequence_sums(log_ratio, others)))
 
 
 class RewardModelPipeline(PreferencePipeline[RewardModelConfig, PairRow]):
     """Score chosen answers higher than rejected ones."""
 
+    config_class = RewardModelConfig
+    title = "training a reward model"
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, config: RewardModelConfig, context: RunContext, code_folder: Path) -> AsyncIterator[Self]:
+        rows, held_out = load_rows(config, partial(pair_rows, with_margin=True))
+        async with make_runtime(config.runtime) as runtime:
+            policy = await spawn_model(runtime, config.policy, role="policy", total_steps=config.run.steps, head="score")
+            yield cls(config, context, policy, rows, held_out, loss=RankingLoss())
+
     async def batch_of(self, rows: Sequence[PairRow]) -> Batch:
         return pack_pairs(rows)
-
-
-@asynccontextmanager
-async def open_dpo(config: DpoConfig, context: RunContext, code_folder: Path) -> AsyncIterator[DpoPipeline | KtoPipeline]:
-    """Tokenise every row before a model is loaded: a bad one ends the run at once."""
-    if isinstance(config.loss, KtoConfig):
-        judged, held_out_judged = load_rows(config, judged_rows)
-        if len(held_out_judged) == 1:
-            raise DataError("data.eval: one row is not enough for kto, which also looks at answers to other prompts (add rows)")
-        async with make_runtime(config.runtime) as runtime:
-            policy, reference = await _policy_and_reference(config, runtime)
-            loss = KtoLoss(**config.loss.options)
-            yield KtoPipeline(config, context, policy, judged, held_out_judged, loss=loss, reference=reference)
-    else:
-        pairs, held_out = load_rows(config, pair_rows)
-        async with make_runtime(config.runtime) as runtime:
-            policy, reference = await _policy_and_reference(config, runtime)
-            yield DpoPipeline(config, context, policy, pairs, held_out, loss=pair_loss(config.loss), reference=reference)
-
-
-@asynccontextmanager
-async def open_reward_model(
-    config: RewardModelConfig, context: RunContext, code_folder: Path
-) -> AsyncIterator[RewardModelPipeline]:
-    """Tokenise every row before the model is loaded: a bad one ends the run at once."""
-    rows, held_out = load_rows(config, partial(pair_rows, with_margin=True))
-    async with make_runtime(config.runtime) as runtime:
-        policy = await spawn_model(runtime, config.policy, role="policy", total_steps=config.run.steps, head="score")
-        yield RewardModelPipeline(config, context, policy, rows, held_out, loss=RankingLoss())
 
 
 async def _policy_and_reference(config: DpoConfig, runtime: Runtime) -> tuple[TrainCluster, TrainCluster | None]:
@@ -155,6 +164,8 @@ def pair_loss(config: PairLossConfig) -> PreferenceLoss:
         options=config.options,
         uses_reference=config.uses_reference,
         length_normalised=config.length_normalised,
+        uses_odds=config.uses_odds,
+        sft_coef=config.sft_coef,
     )
 
 

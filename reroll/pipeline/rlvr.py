@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 import torch
-from torch import Tensor
 
 from reroll.algo.episodes import Episodes
 from reroll.algo.kl import KL_ESTIMATORS, adapted_coef, k3
@@ -20,44 +23,33 @@ from reroll.config.algorithm import OwnCritic
 from reroll.config.tree import RlvrConfig
 from reroll.observe.metrics import Last, Mean, Stats, Sum
 from reroll.pipeline.base import Pipeline, RunContext
+from reroll.pipeline.build import RlvrComponents, build_rlvr
 from reroll.pipeline.credit import advantage_stats, assign_advantages, critic_targets, on_domain_scale, policy_loss_of
 from reroll.pipeline.evaluate import num_episodes
-from reroll.pipeline.player import Player
-from reroll.rollout.scheduler import RolloutScheduler
-from reroll.runtime.devices import DeviceMap
 from reroll.tokens.batch import Batch, pack
 from reroll.tokens.samples import rows_of
-from reroll.train.base import Needs, known
-from reroll.train.cluster import TrainCluster
-from reroll.train.loss import ValueLoss
-from reroll.types import Group, Prompt, Status
-from reroll.weights.sync import WeightSync
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """Who does what in an RL run."""
-
-    policy: TrainCluster
-    reference: TrainCluster | None
-    """The starting policy, where a KL penalty needs it: the policy itself if it learns an adapter, which is then left out."""
-    critic: TrainCluster | None
-    """What foretells returns, where the advantage needs it: the policy itself if they share a trunk."""
-    teachers: Mapping[str, TrainCluster]
-    player: Player
-    rollouts: RolloutScheduler
-    weights: WeightSync
-    devices: DeviceMap
-    held_out: list[Prompt]
-
+from reroll.training.base import Needs, required
+from reroll.training.loss import ValueLoss
+from reroll.types import Group, Status
 
 _WHOLE_VOCABULARY = 1 << 30
+FLAT_STEPS = 3
+"""Steps in a row without any gradient after which the user is told: one may be chance."""
 
 
 class RlvrPipeline(Pipeline[RlvrConfig]):
     """One loop for synchronous and asynchronous training: the staleness budget is the only difference."""
 
-    def __init__(self, config: RlvrConfig, context: RunContext, parts: Parts) -> None:
+    config_class = RlvrConfig
+    title = "reinforcement learning"
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, config: RlvrConfig, context: RunContext, code_folder: Path) -> AsyncIterator[Self]:
+        async with build_rlvr(config, folder=context.folder.path, code_folder=code_folder) as parts:
+            yield cls(parts.config, context, parts)
+
+    def __init__(self, config: RlvrConfig, context: RunContext, parts: RlvrComponents) -> None:
         super().__init__(config, context)
         self.parts = parts
         self.policy = parts.policy
@@ -66,30 +58,68 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
         self.moments = RunningMoments()
         self.domain_moments: dict[str, RunningMoments] = {}
         self.kl_coef = config.kl.coef
+        self._num_flat_steps = 0
+        self._committed_state = self._state_now()
+        """What `state` returns: as of the last finished step. Prompts of an unfinished step count as not used."""
         if parts.critic is not None and isinstance(config.critic, OwnCritic):
             self.side_models["critic"] = parts.critic
+        if parts.reference is not None and config.reference.sync_every:
+            self.side_models["reference"] = parts.reference
 
     async def step(self, step: int) -> Stats:
         started = time.perf_counter()
-        groups = await self.context.unless_stopped(self.rollouts.take(self.config.rollout.prompts_per_step))
+        view = self.context.view
+        with view.doing(self.rollouts.progress):
+            groups = await self.context.unless_stopped(self.rollouts.take(self.config.rollout.prompts_per_step))
         waited = Stats({"time/wait_s": Last(time.perf_counter() - started)})
         samples, episodes = rows_of(groups)
         batch = self.with_temperature(pack(samples), episodes, groups)
         if self.config.shaping.domains == "normalised":
             episodes = on_domain_scale(episodes, groups, self.domain_moments)
 
-        async with self.parts.devices.lease("policy"):
-            batch, episodes = await self.look_up(batch, episodes)
-            taught = await self.taught(batch, episodes, groups)
-            batch = assign_advantages(batch, episodes, groups, self.config, taught=taught)
-            trained = advantage_stats(batch) + self.watch_kl(batch) + await self.update(batch.without_untrained(), step)
-
-        async with self.parts.devices.lease("engine"):
-            pushed = await self.parts.weights.push(version=step + 1)
+        with view.doing(lambda: f"training on {len(samples)} rows"):
+            trained = await self.learn(batch, episodes, groups, step)
+        with view.doing(lambda: "pushing weights"):
+            async with self.parts.devices.lease("engine"):
+                pushed = await self.parts.weights.push(version=step + 1)
+        self.warn_without_signal(groups, trained)
         self.rollouts.release(groups, version=step + 1)  # slots free only now: nothing is born stale
+        self._committed_state = self._state_now()
         self._log_samples(groups, step + 1)
         swapped = Stats({"time/swap_s": Last(self.parts.devices.take_swap_s())})
-        return waited + swapped + trained + pushed + rollout_stats(groups) + self._plane_stats()
+        return waited + swapped + trained + pushed + rollout_stats(groups) + self._component_stats()
+
+    async def learn(self, batch: Batch, episodes: Episodes, groups: Sequence[Group], step: int) -> Stats:
+        """Give every token its advantage, and update the models."""
+        async with self.parts.devices.lease("policy"):
+            batch, episodes = await self.add_reference_and_values(batch, episodes)
+            batch = await self.credit(batch, episodes, groups)
+            kl = kl_to_reference(batch)
+            stats = advantage_stats(batch) + self.kl_stats(kl)  # The coefficient that the rewards of this step were charged.
+            self.update_kl_coef(kl, num_samples=len(batch))  # The policy is trained with the new one.
+            stats += await self.update(batch.without_untrained(), step)
+            await self.sync_reference(num_steps=step + 1)
+            return stats
+
+    async def sync_reference(self, *, num_steps: int) -> None:
+        """Move the reference towards the policy where that is due after so many steps."""
+        config, reference = self.config.reference, self.parts.reference
+        if reference is not None and config.sync_every and num_steps % config.sync_every == 0:
+            await reference.follow(self.policy, share=config.mix)
+
+    def warn_without_signal(self, groups: Sequence[Group], trained: Stats) -> None:
+        """Say so, once for each time it comes to that, when steps in a row leave the policy where it was."""
+        gradient = trained.values_by_name().get("train/grad_norm")
+        is_flat = gradient == 0 and not any(group.has_signal for group in groups)
+        self._num_flat_steps = self._num_flat_steps + 1 if is_flat else 0
+        if self._num_flat_steps == FLAT_STEPS:
+            reward = groups[0].rewards[0]
+            same = f" ({reward:g} throughout)" if {*groups[0].rewards} == {r for group in groups for r in group.rewards} else ""
+            self.context.view.note(
+                f"nothing is learned: for {FLAT_STEPS} steps the rewards in each group were equal{same} and the gradient 0. "
+                f"See what is written and earned with `reroll show {self.context.folder.path}`; then change the task or the "
+                "reward, raise rollout.group_size, or set rollout.drop_zero_variance_groups=true to pass over such prompts"
+            )
 
     def with_temperature(self, batch: Batch, episodes: Episodes, groups: Sequence[Group]) -> Batch:
         """The batch at the temperature it was drawn at: one number, or that of each token where domains differ."""
@@ -99,39 +129,50 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
         by_episode = torch.tensor(by_group)[episodes.group]
         return batch.replace(temperature=torch.where(batch.loss_mask, episodes.spread(by_episode), 1.0))
 
-    async def look_up(self, batch: Batch, episodes: Episodes) -> tuple[Batch, Episodes]:
-        """What reference, critic and policy say about the samples, where the algorithm asks; rewards penalised and shaped."""
+    async def add_reference_and_values(self, batch: Batch, episodes: Episodes) -> tuple[Batch, Episodes]:
+        """Add the reference's log-probs, the critic's values and the policy's outputs where the algorithm needs them, and shape
+        the rewards."""
         config, kl = self.config, self.config.kl
-        if config.old_policy == "sampler" or (config.old_policy == "auto" and config.rollout.max_staleness):
+        if config.ratio_to_sampler:
             batch = batch.replace(old_logp=batch.logp)  # samples are weighed against the policy that drew them
         if self.parts.reference:
             top_k = (kl.top_k or _WHOLE_VOCABULARY) if kl.estimator == "full" else 0
-            said = await self.parts.reference.predict(batch, Needs(top_k=top_k, adapter=False))
-            batch = batch.replace(ref_logp=said.logp, teacher_ids=said.top_ids, teacher_logp=said.top_logp)
-            if kl.place == "reward":
-                episodes = episodes.penalised(self.kl_coef * KL_ESTIMATORS[kl.estimator](batch.logp, known(said.logp)))
+            predictions = await self.parts.reference.predict(batch, Needs(top_k=top_k, adapter=False))
+            batch = batch.replace(ref_logp=predictions.logp, target_ids=predictions.top_ids, target_logp=predictions.top_logp)
+            if kl.apply_to == "reward":
+                episodes = episodes.penalised(
+                    self.kl_coef * KL_ESTIMATORS[kl.estimator](batch.logp, required(predictions.logp))
+                )
         episodes = shape_rewards(episodes, **config.shaping.rewards.model_dump())
         if self.critic and isinstance(config.advantage, GaeAdvantage):
             episodes = replace(episodes, value=await self.critic.values(batch))
             batch = batch.replace(value=episodes.value, returns=critic_targets(episodes, config.advantage, config.value_loss))
-        if isinstance(config.advantage, OptimalTokenBaselineAdvantage):
-            said = await self.policy.predict(batch, Needs(logp=False, score_norm=True))
-            episodes = replace(episodes, score_norm=said.score_norm)
+        batch, episodes = await self._add_policy_outputs(batch, episodes)
         self.moments.update(episodes.reward)
         return batch, replace(episodes, running_mean=self.moments.mean, running_std=self.moments.std)
 
-    async def taught(self, batch: Batch, episodes: Episodes, groups: Sequence[Group]) -> Tensor:
-        """[T] on-policy distillation: how much likelier each teacher finds a token than the policy that drew it did."""
-        bonus = torch.zeros_like(batch.advantage)
-        for name, teacher in self.config.teachers.items():
-            learns = torch.tensor([teacher.domains is None or group.prompt.domain in teacher.domains for group in groups])
-            tokens = episodes.spread(learns[episodes.group].float()) > 0
-            sequences = batch.sequence_index[tokens].unique().tolist()  # type: ignore[no-untyped-call]
-            if sequences:
-                logp = await self.parts.teachers[name].logprobs(batch.select(sequences))
-                inside = torch.isin(batch.sequence_index, torch.tensor(sequences))
-                bonus[inside] += teacher.coef * (logp - batch.logp[inside])
-        return bonus
+    async def _add_policy_outputs(self, batch: Batch, episodes: Episodes) -> tuple[Batch, Episodes]:
+        """Add the policy's outputs from before the update where the algorithm needs them, in one pass."""
+        config, train = self.config, self.config.train
+        score_norm = isinstance(config.advantage, OptimalTokenBaselineAdvantage)
+        entropy = config.masks.top_entropy is not None
+        if not (score_norm or entropy):
+            return batch, episodes
+        # Several optimizer steps would ask for the log-probs at their start: they come with this pass.
+        logp = batch.old_logp is None and train.epochs * train.mini_batches > 1
+        predictions = await self.policy.predict(batch, Needs(logp=logp, score_norm=score_norm, entropy=entropy))
+        if logp:
+            batch = batch.replace(old_logp=predictions.logp)
+        return batch, replace(episodes, score_norm=predictions.score_norm, entropy=predictions.entropy)
+
+    async def credit(self, batch: Batch, episodes: Episodes, groups: Sequence[Group]) -> Batch:
+        """The batch with every token's advantage. Teachers add to it, or give target distributions for a term of the loss."""
+        config, teachers = self.config, self.parts.teachers
+        if config.distill is None:
+            teacher_advantage = await teachers.advantage(batch, episodes, groups)
+            return assign_advantages(batch, episodes, groups, config, teacher_advantage=teacher_advantage)
+        batch = assign_advantages(batch, episodes, groups, config, teacher_advantage=torch.zeros_like(batch.advantage))
+        return await teachers.with_distributions(batch, episodes, groups, config.distill)
 
     async def update(self, batch: Batch, step: int) -> Stats:
         """Train the critic, if it is a model of its own, then the policy."""
@@ -140,30 +181,37 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
             return stats  # Every token is masked: momentum alone must not move the policy.
         if isinstance(config.critic, OwnCritic) and self.critic:
             value_loss = ValueLoss(clip=config.value_loss.clip)
-            told = await self.critic.train(batch, value_loss, epochs=train.epochs, mini_batches=train.mini_batches, seed=step)
-            stats += Stats({name.replace("train", "critic", 1): metric for name, metric in told.items()})
+            critic_stats = await self.critic.train(
+                batch, value_loss, epochs=train.epochs, mini_batches=train.mini_batches, seed=step
+            )
+            stats += Stats({name.replace("train", "critic", 1): metric for name, metric in critic_stats.items()})
             if step < config.critic.warmup_steps:
                 return stats
-        loss = policy_loss_of(config, kl_coef=self.kl_coef)
+        loss = policy_loss_of(config, kl_coef=self.kl_coef, vocabulary=self.parts.teachers.vocabulary)
         return stats + await self.policy.train(batch, loss, epochs=train.epochs, mini_batches=train.mini_batches, seed=step)
 
-    def _plane_stats(self) -> Stats:
+    def _component_stats(self) -> Stats:
         """What the scheduler, the engines, the rewards and the environments did since the last step."""
-        player = self.parts.player
-        stats = self.rollouts.stats() + player.engine.stats() + player.rewards.stats()
-        return stats + player.envs.stats() if self.config.envs else stats
+        runner = self.parts.episode_runner
+        stats = self.rollouts.stats() + runner.engine.stats() + runner.rewards.stats()
+        return stats + runner.envs.stats() if self.config.envs else stats
 
-    def watch_kl(self, batch: Batch) -> Stats:
-        """How far the policy is from where it started; an adaptive coefficient follows it."""
-        if batch.ref_logp is None:
+    def kl_stats(self, kl: float | None) -> Stats:
+        """The coefficient, and how far the policy is from its reference where that was measured."""
+        if self.parts.reference is None:
             return Stats()
-        kl = float(k3(batch.logp, batch.ref_logp)[batch.loss_mask].mean())
-        stats = Stats({"kl/reference": Last(kl), "kl/coef": Last(self.kl_coef)})
-        if adaptive := self.config.kl.adaptive:
-            self.kl_coef = adapted_coef(
-                self.kl_coef, kl, target=adaptive.target, horizon=adaptive.horizon, num_samples=len(batch)
-            )
+        stats = Stats({"kl/coef": Last(self.kl_coef)})
+        if kl is not None:
+            stats.add("kl/reference", Last(kl))
         return stats
+
+    def update_kl_coef(self, kl: float | None, *, num_samples: int) -> None:
+        """Let an adaptive coefficient follow the measured KL. A step that measured none leaves it as it is."""
+        adaptive = self.config.kl.adaptive
+        if adaptive and kl is not None:
+            self.kl_coef = adapted_coef(
+                self.kl_coef, kl, target=adaptive.target, horizon=adaptive.horizon, num_samples=num_samples
+            )
 
     async def start(self, num_steps: int) -> None:
         async with self.parts.devices.lease("engine"):
@@ -177,7 +225,7 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
         if not prompts:
             return Stats()
         with self.context.view.task("evaluating", num_episodes(prompts, settings)) as advance:
-            playing = self.parts.player.evaluate(prompts, settings, seed=self.config.run.seed, on_done=advance)
+            playing = self.parts.episode_runner.evaluate(prompts, settings, seed=self.config.run.seed, on_done=advance)
             return (await self.context.unless_stopped(playing)).stats()
 
     @property
@@ -185,22 +233,44 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
         return self.config.eval.every
 
     def state(self) -> dict[str, Any]:
+        return self._committed_state
+
+    def _state_now(self) -> dict[str, Any]:
         domains = {domain: moments.state() for domain, moments in self.domain_moments.items()}
         rollouts, moments = self.rollouts.state(), self.moments.state()
         return {"rollouts": rollouts, "kl_coef": self.kl_coef, "moments": moments, "domain_moments": domains}
 
     def restore(self, state: dict[str, Any]) -> None:
         self.rollouts.restore(state["rollouts"])
-        self.kl_coef = state["kl_coef"]
+        state = {**self._committed_state, **state}  # What an earlier version did not remember starts anew.
+        self.kl_coef = self._restored_coef(state["kl_coef"])
         self.moments.restore(state["moments"])
         for domain, moments in state["domain_moments"].items():
             self.domain_moments.setdefault(domain, RunningMoments()).restore(moments)
+        self._committed_state = self._state_now()
+
+    def _restored_coef(self, saved: float | None) -> float:
+        """An adaptive coefficient goes on from where it was; a fixed one is the config's."""
+        coef = self.config.kl.coef
+        if self.config.kl.adaptive is None:
+            return coef
+        if saved is None or not math.isfinite(saved):  # What was no number is null in a checkpoint's JSON.
+            self.context.view.note(f"the checkpoint's KL coefficient is no number: it starts again from kl.coef, {coef:g}")
+            return coef
+        return saved
 
     def _log_samples(self, groups: Sequence[Group], num_steps: int) -> None:
         pairs = [(group.prompt, trajectory) for group in groups for trajectory in group.trajectories]
-        decode = partial(self.parts.player.renderer.decode, with_special=True)
+        decode = partial(self.parts.episode_runner.renderer.decode, with_special=True)
         for prompt, trajectory in pairs[: self.config.run.log_samples]:
             self.context.folder.log_sample(num_steps, prompt, trajectory, decode=decode)
+
+
+def kl_to_reference(batch: Batch) -> float | None:
+    """How far the policy that drew the samples is from the reference; None without a reference or with nothing in the loss."""
+    if batch.ref_logp is None or not batch.loss_mask.any():
+        return None
+    return float(k3(batch.logp, batch.ref_logp)[batch.loss_mask].mean())
 
 
 def rollout_stats(groups: Sequence[Group]) -> Stats:
@@ -219,10 +289,10 @@ def rollout_stats(groups: Sequence[Group]) -> Stats:
             "tokens": Sum(tokens),
         }
     )
+    num_domains = len({group.prompt.domain for group in groups})
     for group in groups:
-        total = Mean(sum(group.rewards), float(len(group.rewards)))
-        if len({group.prompt.domain for group in groups}) > 1:
-            stats += Stats({f"reward/{group.prompt.domain}": total})
+        if num_domains > 1:
+            stats.add(f"reward/{group.prompt.domain}", Mean(sum(group.rewards), float(len(group.rewards))))
         stats += part_stats(group)
         if any(turn.info for trajectory in group.trajectories for turn in trajectory.turns):
             stats += env_stats(group)
@@ -230,25 +300,26 @@ def rollout_stats(groups: Sequence[Group]) -> Stats:
 
 
 def part_stats(group: Group) -> Stats:
-    """The parts of its rewards, each by its name: the mean over the samples that have it."""
-    stats = Stats()
+    """The parts of its rewards and what was measured beside them, by name: the mean over the samples that have it."""
+    parts = defaultdict(list)
     for trajectory in group.trajectories:
-        stats += Stats({f"reward/{group.prompt.domain}/{name}": Mean(part) for name, part in trajectory.reward_parts.items()})
-    return stats
+        for name, part in trajectory.score.named.items():
+            parts[name].append(part)
+    return _means(f"reward/{group.prompt.domain}/", parts)
 
 
 def env_stats(group: Group) -> Stats:
     """What its environment measured: `success` at the end of each episode, actions and turns of each, the rest by turn."""
-    prefix, stats = f"env/{group.prompt.domain}/", Stats()
+    by_episode, by_turn = defaultdict(list), defaultdict(list)
     for trajectory in group.trajectories:
-        last = trajectory.turns[-1].info
-        told: dict[str, Mean] = {
-            "success": Mean(last.get("success", 0.0)),
-            "num_actions": Mean(sum(turn.info.get("num_actions", 1.0) for turn in trajectory.turns)),
-            "turns": Mean(float(len(trajectory.turns))),
-        }
-        stats += Stats({prefix + name: metric for name, metric in told.items()})
+        by_episode["success"].append(trajectory.turns[-1].info.get("success", 0.0))
+        by_episode["num_actions"].append(sum(turn.info.get("num_actions", 1.0) for turn in trajectory.turns))
+        by_episode["turns"].append(float(len(trajectory.turns)))
         for turn in trajectory.turns:
-            by_turn = {name: value for name, value in turn.info.items() if name not in told}
-            stats += Stats({prefix + name: Mean(value) for name, value in by_turn.items()})
-    return stats
+            for name, value in turn.info.items():
+                by_turn[name].append(value)
+    return _means(f"env/{group.prompt.domain}/", by_turn | by_episode)
+
+
+def _means(prefix: str, values: Mapping[str, Sequence[float]]) -> Stats:
+    return Stats({prefix + name: Mean(sum(seen), float(len(seen))) for name, seen in values.items()})

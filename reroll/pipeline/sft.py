@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Self
 
 from reroll.config.data import RowSource
 from reroll.config.offline import SftConfig
@@ -15,7 +16,7 @@ from reroll.pipeline.offline import OfflinePipeline, Tokeniser, load_rows
 from reroll.pipeline.spawn import spawn_model
 from reroll.runtime import make_runtime
 from reroll.tokens.batch import Batch, pack
-from reroll.train.loss import SFT_LOSS
+from reroll.training.loss import SFT_LOSS
 from reroll.types import Sample
 
 SHOWN = {f"train/{name}" for name in ("loss", "grad_norm", "lr", "loss_tokens", "tokens_per_s")}
@@ -24,7 +25,18 @@ SHOWN = {f"train/{name}" for name in ("loss", "grad_norm", "lr", "loss_tokens", 
 class SftPipeline(OfflinePipeline[SftConfig, Sample]):
     """Imitate the rows."""
 
+    config_class = SftConfig
+    title = "supervised fine-tuning"
     loss = SFT_LOSS
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, config: SftConfig, context: RunContext, code_folder: Path) -> AsyncIterator[Self]:
+        # Every row is tokenised before the model is loaded: a bad one ends the run at once.
+        rows, held_out = load_rows(config, imitation_rows)
+        async with make_runtime(config.runtime) as runtime:
+            policy = await spawn_model(runtime, config.policy, role="policy", total_steps=config.run.steps)
+            yield cls(config, context, policy, rows, held_out)
 
     async def batch_of(self, rows: Sequence[Sample]) -> Batch:
         return pack(rows)
@@ -35,17 +47,8 @@ class SftPipeline(OfflinePipeline[SftConfig, Sample]):
 
     async def step(self, step: int) -> Stats:
         # Nobody sampled these tokens: what compares the policy with a sampler says nothing here.
-        told = await super().step(step)
-        return Stats({name: told[name] for name in told if name in SHOWN or name == "tokens" or name.startswith("time/")})
-
-
-@asynccontextmanager
-async def open_sft(config: SftConfig, context: RunContext, code_folder: Path) -> AsyncIterator[SftPipeline]:
-    """Tokenise every row before the model is loaded: a bad one ends the run at once."""
-    rows, held_out = load_rows(config, imitation_rows)
-    async with make_runtime(config.runtime) as runtime:
-        policy = await spawn_model(runtime, config.policy, role="policy", total_steps=config.run.steps)
-        yield SftPipeline(config, context, policy, rows, held_out)
+        stats = await super().step(step)
+        return Stats({name: stats[name] for name in stats if name in SHOWN or name == "tokens" or name.startswith("time/")})
 
 
 def imitation_rows(source: RowSource, tokeniser: Tokeniser) -> list[Sample]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from reroll.config.parts import FixedModel, ModelConfig
-from reroll.config.strategy import TorchStrategy
+from reroll.config.strategy import RanksStrategy
 from reroll.models.load import Head
 from reroll.runtime.base import Placement, Runtime
-from reroll.train.cluster import TrainCluster
-from reroll.train.parallel.ranks import MeetingPoint
-from reroll.train.worker import TrainWorker
+from reroll.training.cluster import TrainCluster
+from reroll.training.parallel.ranks import Rendezvous
+from reroll.training.worker import TrainWorker
 
 
 async def spawn_model(
@@ -16,17 +16,22 @@ async def spawn_model(
 ) -> TrainCluster:
     """A model to train for `total_steps` optimizer steps; one for 0 steps is held fixed."""
     placement = Placement(role, train_devices(runtime, config))
-    meeting = MeetingPoint(runtime.host) if len(placement.devices) > 1 else None
+    rendezvous = Rendezvous(runtime.host) if len(placement.devices) > 1 else None
     workers = await runtime.spawn(
-        TrainWorker, placement, config, total_steps=total_steps, head=head, meeting=meeting.address if meeting else None
+        TrainWorker,
+        placement,
+        config,
+        total_steps=total_steps,
+        head=head,
+        rendezvous=rendezvous.address if rendezvous else None,
     )
-    return TrainCluster(workers, ranks_per_share=config.strategy.ranks_per_share, meeting=meeting)
+    return TrainCluster(workers, ranks_per_share=config.strategy.ranks_per_share, rendezvous=rendezvous)
 
 
 def train_devices(runtime: Runtime, config: FixedModel) -> tuple[str, ...]:
     """The device of each of a model's workers."""
     devices = runtime.devices(config.devices)
-    if isinstance(config.strategy, TorchStrategy):
+    if not isinstance(config.strategy, RanksStrategy):
         return devices[:1]
     num_ranks = config.strategy.num_ranks or len(devices)
     if devices == ("cpu",):
@@ -42,6 +47,10 @@ async def spawn_fixed(runtime: Runtime, config: FixedModel, *, role: str, head: 
     return await spawn_model(runtime, plain, role=role, total_steps=0, head=head)
 
 
-async def reference_of(runtime: Runtime, config: ModelConfig, policy: TrainCluster) -> TrainCluster:
-    """The policy as it started, if it is asked without an adapter: the policy itself where it trains one."""
-    return policy if config.lora else await spawn_fixed(runtime, config, role="reference")
+async def reference_of(
+    runtime: Runtime, config: ModelConfig, policy: TrainCluster, *, model: str | None = None
+) -> TrainCluster:
+    """The policy as it started, if it is asked without an adapter: the policy itself where it trains one. Or another model."""
+    if config.lora and model is None:
+        return policy
+    return await spawn_fixed(runtime, config.model_copy(update={"model": model or config.model}), role="reference")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reroll.config.data import JsonlSource, ParquetSource, Table
+from reroll.config.data import JsonlSource, NamedColumns, ParquetSource
 from reroll.config.load_reward import AskedReward
 from reroll.config.rewards import RewardWorkersConfig, walk, wants_host
 from reroll.data.sources import load_source
@@ -23,7 +23,7 @@ from reroll.types import Prompt, Score
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class RewardTrial:
     """What became of one answer."""
 
     text: str
@@ -33,7 +33,7 @@ class Verdict:
     seconds: float
 
 
-async def try_reward(asked: AskedReward, prompt: Prompt, texts: Sequence[str]) -> list[Verdict]:
+async def try_reward(asked: AskedReward, prompt: Prompt, texts: Sequence[str]) -> list[RewardTrial]:
     """Judge the texts as answers to the prompt, one after the other. Raises ConfigError if the reward cannot be made."""
     async with LocalRuntime() as runtime, AsyncExitStack() as stack:
         configs, hosts = {asked.name: asked.node}, None
@@ -47,14 +47,14 @@ async def try_reward(asked: AskedReward, prompt: Prompt, texts: Sequence[str]) -
         return [await _verdict(rewards, prompt, text) for text in texts]
 
 
-async def _verdict(rewards: RewardCluster, prompt: Prompt, text: str) -> Verdict:
+async def _verdict(rewards: RewardCluster, prompt: Prompt, text: str) -> RewardTrial:
     score, problem = None, ""
     start_s = time.perf_counter()
     try:
         score = await rewards.score(prompt, said(text))
     except RewardError as error:
         problem = str(error)
-    return Verdict(text=text, score=score, problem=problem, seconds=time.perf_counter() - start_s)
+    return RewardTrial(text=text, score=score, problem=problem, seconds=time.perf_counter() - start_s)
 
 
 def row_in_file(asked: AskedReward, place: str) -> Prompt:
@@ -97,6 +97,6 @@ def first_row(asked: AskedReward) -> Prompt:
 
 def _columns(asked: AskedReward) -> Mapping[str, Any]:
     """The domain, and what the columns of its rows are called."""
-    table = next((source for source in asked.sources if isinstance(source, Table)), None)
-    named = table.model_dump(include={"prompt_key", "messages_key", "answer_key", "system"}) if table else {}
+    table = next((source for source in asked.sources if isinstance(source, NamedColumns)), None)
+    named = table.model_dump(include={"prompt_key", "messages_key", "answer_key", "answer_after", "system"}) if table else {}
     return {"domain": asked.name, **named}

@@ -25,7 +25,8 @@ _log = logging.getLogger(__name__)
 
 def question_key(who: Any, messages: Sequence[Message], sampling: SamplingParams) -> str:
     """The name of a question: who is asked (plain data), all that is said, and how the reply is drawn, seed included."""
-    question = json.dumps([who, list(messages), asdict(sampling)], sort_keys=True)
+    # The first word says what is kept: earlier versions did not tell which replies were cut off.
+    question = json.dumps(["reply and whether it is whole", who, list(messages), asdict(sampling)], sort_keys=True)
     return sha256(question.encode()).hexdigest()
 
 

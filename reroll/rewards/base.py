@@ -1,12 +1,18 @@
-"""The reward seam: what judges, and how the controller awaits it."""
+"""The reward seam: what judges, how it is asked, and what counts as its verdict."""
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+import inspect
+import math
+import numbers
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, runtime_checkable
 
-from reroll.errors import RewardError
+import numpy as np
+
+from reroll.errors import RewardError, RewardRaised
 from reroll.observe.metrics import Stats
-from reroll.runtime.children import last_lines
+from reroll.runtime.children import last_lines, place_of
 from reroll.types import Prompt, Score, Trajectory
 
 
@@ -22,7 +28,7 @@ class Verifier(Protocol):
 
 
 class Reward(Protocol):
-    """Judges one trajectory the moment it ends, as the controller awaits it. RewardError fails the sample with a reason."""
+    """Judges one trajectory the moment it ends. RewardError says why there is no score. Call it through `ask` alone."""
 
     async def __call__(self, prompt: Prompt, trajectory: Trajectory) -> Score: ...
 
@@ -44,15 +50,63 @@ class Reports(Protocol):
 
 
 class Inline:
-    """A verifier that runs where it is called. As in a process, what it raises fails the sample and not the run."""
+    """A verifier that runs where it is called. One that is async is awaited."""
 
-    def __init__(self, verifier: Verifier) -> None:
+    def __init__(self, verifier: Callable[[Prompt, Trajectory], Any]) -> None:
         self._verifier = verifier
 
     async def __call__(self, prompt: Prompt, trajectory: Trajectory) -> Score:
-        try:
-            return self._verifier(prompt, trajectory)
-        except RewardError:
-            raise
-        except Exception as error:
-            raise RewardError(last_lines(error)) from error
+        verdict = self._verifier(prompt, trajectory)
+        return await verdict if inspect.isawaitable(verdict) else verdict  # type: ignore[no-any-return]
+
+
+async def ask(reward: Reward, prompt: Prompt, trajectory: Trajectory) -> Score:
+    """The reward's verdict, finite; RewardError for anything else, whatever the reward raised.
+
+    No text of a policy may end a run, and a policy finds every text that makes some line of code raise. A fault that hits
+    every sample ends the run all the same: too many of them fail.
+    """
+    try:
+        return as_score(await reward(prompt, trajectory))
+    except RewardError:
+        raise
+    except Exception as error:
+        raise raised(error) from error
+
+
+def raised(error: BaseException) -> RewardRaised:
+    """What a reward raised that it should not have, as the reason why a sample has no score."""
+    return RewardRaised(last_lines(error), kind=f"{type(error).__name__}{place_of(error)}")
+
+
+def as_score(verdict: object) -> Score:
+    """What a reward returned, as a Score of finite numbers and plain text. Raises RewardError for anything else."""
+    if not isinstance(verdict, Score):
+        return Score(value=_finite(verdict, "value"))
+    parts, weights = _all_finite(verdict.parts, "part"), _all_finite(verdict.weights, "weight of part")
+    if unknown := weights.keys() - parts.keys():
+        raise RewardError(f"the reward weighs {sorted(unknown)[0]}, which is none of its parts: name it in parts")
+    if not isinstance(verdict.answer, str | None):
+        raise RewardError(f"the reward's answer is a {type(verdict.answer).__name__}: return text or None")
+    return Score(
+        value=_finite(verdict.value, "value"),
+        parts=parts,
+        weights=weights,
+        info=_all_finite(verdict.info, "info"),
+        answer=verdict.answer if verdict.answer is None else str(verdict.answer),
+    )
+
+
+def _all_finite(named: Mapping[str, object], what: str) -> dict[str, float]:
+    return {str(name): _finite(number, f"{what} {name}") for name, number in named.items()}
+
+
+def _finite(number: object, what: str) -> float:
+    if type(number) is float and math.isfinite(number):  # As nearly all are: the look below takes longer than some verdicts.
+        return number
+    if not isinstance(number, numbers.Real | np.bool_):
+        raise RewardError(f"the reward's {what} is a {type(number).__name__}: return a number or a Score")
+    value = float(number)
+    if not math.isfinite(value):
+        raise RewardError(f"the reward's {what} is {value}: return a finite number")
+    return value

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from reroll.config.reward_base import InProcess
-from reroll.config.rewards import ImportReward, RewardConfig, RewardWorkersConfig, needs_process, walk
-from reroll.errors import ConfigError, RewardError, Violation
+from reroll.config.reward_base import InProcess, RewardConfig
+from reroll.config.rewards import ImportReward, RewardWorkersConfig, needs_process, walk
+from reroll.errors import ConfigError, RewardError, RewardRaised, Violation
 from reroll.observe.metrics import Stats
-from reroll.rewards.base import Closes, Reports, Reward
+from reroll.rewards.base import Closes, Reports, Reward, ask
 from reroll.rewards.make import Maker
 from reroll.rewards.meter import RewardMeter
 from reroll.rewards.worker import RewardWorkers
@@ -23,6 +24,9 @@ if TYPE_CHECKING:  # They load what only runs with judges need.
     from reroll.rewards.reward_model import ScoreModel
 
 
+_log = logging.getLogger(__name__)
+
+
 class RewardCluster:
     """Judges each sample by its domain's reward, the moment the sample ends. No domain waits for another's reward."""
 
@@ -31,6 +35,8 @@ class RewardCluster:
         self._rewards = dict(rewards)
         self._made = dict(made)
         self._meter = meter
+        self._logged: set[tuple[str, str]] = set()
+        """Domains and what kinds of faults their rewards had."""
 
     @classmethod
     async def start(
@@ -68,7 +74,17 @@ class RewardCluster:
         with self._meter.judging(prompt.domain):
             if reward is None:
                 raise RewardError(f"no reward judges domain {prompt.domain}: add rewards.{prompt.domain} or rewards.default")
-            return await reward(prompt, trajectory)
+            try:
+                return await ask(reward, prompt, trajectory)
+            except RewardRaised as error:
+                self._log_once(prompt.domain, error)
+                raise
+
+    def _log_once(self, domain: str, error: RewardRaised) -> None:
+        if (domain, error.kind) not in self._logged:
+            self._logged.add((domain, error.kind))
+            told = "the reward of domain %s raised, and the sample fails: %s. More of this kind count as judging/%s/raised"
+            _log.warning(told, domain, error, domain)
 
     def stats(self) -> Stats:
         """What happened since the last call, by domain; and what the rewards themselves count."""
@@ -107,4 +123,6 @@ def _violation(name: str, node: InProcess, why: str) -> Violation:
     if isinstance(node, ImportReward):
         fix = "the folder of the YAML and the working directory are searched: correct the path, the options or the module"
         return Violation(f"rewards.{name}.path", f"{node.path} cannot be used: {why}", fix)
-    return Violation(f"rewards.{name}.kind", f"{node.kind} cannot be used: {why}", "install the package it names")
+    return Violation(
+        f"rewards.{name}.kind", f"{node.kind} cannot be used: {why}", "install the package it names, or do what it says"
+    )

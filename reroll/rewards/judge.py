@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import operator
 import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,6 +27,8 @@ from reroll.types import Message, Prompt, SamplingParams, Score, Trajectory
 CACHE_FILE = "judge_answers.sqlite"
 """In the run's folder, unless the config names another file."""
 
+_NO_ANSWER = "I do not know."
+"""A judge that can score this can do its work."""
 _SECOND_TRY_TEMPERATURE = 0.7
 """Of a greedy judge whose reply held no score: asked the same way it would say the same."""
 
@@ -34,6 +38,8 @@ class Answer:
     """What a model replied, and what it cost."""
 
     text: str
+    is_whole: bool = True
+    """Whether the model ended it: one that was cut off may end inside of a quotation."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
@@ -42,7 +48,7 @@ class Complete(Protocol):
     """Asks a model."""
 
     async def __call__(self, messages: list[Message], sampling: SamplingParams) -> Answer:
-        """Its reply; RewardError, with the reason, if there is none to be had."""
+        """Its reply; RewardError, with the reason, if there is none to be had: Unreadable if the messages may be why."""
 
     async def close(self) -> None:
         """Let go of what it holds. Safe to call twice."""
@@ -78,10 +84,15 @@ class Unparseable(RewardError):
     """A reply that holds no score."""
 
 
+class Unreadable(RewardError):
+    """A question that the model will not read: too long for it, or refused."""
+
+
 class Judge:
     """Asks a model for scores: `votes` times, in parallel, each once more if the reply holds no score.
 
-    Equal questions that are asked at the same time are asked once. Raises RewardError if no vote was cast.
+    Equal questions that are asked at the same time are asked once. Raises RewardError if no vote was cast, unless that is
+    the answer's doing: then it gets the lowest score.
     """
 
     def __init__(
@@ -103,23 +114,27 @@ class Judge:
         self._reader = ScoreReader(config)
         self._meter = meter or Meter()
         self._who = _identity(config)
-        self._asking: dict[str, asyncio.Task[str]] = {}
+        self._asking: dict[str, asyncio.Task[Answer]] = {}
 
     async def __call__(self, prompt: Prompt, trajectory: Trajectory) -> Score:
         if not any(turn.text.strip() for turn in trajectory.turns):
             return Score(value=self._reader.worst)
         before = opening(prompt, trajectory)
         answer = as_text(conversation(prompt, trajectory)[len(before) :])
-        messages = [Message(role="user", content=self._fill(prompt, as_text(before), answer))]
-        votes = await asyncio.gather(*(self._vote(messages, answer, number) for number in range(self._config.votes)))
+        ask = partial(self._vote, prompt, as_text(before))
+        votes = await asyncio.gather(*(ask(answer, number) for number in range(self._config.votes)))
         cast = [vote for vote in votes if not isinstance(vote, RewardError)]
         if cast:
             return Score(value=AGGREGATES[self._config.aggregate](cast))
         errors = [vote for vote in votes if isinstance(vote, RewardError)]
-        unreached = [error for error in errors if not isinstance(error, Unparseable)]
-        if unreached or self._config.on_unparseable == "fail":
-            raise [*unreached, *errors][0]
-        return Score(value=self._config.on_unparseable)
+        unreached = [error for error in errors if not isinstance(error, Unparseable | Unreadable)]
+        if unreached:
+            raise unreached[0]
+        if self._config.on_unparseable != "fail" and all(isinstance(error, Unparseable) for error in errors):
+            return Score(value=self._config.on_unparseable)
+        if isinstance(await ask(_NO_ANSWER, 0), RewardError):
+            raise errors[0]
+        return Score(value=self._reader.worst, info={"unjudged": 1.0})
 
     def stats(self) -> Stats:
         """What happened since the last call, as `reward/judge/NAME/…`; `cost` where the config has prices."""
@@ -145,9 +160,10 @@ class Judge:
         known = reference(prompt) if template.needs_reference() else prompt.answer
         return template.fill(question=question, answer=answer, reference=known, scale=self._reader.description)
 
-    async def _vote(self, messages: list[Message], answer: str, number: int) -> float | RewardError:
+    async def _vote(self, prompt: Prompt, question: str, answer: str, number: int) -> float | RewardError:
         """One score, or why there is none."""
         config = self._config
+        messages = [Message(role="user", content=self._fill(prompt, question, answer))]
         for temperature, seed in (
             (config.temperature, 2 * number),
             (config.temperature or _SECOND_TRY_TEMPERATURE, 2 * number + 1),
@@ -157,13 +173,14 @@ class Judge:
                 reply = await self._ask(messages, sampling)
             except RewardError as error:
                 return error
-            score = self._reader.read(reply, answer=answer)
+            score = self._reader.read(reply.text, answer=answer) if reply.is_whole else None
             if score is not None:
                 return score
             self._meter.counts["unparseable"] += 1
-        return Unparseable(f"the judge {self._name} gave no score it was asked for; it ends: {reply[-200:]!r}")
+        how = "it ends" if reply.is_whole else "it was cut off (raise max_tokens), and ends"
+        return Unparseable(f"the judge {self._name} gave no score it was asked for; {how}: {reply.text[-200:]!r}")
 
-    async def _ask(self, messages: list[Message], sampling: SamplingParams) -> str:
+    async def _ask(self, messages: list[Message], sampling: SamplingParams) -> Answer:
         """The reply, remembered or new. Whoever is cancelled while waiting leaves the question to the others."""
         key = question_key(self._who, messages, sampling)
         task = self._asking.get(key)
@@ -174,16 +191,17 @@ class Judge:
             self._meter.counts["cache_hits"] += 1
         return await asyncio.shield(task)
 
-    def _forget(self, key: str, done: asyncio.Task[str]) -> None:
+    def _forget(self, key: str, done: asyncio.Task[Answer]) -> None:
         del self._asking[key]
         if not done.cancelled():
             done.exception()  # Everyone who asked may be gone: asyncio would complain that nobody looked at it.
 
-    async def _look_up(self, key: str, messages: list[Message], sampling: SamplingParams) -> str:
+    async def _look_up(self, key: str, messages: list[Message], sampling: SamplingParams) -> Answer:
         known = await self._cache.get(key)
         if known is not None:
             self._meter.counts["cache_hits"] += 1
-            return known
+            text, is_whole = json.loads(known)
+            return Answer(text=text, is_whole=is_whole)
         started_s = time.monotonic()
         self._meter.counts["requests"] += 1
         try:
@@ -195,8 +213,8 @@ class Judge:
             self._meter.took(time.monotonic() - started_s)
         self._meter.counts["prompt_tokens"] += answer.prompt_tokens
         self._meter.counts["completion_tokens"] += answer.completion_tokens
-        await self._cache.put(key, answer.text)
-        return answer.text
+        await self._cache.put(key, json.dumps([answer.text, answer.is_whole]))
+        return answer
 
 
 def _majority(votes: Sequence[float]) -> float:

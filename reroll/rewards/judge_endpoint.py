@@ -17,9 +17,13 @@ except ImportError as error:
 
 from reroll.config.reward_judge import EndpointJudge
 from reroll.errors import RewardError
-from reroll.rewards.judge import Answer, Meter
+from reroll.rewards.judge import Answer, Meter, Unreadable
 from reroll.types import Message, SamplingParams
 
+_ENDED = (None, "stop", "eos", "eos_token", "end_turn", "stop_sequence")
+"""Why a reply that is whole ended, in the words of various servers; some give none. Others were cut off or filtered."""
+_ABOUT_THE_MESSAGES = (400, 413, 422)
+"""Refusals that what was sent may be the reason for: it is too long, or may not be said."""
 _MAX_BACKOFF_S = 60.0
 _MAX_ASKED_S = 300.0
 """A server that asks for a longer break than this counts as unreachable."""
@@ -86,7 +90,8 @@ class EndpointModel:
         reason = f"{status} {said.replace(self._key, '***') if self._key else said}"
         if status == 429 or status >= 500:
             raise _Fault(reason, asked_s=_asked_s(headers.get("Retry-After")))
-        raise RewardError(f"the judge at {self._url} refused the request: {reason}")
+        refusal = Unreadable if status in _ABOUT_THE_MESSAGES else RewardError
+        raise refusal(f"the judge at {self._url} refused the request: {reason}")
 
     async def _back_off(self, attempt: int, fault: _Fault) -> None:
         if fault.asked_s:
@@ -139,12 +144,13 @@ def _answer(content: bytes) -> Answer:
     """What a server's JSON says. A reply without words, as of a model that refused, is an empty one."""
     try:
         reply = json.loads(content)
-        text = reply["choices"][0]["message"]["content"]
+        choice = reply["choices"][0]
+        text, is_whole = choice["message"]["content"], choice.get("finish_reason") in _ENDED
         usage = reply.get("usage") or {}
         tokens = [int(usage.get(name) or 0) for name in ("prompt_tokens", "completion_tokens")]
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
         raise _Fault(f"the reply is no chat completion: {content[:200]!r}") from None
-    return Answer(text=str(text or ""), prompt_tokens=tokens[0], completion_tokens=tokens[1])
+    return Answer(text=str(text or ""), is_whole=is_whole, prompt_tokens=tokens[0], completion_tokens=tokens[1])
 
 
 def _asked_s(header: str | None) -> float:

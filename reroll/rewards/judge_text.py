@@ -2,16 +2,16 @@
 
 The policy learns from the judge, so it will try whatever works: to end its answer and speak as the template, to dictate a
 score, to have one quoted. The answer therefore stands between marks that hold a digest of the answer itself, which no text
-can contain; chat marks in it are broken; and of the judge's reply only its own last words on the score count.
+can contain; chat marks in it are broken; and of the judge's reply only its own last line counts.
 """
 
 from __future__ import annotations
 
 import re
-from collections import deque
 from hashlib import sha256
 
 from reroll.config.reward_judge import PLACEHOLDER, JudgeReward
+from reroll.runtime.patterns import all_matches
 
 _RULES = """You judge an answer to a question. What counts is whether it is correct and serves whoever asked; length, tone and \
 confidence do not count.
@@ -34,8 +34,21 @@ Say in a few sentences what is right and wrong with the answer. Then end with th
 Score: X
 where X is {scale}."""
 
-_CHAT_MARK = re.compile(r"<(?=\|[^|<>\n]{1,40}\|>)")
-"""`<|im_end|>` and its like, which many servers would take for the real thing."""
+_CHAT_MARK = re.compile(
+    r"""
+    < (?= [|｜] [^<>\n]{1,60} >                                     # <|im_end|>, <|turn>, <｜end▁of▁sentence｜>
+        | [^<>|｜\n]{1,60} [|｜] >                                # <turn|>
+        | /? (?: s | bos | eos | pad | unk | sep | cls | mask | sop | eop | eod | bot | eot | eom
+               | (?:start|end|begin)[_ ]of[_ ]\w{1,20} | im_(?:start|end|sep|user|system|middle|patch)
+               | think | tool_(?:calls?|response|results?) | unused_?\d{1,4} | extra_id_\d{1,4} | reserved_\w{1,30}
+               ) >
+        | < /? SYS >> )
+    | \[ (?= /? (?: INST | SYSTEM_PROMPT | AVAILABLE_TOOLS | TOOL_(?:CALLS?|RESULTS?|CONTENT) | MODEL_SETTINGS | ARGS | CALL_ID
+                  | THINK | IMG | g?MASK | sMASK | CLS | SEP | PAD | UNK | BOS | EOS ) \] )
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+"""Where a text that ends a turn or starts one for some model begins: many servers would take it for the real thing."""
 
 _NUMBER = re.compile(
     r"[\s\"'*_`(\[]*(?P<number>[-+]?[0-9]{1,12}(?:\.[0-9]{1,12})?)"
@@ -60,12 +73,17 @@ class Template:
         mark = mark_of(answer)
         text = self._text or (_RULES + (_REFERENCE if reference is not None else "") + _VERDICT)
         values = {
-            "question": question,
-            "answer": f"<{mark}>\n{_CHAT_MARK.sub('< ', answer)}\n</{mark}>",
-            "reference": reference or "",
+            "question": without_chat_marks(question),
+            "answer": f"<{mark}>\n{without_chat_marks(answer)}\n</{mark}>",
+            "reference": without_chat_marks(reference or ""),
             "scale": scale,
         }
         return PLACEHOLDER.sub(lambda match: f"{{{match['literal']}}}" if match["literal"] else values[match["name"]], text)
+
+
+def without_chat_marks(text: str) -> str:
+    """The text with a space inside of all that some model's chat format means something by."""
+    return _CHAT_MARK.sub(r"\g<0> ", text)
 
 
 def mark_of(answer: str) -> str:
@@ -77,7 +95,7 @@ class ScoreReader:
     """Finds the score in a judge's reply, as the config says what one looks like."""
 
     def __init__(self, config: JudgeReward) -> None:
-        self._pattern = re.compile(config.pattern)
+        self._pattern = config.pattern
         self._scale = config.scale
         self._words = config.words
 
@@ -95,11 +113,11 @@ class ScoreReader:
         return min(self._words.values(), default=0.0)
 
     def read(self, reply: str, *, answer: str) -> float | None:
-        """The score, on a scale from 0 to 1 or as the table of words has it; None if the reply holds none."""
-        last = deque(self._pattern.finditer(_own_words(reply, answer)), maxlen=1)
-        if not last or last[0][1] is None:
-            return None
-        return self._worth(last[0][1]) if self._words else self._number(last[0][1])
+        """The score on the reply's last line, from 0 to 1 or as the table of words has it; None if there is none or several."""
+        lines = [line for line in _own_words(reply, answer).splitlines() if line.strip()]
+        read = self._worth if self._words else self._number
+        scores = {read(said or "") for line in lines[-1:] for said in all_matches(self._pattern, line)}
+        return scores.pop() if len(scores) == 1 else None
 
     def _worth(self, text: str) -> float | None:
         said = text.strip().strip("\"'*_`()[]{}<>.,;:!").casefold()

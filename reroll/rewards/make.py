@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reroll.config.reward_code import CodeReward
+from reroll.config.reward_base import RewardConfig, SandboxedReward
 from reroll.config.reward_judge import JudgeReward, ModelReward
-from reroll.config.rewards import CascadeReward, RewardConfig, StackReward, needs_process, nested_in
+from reroll.config.rewards import CascadeReward, StackReward, needs_process, nested_in
 from reroll.config.sandbox import SandboxConfig
 from reroll.rewards.base import Inline, Reward
 from reroll.rewards.stack import Cascade, Stack
-from reroll.rewards.verifiers import make_verifier
+from reroll.rewards.verifiers import make_judge
 from reroll.rewards.worker import Remote, RewardWorkers
 from reroll.runtime.devices import num_usable_cores
 
@@ -53,10 +53,9 @@ class Maker:
                 return Stack(node, dict(zip(node.parts, nested, strict=True)))
             case CascadeReward():
                 return Cascade(node, nested)
-            case CodeReward():
-                from reroll.rewards.code import Code
-
-                return Code(node, self._sandbox(node.sandbox))
+            case SandboxedReward():
+                opened: Reward = node.implementation()(node, self._sandbox(node.sandbox))
+                return opened
             case JudgeReward():
                 from reroll.rewards.judge import open_judge
 
@@ -68,7 +67,7 @@ class Maker:
         if needs_process(node):
             assert self.workers is not None  # They were started for it.
             return Remote(name, self.workers)
-        return Inline(make_verifier(node))
+        return Inline(make_judge(node))
 
     def _sandbox(self, config: SandboxConfig) -> Sandbox:
         from reroll.sandbox.make import open_sandbox

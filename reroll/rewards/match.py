@@ -1,4 +1,4 @@
-"""Rewards that compare with a reference answer. Cheap and pure: the controller runs them itself."""
+"""Rewards that compare with a reference answer, or with a pattern. Cheap and pure, but for Regex."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections import deque
 from fractions import Fraction
 
-from reroll.config.rewards import ExactReward, NumericReward
+from reroll.config.reward_match import ExactReward, NumericReward, RegexReward
 from reroll.errors import RewardError
 from reroll.types import Prompt, Score, Trajectory
 
@@ -55,6 +55,19 @@ class Numeric:
         tolerance = max(self._tolerance, self._relative_tolerance * abs(expected))
         is_correct = given is not None and abs(given - expected) <= tolerance
         return Score(value=config.correct if is_correct else config.wrong, answer=None if given is None else str(given))
+
+
+class Regex:
+    """The text matches a pattern. The pattern is the user's and may take for ever: runs where it can be killed."""
+
+    def __init__(self, config: RegexReward) -> None:
+        self._config = config
+        self._pattern = re.compile(config.pattern)
+
+    def __call__(self, prompt: Prompt, trajectory: Trajectory) -> Score:
+        config, text = self._config, trajectory.text
+        found = self._pattern.fullmatch(text.strip()) if config.whole else self._pattern.search(text)
+        return Score(value=config.wrong if found is None else config.correct)
 
 
 def reference(prompt: Prompt) -> str:

@@ -6,11 +6,13 @@ import resource
 from pathlib import Path
 from types import TracebackType
 
+from reroll.errors import RewardError
+
 _SIZES = Path("/proc/self/statm")
 
 
-class Spent(str):
-    """A reason why there is no score, after which the process should be replaced."""
+class Spent(RewardError):
+    """Why there is no score; and the process should be replaced."""
 
 
 class MemoryLimit:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from reroll.errors import RewardError
+from reroll.errors import RewardError, RewardRaised
 from reroll.observe.metrics import Max, Mean, Metric, Stats, Sum
 
 
@@ -22,14 +22,18 @@ class RewardMeter:
         start_s = time.perf_counter()
         try:
             yield
-        except RewardError:
-            self._of(domain).judged(time.perf_counter() - start_s, failed=True)
+        except RewardError as error:
+            self._of(domain).judged(time.perf_counter() - start_s, error)
             raise
-        self._of(domain).judged(time.perf_counter() - start_s, failed=False)
+        self._of(domain).judged(time.perf_counter() - start_s)
 
     def waited(self, domain: str, seconds: float) -> None:
         """A call has waited for a process."""
         self._of(domain).wait_s += Mean(seconds)
+
+    def lost(self, domain: str) -> None:
+        """A sample's judge was lost before it could judge: no failure, another one judges it."""
+        self._of(domain).num_lost += 1
 
     def stats(self) -> Stats:
         """What happened since the last call."""
@@ -46,16 +50,20 @@ class _Domain:
     def __init__(self) -> None:
         self.latency_s = self.wait_s = Mean(0.0, 0.0)
         self.longest_s = 0.0
-        self.num_scored = self.num_failed = 0
+        self.num_scored = self.num_failed = self.num_raised = self.num_lost = 0
 
-    def judged(self, seconds: float, *, failed: bool) -> None:
+    def judged(self, seconds: float, error: RewardError | None = None) -> None:
         self.latency_s += Mean(seconds)
         self.longest_s = max(self.longest_s, seconds)
-        self.num_failed += failed
-        self.num_scored += not failed
+        self.num_scored += error is None
+        self.num_failed += error is not None
+        self.num_raised += isinstance(error, RewardRaised)
 
     def stats(self, prefix: str) -> Stats:
-        metrics: dict[str, Metric] = {"scored": Sum(self.num_scored), "failed": Sum(self.num_failed)}
+        counts = {"scored": self.num_scored, "failed": self.num_failed, "raised": self.num_raised}
+        metrics: dict[str, Metric] = {name: Sum(count) for name, count in counts.items()}
+        if self.num_lost:
+            metrics["lost"] = Sum(self.num_lost)
         if self.latency_s.weight:
             metrics |= {"latency_s": self.latency_s, "latency_max_s": Max(self.longest_s)}
         if self.wait_s.weight:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
 
 from reroll.config.rewards import CascadeReward, EarnedReward, StackReward
 from reroll.errors import RewardError
-from reroll.rewards.base import Reward
+from reroll.rewards.base import Reward, ask
 from reroll.types import Prompt, Score, Trajectory
 
 
@@ -31,11 +32,20 @@ class Stack:
         if self._config.clip is not None:
             low, high = self._config.clip
             value = min(max(value, low), high)
-        return Score(value=value, parts=dict(_flat(scores)), answer=_answer(scores.values()))
+        return Score(
+            value=value,
+            parts={name: score.value for name, score in scores.items()},
+            weights={name: self._config.parts[name].weight for name in scores},
+            info=dict(_below(scores)),
+            answer=_answer(scores.values()),
+        )
 
 
 class Cascade:
-    """Asks one after the other until one passes the answer. The last one asked has the say; its index is `decided_by`."""
+    """Asks one after the other until one passes the answer. The last one asked has the say; its index is `decided_by`.
+
+    It is one reward, whoever decides: what its steps said is told, but is no part of it.
+    """
 
     def __init__(self, config: CascadeReward, steps: Sequence[Reward]) -> None:
         self._threshold = config.threshold
@@ -53,8 +63,9 @@ class Cascade:
                 continue
             if is_last or score.value >= self._threshold:
                 break
-        parts = {**dict(_flat(scores)), "decided_by": float(index)}
-        return Score(value=score.value, parts=parts, answer=_answer(reversed(scores.values())))
+        asked = {name: score.value for name, score in scores.items()}
+        info = {**asked, **dict(_below(scores)), "decided_by": float(index)}
+        return Score(value=score.value, info=info, answer=_answer(reversed(scores.values())))
 
 
 class Earned:
@@ -64,21 +75,22 @@ class Earned:
         pass
 
     def __call__(self, prompt: Prompt, trajectory: Trajectory) -> Score:
-        return Score(value=trajectory.reward, parts=trajectory.reward_parts, answer=trajectory.answer)
+        return trajectory.score
 
 
 async def _named(name: str, reward: Reward, prompt: Prompt, trajectory: Trajectory) -> Score:
     try:
-        return await reward(prompt, trajectory)
+        return await ask(reward, prompt, trajectory)
     except RewardError as error:
-        raise RewardError(f"{name}: {error}") from error
+        named = copy(error)  # Others may wait for the same verdict.
+        named.args = (f"{name}: {error}",)
+        raise named from error
 
 
-def _flat(scores: Mapping[str, Score]) -> Iterator[tuple[str, float]]:
-    """Values by name, and the parts of parts behind a dot."""
+def _below(scores: Mapping[str, Score]) -> Iterator[tuple[str, float]]:
+    """What the parts of parts are worth and what was measured about them, their names behind a dot."""
     for name, score in scores.items():
-        yield name, score.value
-        for part, value in score.parts.items():
+        for part, value in score.named.items():
             yield f"{name}.{part}", value
 
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from reroll.config.reward_base import InProcess
 from reroll.config.rewards import RewardWorkersConfig
-from reroll.errors import RewardError, WorkerDied
+from reroll.errors import RewardError, RewardLost, WorkerDied
+from reroll.rewards.base import raised
 from reroll.rewards.meter import RewardMeter
 from reroll.rewards.pool import Case, ProcessPool
 from reroll.rewards.slots import FairSlots
@@ -25,6 +26,8 @@ log = logging.getLogger(__name__)
 TOGETHER_S = 0.01
 """Samples that wait for the same reward are judged in one call if they take no longer than this together: for quick rewards
 the calls take longer than the judging."""
+MAX_LOSSES = 3
+"""How often a sample that was not judged, because its judge was lost, is given to another."""
 _NEWEST = 0.1
 """Weight of the newest call in what a sample is thought to take."""
 
@@ -58,13 +61,15 @@ class RewardWorker:
         self._pool.close()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Waiting:
     """A case and who waits for its verdict."""
 
     case: Case
     verdict: asyncio.Future[Score]
     since_s: float
+    num_losses: int = 0
+    """How often its judge was lost."""
 
     @property
     def domain(self) -> str:
@@ -74,7 +79,7 @@ class _Waiting:
     def is_wanted(self) -> bool:
         return not self.verdict.done()
 
-    def tell(self, verdict: Score | Exception) -> None:
+    def tell(self, verdict: Score | RewardError) -> None:
         if self.verdict.done():  # Nobody waits any more.
             return
         if isinstance(verdict, Score):
@@ -87,7 +92,8 @@ class RewardWorkers:
     """All workers as one. Every entry of the config has a process that no other can take, and shares the rest fairly.
 
     Where more samples wait than there are processes, a call takes several, if they are quick to judge. A worker that is
-    gone, with its node perhaps, fails what it was judging and is started anew where there is room.
+    gone, with its node perhaps, is started anew where there is room; what it was judging is judged again, a few times at
+    most: it may be what brings workers down.
     """
 
     def __init__(self, workers: Workers[RewardWorker], *, num_shared: int, meter: RewardMeter) -> None:
@@ -159,9 +165,15 @@ class RewardWorkers:
             verdicts = await self._judge(name, [waiting.case for waiting in taken])
             seconds = (time.perf_counter() - started_s) / len(verdicts)
             self._usual_s[name] = (1 - _NEWEST) * self._usual_s.get(name, seconds) + _NEWEST * seconds
+            left = taken[len(verdicts) :]
             for waiting, verdict in zip(taken, verdicts, strict=False):
-                waiting.tell(verdict)
-            for waiting in reversed(taken[len(verdicts) :]):
+                if isinstance(verdict, RewardLost) and waiting.num_losses < MAX_LOSSES:
+                    waiting.num_losses += 1
+                    self._meter.lost(waiting.domain)
+                    left.append(waiting)
+                else:
+                    waiting.tell(verdict)
+            for waiting in reversed(left):
                 self._waiting[name].appendleft(waiting)
                 self._call(name)
         finally:
@@ -179,7 +191,7 @@ class RewardWorkers:
                 taken.append(waiting)
         return taken
 
-    async def _judge(self, name: str, cases: Sequence[Case]) -> Sequence[Score | Exception]:
+    async def _judge(self, name: str, cases: Sequence[Case]) -> Sequence[Score | RewardError]:
         while len(self._revivals) == self._workers.size:
             await asyncio.wait(self._revivals.values(), return_when=asyncio.FIRST_COMPLETED)
         ranks = (rank for rank in range(self._workers.size) if rank not in self._revivals)
@@ -190,9 +202,9 @@ class RewardWorkers:
         except WorkerDied:
             self._revive(rank)
             reason = "the worker that judged it is gone: killed, out of memory, or its node was lost"
-            return [RewardError(reason)] * len(cases)
+            return [RewardLost(reason) for _ in cases]
         except Exception as error:
-            return [error] * len(cases)
+            return [raised(error)] * len(cases)
         finally:
             self._num_busy[rank] -= 1
 
@@ -206,7 +218,7 @@ class RewardWorkers:
 
         if rank not in self._revivals:
             log.warning("reward[%d] is gone (killed, out of memory, or its node lost): it is started anew", rank)
-            self._revivals[rank] = asyncio.create_task(self._workers.revive(rank))
+            self._revivals[rank] = asyncio.create_task(self._workers.restart(rank))
             self._revivals[rank].add_done_callback(over)
 
 

@@ -12,7 +12,7 @@ import tempfile
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import IO, TYPE_CHECKING, Any
 
@@ -21,10 +21,10 @@ from reroll.config.imports import import_object
 from reroll.errors import RerollError, RewardError
 from reroll.rollout.conversation import Conversation
 from reroll.rollout.endpoint import Endpoint
+from reroll.rollout.openai_protocol import reported_score
 from reroll.rollout.play import Generate
-from reroll.rollout.wire import reported_score
 from reroll.runtime.children import kill_group, last_lines
-from reroll.types import Prompt, SamplingParams, Score, Status, Trajectory
+from reroll.types import Prompt, SamplingParams, Status, Trajectory
 
 if TYPE_CHECKING:  # It loads transformers, which a simulated run does not need.
     from reroll.tokens.renderer import Renderer
@@ -90,9 +90,11 @@ async def play_agent(
         raise conversation.broken.result()
     failure = _failure(work, conversation) if is_over else f"the agent did not end within {timeout_s:g} s"
     status, reason = _status(conversation, failure, is_over=is_over)
-    score = conversation.score or Score(value=0.0)
-    parts = score.parts or ({"agent": score.value} if conversation.score else {})
-    return Trajectory(id=id, turns=conversation.turns, status=status, reason=reason, reward=score.value, reward_parts=parts)
+    ended = Trajectory(id=id, turns=conversation.turns, status=status, reason=reason)
+    score = conversation.score
+    if score is None:
+        return ended
+    return ended.scored(score if score.parts else replace(score, parts={"agent": score.value}))
 
 
 def make_agent(config: AgentConfig) -> Agent:

@@ -1,6 +1,6 @@
-"""One episode's talk with an agent, kept token for token.
+"""The chat requests of one agent's episode, kept token for token.
 
-An agent knows words only and sends its whole history with each request. Where that history continues an exchange on
+An agent knows text only and sends its whole history with each request. Where that history continues an exchange on
 record, the prompt is that exchange's own tokens, then the new messages. Anything else (a new conversation, an edited
 history) is rendered afresh, and so becomes a training row of its own.
 """
@@ -28,7 +28,7 @@ _MAX_AT_ONCE = 16
 """Requests that one agent may have under way: more is a runaway loop rather than a fan-out."""
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """A request that gets no completion: the HTTP status, a code for programs, and words for people."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
@@ -38,8 +38,8 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
-    """What an agent asks for."""
+class ChatRequest:
+    """A chat completion request, as the agent sent it."""
 
     messages: tuple[Message, ...]
     max_tokens: int | None = None
@@ -52,8 +52,8 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """What an agent is told that the policy said."""
+class ChatReply:
+    """The policy's message, as it is sent to the agent."""
 
     content: str
     calls: tuple[Call, ...] = ()
@@ -66,12 +66,12 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
-    """An ask that was let in, as the engine will see it."""
+class PreparedRequest:
+    """A chat request that was admitted, and the engine request that it becomes."""
 
-    ask: Ask
+    chat_request: ChatRequest
     number: int
-    """The order of asking within the episode."""
+    """Position among the requests of the episode."""
     request: Request
     parent: Exchange | None
     """The exchange that it continues."""
@@ -79,27 +79,27 @@ class Draft:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Exchange:
-    """An ask and its answer, in words and in tokens."""
+    """A chat request and its reply, in text and in tokens."""
 
-    ask: Ask
+    chat_request: ChatRequest
     number: int
-    said: Said
+    reply: ChatReply
     turn: Turn
 
     @property
     def history(self) -> tuple[Message, ...]:
         """How a request that continues this exchange begins."""
-        return (*self.ask.messages, self.said.message)
+        return (*self.chat_request.messages, self.reply.message)
 
     @property
     def is_cut(self) -> bool:
         """Whether a limit of the run, not the agent's own, ended the completion."""
-        completion, asked = self.turn.completion, self.ask.max_tokens
+        completion, asked = self.turn.completion, self.chat_request.max_tokens
         return completion.finish_reason is FinishReason.LENGTH and (asked is None or len(completion.token_ids) < asked)
 
 
 class Conversation:
-    """All that one agent says to the policy in one episode, however many threads of talk that is.
+    """All requests of one agent in one episode, which may form several conversations side by side.
 
     `sampling.seed` is the sample's seed, from which every request gets its own. `max_total_tokens` bounds prompt and
     completion together.
@@ -140,97 +140,99 @@ class Conversation:
         return tuple(exchange.turn for exchange in sorted(self.exchanges, key=lambda exchange: exchange.number))
 
     @contextmanager
-    def admit(self, ask: Ask) -> Iterator[Draft]:
-        """Holds one of the episode's turns for `ask` until it is answered and recorded, or not. Raises Refused."""
+    def admit(self, chat_request: ChatRequest) -> Iterator[PreparedRequest]:
+        """Hold one of the episode's turns for this request until it is answered and recorded, or not. Raises RequestRefused."""
         if self._num_open >= _MAX_AT_ONCE:
-            raise Refused(429, "too_many_requests", f"at most {_MAX_AT_ONCE} requests of an episode may be under way at once")
+            message = f"at most {_MAX_AT_ONCE} requests of an episode may be under way at once"
+            raise RequestRefused(429, "too_many_requests", message)
         if len(self.exchanges) + self._num_open >= self._max_turns:
             self.limit = f"the agent was not done after {self._max_turns} turns"
-            raise Refused(409, "turn_limit_reached", f"{self.limit}: this episode gets no further completion")
-        draft = self._draft(ask)
+            raise RequestRefused(409, "turn_limit_reached", f"{self.limit}: this episode gets no further completion")
+        prepared = self._prepare(chat_request)
         self.limit = ""
         self._num_asked += 1
         self._num_open += 1
         try:
-            yield draft
+            yield prepared
         finally:
             self._num_open -= 1
 
-    async def answer(self, draft: Draft) -> Exchange:
-        """Have the policy write. Raises Refused, or what stopped the engine. Cancelling the call aborts the request."""
+    async def answer(self, prepared: PreparedRequest) -> Exchange:
+        """Have the policy write. Raises RequestRefused, or what stopped the engine. Cancelling the call aborts the request."""
         try:
-            completion = await self._generate(draft.request)
+            completion = await self._generate(prepared.request)
         except ValueError as error:  # The engine's word for a request that can never run.
             self.limit = str(error)
-            raise Refused(400, "context_length_exceeded", self.limit) from error
+            raise RequestRefused(400, "context_length_exceeded", self.limit) from error
         if completion.finish_reason is FinishReason.ABORT:
             self.is_aborted = True
-            raise Refused(503, "aborted", "the engine aborted the request")
+            raise RequestRefused(503, "aborted", "the engine aborted the request")
         text = self._renderer.decode(completion.token_ids)
-        shown = draft.ask.messages[len(draft.parent.history) if draft.parent else 0 :]
-        turn = Turn(prompt_ids=draft.request.prompt_ids, completion=completion, text=text, shown=shown)
-        return Exchange(ask=draft.ask, number=draft.number, said=_said(text, draft.ask), turn=turn)
+        shown = prepared.chat_request.messages[len(prepared.parent.history) if prepared.parent else 0 :]
+        turn = Turn(prompt_ids=prepared.request.prompt_ids, completion=completion, text=text, shown=shown)
+        reply = _reply_of(text, prepared.chat_request)
+        return Exchange(chat_request=prepared.chat_request, number=prepared.number, reply=reply, turn=turn)
 
-    def record(self, draft: Draft, exchange: Exchange) -> None:
+    def record(self, prepared: PreparedRequest, exchange: Exchange) -> None:
         """The agent has the answer: the turn counts, and later requests may continue it."""
         self.exchanges.append(exchange)
-        parent = draft.parent
+        parent = prepared.parent
         if parent and not parent.turn.reply:
-            parent.turn = replace(parent.turn, reply=draft.ask.messages[len(parent.history) :])
+            parent.turn = replace(parent.turn, reply=prepared.chat_request.messages[len(parent.history) :])
 
     def spell(self, token_ids: Sequence[int]) -> list[str]:
         """Each token as text; special tokens are empty."""
         return [self._renderer.decode((token,)) for token in token_ids]
 
-    def _draft(self, ask: Ask) -> Draft:
-        parent = self._parent(ask)
+    def _prepare(self, chat_request: ChatRequest) -> PreparedRequest:
+        parent = self._parent(chat_request)
         try:
-            prompt_ids = self._prompt_ids(ask, parent)
+            prompt_ids = self._prompt_ids(chat_request, parent)
         except ModelError as error:
-            raise Refused(400, "invalid_messages", str(error)) from error
+            raise RequestRefused(400, "invalid_messages", str(error)) from error
         sampling = self._sampling
-        max_tokens = min(sampling.max_tokens, ask.max_tokens or sampling.max_tokens)
+        max_tokens = min(sampling.max_tokens, chat_request.max_tokens or sampling.max_tokens)
         if self._max_total_tokens is not None:
             max_tokens = min(max_tokens, self._max_total_tokens - len(prompt_ids))
         if max_tokens < 1:
             self.limit = f"the messages leave no room within {self._max_total_tokens} tokens of context"
-            raise Refused(400, "context_length_exceeded", f"{self.limit}: they are {len(prompt_ids)} tokens. Send fewer")
+            raise RequestRefused(400, "context_length_exceeded", f"{self.limit}: they are {len(prompt_ids)} tokens. Send fewer")
         sampling = replace(
             sampling,
             max_tokens=max_tokens,
-            stop=tuple(dict.fromkeys((*sampling.stop, *ask.stop))),
+            stop=tuple(dict.fromkeys((*sampling.stop, *chat_request.stop))),
             seed=stable_seed(sampling.seed, self._num_asked),
         )
         request = Request(id=f"{self.id}.{self._num_asked}", prompt_ids=prompt_ids, sampling=sampling)
-        return Draft(ask=ask, number=self._num_asked, request=request, parent=parent)
+        return PreparedRequest(chat_request=chat_request, number=self._num_asked, request=request, parent=parent)
 
-    def _parent(self, ask: Ask) -> Exchange | None:
-        """The exchange that an ask continues the furthest; of equals the latest, whose row is still being written."""
-        continued = [exchange for exchange in self.exchanges if _continues(ask, exchange)]
+    def _parent(self, chat_request: ChatRequest) -> Exchange | None:
+        """The exchange that a request continues the furthest; of equals the latest, whose row is still being written."""
+        continued = [exchange for exchange in self.exchanges if _continues(chat_request, exchange)]
         return max(continued, key=lambda exchange: (len(exchange.history), exchange.number), default=None)
 
-    def _prompt_ids(self, ask: Ask, parent: Exchange | None) -> tuple[int, ...]:
+    def _prompt_ids(self, chat_request: ChatRequest, parent: Exchange | None) -> tuple[int, ...]:
         if parent is None:
-            return self._renderer.start(ask.messages, tools=ask.tools)
+            return self._renderer.start(chat_request.messages, tools=chat_request.tools)
         written = parent.turn.completion.token_ids
-        return self._renderer.extend(parent.turn.prompt_ids, written, ask.messages[len(parent.history) :])
+        return self._renderer.extend(parent.turn.prompt_ids, written, chat_request.messages[len(parent.history) :])
 
 
-def _continues(ask: Ask, exchange: Exchange) -> bool:
+def _continues(chat_request: ChatRequest, exchange: Exchange) -> bool:
     history = exchange.history
     # Tools are shown at the start of a conversation: with others, it is another one.
-    return ask.tools == exchange.ask.tools and ask.messages[: len(history)] == history
+    return chat_request.tools == exchange.chat_request.tools and chat_request.messages[: len(history)] == history
 
 
-def _said(text: str, ask: Ask) -> Said:
-    """A completion's text as the agent is told it. As OpenAI does, without the stop string that the agent asked for.
+def _reply_of(text: str, chat_request: ChatRequest) -> ChatReply:
+    """The reply that a completion's text makes. As OpenAI does, without the stop string that the agent asked for.
 
     Text with a malformed call stays text: the agent sees what was tried.
     """
-    ends = [place for word in ask.stop if (place := text.find(word)) >= 0]
+    ends = [place for word in chat_request.stop if (place := text.find(word)) >= 0]
     text = text[: min(ends, default=len(text))]
-    found = find_calls(text) if ask.tools and ask.may_call else []
+    found = find_calls(text) if chat_request.tools and chat_request.may_call else []
     calls = tuple(call for call in found if isinstance(call, Call))
     if not calls or len(calls) < len(found):
-        return Said(text)
-    return Said(text.partition(_CALL_OPENS)[0].strip(), calls)
+        return ChatReply(text)
+    return ChatReply(text.partition(_CALL_OPENS)[0].strip(), calls)

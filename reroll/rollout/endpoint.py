@@ -21,8 +21,17 @@ except ImportError as error:
 
 from reroll.config.agents import EndpointConfig
 from reroll.errors import RerollError, RewardError
-from reroll.rollout.conversation import Conversation, Draft, Exchange, Refused
-from reroll.rollout.wire import DONE, Json, Reply, Wishes, ask_of, error_body, event, reported_score
+from reroll.rollout.conversation import Conversation, Exchange, PreparedRequest, RequestRefused
+from reroll.rollout.openai_protocol import (
+    DONE,
+    Json,
+    ReplyOptions,
+    ReplyWriter,
+    error_body,
+    event,
+    parse_chat_request,
+    reported_score,
+)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -33,7 +42,7 @@ _BACKLOG = 1024
 
 
 @dataclass(slots=True, eq=False)
-class _Seat:
+class _Session:
     """An open episode and the completions it waits for."""
 
     conversation: Conversation
@@ -47,9 +56,14 @@ class Endpoint:
     def __init__(self, config: EndpointConfig, *, model_name: str = "policy") -> None:
         self._config = config
         self._model_name = model_name
-        self._seats: dict[str, _Seat] = {}
+        self._sessions: dict[str, _Session] = {}
         self.base_url = ""
         """What an OpenAI client takes; known once the server runs."""
+
+    @property
+    def num_episodes(self) -> int:
+        """Those whose key is valid."""
+        return len(self._sessions)
 
     async def __aenter__(self) -> Endpoint:
         app = web.Application(middlewares=[self._answer_errors], client_max_size=self._config.max_body_bytes)
@@ -72,107 +86,109 @@ class Endpoint:
         return self
 
     async def __aexit__(self, *exception: object) -> None:
-        for key in list(self._seats):
+        for key in list(self._sessions):
             await self.revoke(key)
         await self._runner.cleanup()
 
     def open(self, conversation: Conversation) -> str:
         """The API key of a new episode."""
         key = f"sk-{secrets.token_urlsafe(24)}"
-        self._seats[key] = _Seat(conversation)
+        self._sessions[key] = _Session(conversation)
         return key
 
     async def revoke(self, key: str) -> None:
         """End an episode: its key is void and what it waits for is cancelled. Safe to call twice."""
-        seat = self._seats.pop(key, None)
-        if seat is None:
+        session = self._sessions.pop(key, None)
+        if session is None:
             return
-        seat.is_open = False
-        for task in seat.tasks:
+        session.is_open = False
+        for task in session.tasks:
             task.cancel()
-        await asyncio.gather(*seat.tasks, return_exceptions=True)
+        await asyncio.gather(*session.tasks, return_exceptions=True)
 
-    def _seat(self, request: web.Request) -> _Seat:
+    def _session(self, request: web.Request) -> _Session:
         scheme, _, key = request.headers.get("Authorization", "").partition(" ")
-        seat = self._seats.get(key.strip()) if scheme.lower() == "bearer" else None
-        if seat is None:
-            raise Refused(401, "invalid_api_key", "the API key is missing, unknown, or its episode is over")
-        return seat
+        session = self._sessions.get(key.strip()) if scheme.lower() == "bearer" else None
+        if session is None:
+            raise RequestRefused(401, "invalid_api_key", "the API key is missing, unknown, or its episode is over")
+        return session
 
-    async def _read(self, request: web.Request) -> tuple[_Seat, Json]:
-        self._seat(request)  # Strangers are turned away before their body is read.
+    async def _read(self, request: web.Request) -> tuple[_Session, Json]:
+        self._session(request)  # Strangers are turned away before their body is read.
         try:
             body = json.loads(await request.read())
         except (ValueError, RecursionError) as error:
-            raise Refused(400, "invalid_json", f"the body is not JSON: {error}") from error
+            raise RequestRefused(400, "invalid_json", f"the body is not JSON: {error}") from error
         if not isinstance(body, dict):
-            raise Refused(400, "invalid_json", "the body must be a JSON object")
-        return self._seat(request), body
+            raise RequestRefused(400, "invalid_json", "the body must be a JSON object")
+        return self._session(request), body
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
-        self._seat(request)
+        self._session(request)
         model = {"id": self._model_name, "object": "model", "created": 0, "owned_by": "reroll"}
         return web.json_response({"object": "list", "data": [model]})
 
     async def _reward(self, request: web.Request) -> web.StreamResponse:
         """The agent's verdict on its own episode; the last one counts."""
-        seat, body = await self._read(request)
+        session, body = await self._read(request)
         try:
-            seat.conversation.score = reported_score(body)
+            session.conversation.score = reported_score(body)
         except RewardError as error:
-            raise Refused(400, "invalid_reward", str(error)) from error
-        return web.json_response({"reward": seat.conversation.score.value})
+            raise RequestRefused(400, "invalid_reward", str(error)) from error
+        return web.json_response({"reward": session.conversation.score.value})
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        seat, body = await self._read(request)
-        wishes = Wishes.of(body)
-        ask = ask_of(body)
-        with seat.conversation.admit(ask) as draft:
-            reply = Reply(f"chatcmpl-{draft.request.id}", self._model_name, wishes, seat.conversation)
-            if wishes.stream:
-                return await self._stream(request, seat, draft, reply)
-            exchange = await self._completion(seat, draft)
-            seat.conversation.record(draft, exchange)
-            return web.json_response(reply.whole(exchange))
+        session, body = await self._read(request)
+        options = ReplyOptions.of(body)
+        chat_request = parse_chat_request(body)
+        with session.conversation.admit(chat_request) as prepared:
+            reply = ReplyWriter(f"chatcmpl-{prepared.request.id}", self._model_name, options, session.conversation)
+            if options.stream:
+                return await self._stream(request, session, prepared, reply)
+            exchange = await self._completion(session, prepared)
+            session.conversation.record(prepared, exchange)
+            return web.json_response(reply.complete(exchange))
 
-    async def _stream(self, request: web.Request, seat: _Seat, draft: Draft, reply: Reply) -> web.StreamResponse:
+    async def _stream(
+        self, request: web.Request, session: _Session, prepared: PreparedRequest, reply: ReplyWriter
+    ) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         await response.prepare(request)
-        await response.write(event(reply.opening()))
+        await response.write(event(reply.first_chunk()))
         try:
-            exchange = await self._completion(seat, draft)
-        except Refused as refused:  # The status line is out: what went wrong is told in the stream.
+            exchange = await self._completion(session, prepared)
+        except RequestRefused as refused:  # The status line is out: what went wrong is told in the stream.
             await response.write(event(error_body(refused.status, refused.code, str(refused))) + DONE)
             return response
-        await response.write(event(reply.words(exchange)))
+        await response.write(event(reply.content_chunk(exchange)))
         # On record before the agent can see the end, or its next request would find nothing to continue.
-        seat.conversation.record(draft, exchange)
-        await response.write(b"".join(map(event, reply.closing(exchange))) + DONE)
+        session.conversation.record(prepared, exchange)
+        await response.write(b"".join(map(event, reply.last_chunks(exchange))) + DONE)
         return response
 
-    async def _completion(self, seat: _Seat, draft: Draft) -> Exchange:
-        task = asyncio.create_task(seat.conversation.answer(draft))
-        seat.tasks.add(task)
+    async def _completion(self, session: _Session, prepared: PreparedRequest) -> Exchange:
+        task = asyncio.create_task(session.conversation.answer(prepared))
+        session.tasks.add(task)
         try:
             return await task
         except asyncio.CancelledError:
             handler = asyncio.current_task()
-            if seat.is_open or (handler and handler.cancelling()):
+            if session.is_open or (handler and handler.cancelling()):
                 raise
-            raise Refused(401, "episode_over", "the episode ended while this request was under way") from None
-        except Refused:
+            raise RequestRefused(401, "episode_over", "the episode ended while this request was under way") from None
+        except RequestRefused:
             raise
         except Exception as error:
-            raise _break(seat, error) from error
+            raise _break(session, error) from error
         finally:
-            seat.tasks.discard(task)
+            session.tasks.discard(task)
 
     @web.middleware
     async def _answer_errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Every error in OpenAI's form."""
         try:
             return await handler(request)
-        except Refused as refused:
+        except RequestRefused as refused:
             return _error(refused.status, refused.code, str(refused))
         except web.HTTPRequestEntityTooLarge:
             limit = self._config.max_body_bytes
@@ -182,15 +198,15 @@ class Endpoint:
         except ConnectionError:  # The client is gone.
             raise
         except Exception as error:  # A bug in what serves it.
-            told = _break(self._seat(request), error)
-            return _error(told.status, told.code, str(told))
+            answer = _break(self._session(request), error)
+            return _error(answer.status, answer.code, str(answer))
 
 
-def _break(seat: _Seat, error: Exception) -> Refused:
+def _break(session: _Session, error: Exception) -> RequestRefused:
     """Stop the run for an error that is no request's fault; returns what its client is told."""
-    if not seat.conversation.broken.done():
-        seat.conversation.broken.set_result(error)
-    return Refused(500, "run_failed", "the run that serves this model has failed")
+    if not session.conversation.broken.done():
+        session.conversation.broken.set_result(error)
+    return RequestRefused(500, "run_failed", "the run that serves this model has failed")
 
 
 def _error(status: int, code: str, message: str) -> web.Response:

@@ -1,4 +1,4 @@
-"""One episode: the policy speaks, the environment answers, until one of them ends it."""
+"""One episode: the policy generates a turn, the environment answers, until one of them ends it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from reroll.envs.base import LiveEnv
-from reroll.errors import EnvError
+from reroll.errors import EnvError, EnvLost
 from reroll.rollout.seeds import stable_seed
 from reroll.types import Completion, FinishReason, Message, Request, SamplingParams, Status, Trajectory, Turn
 
@@ -35,16 +35,18 @@ async def play(
 ) -> Trajectory:
     """Play `env` to its end, and close it whatever happens.
 
-    What goes wrong with this sample (EnvError, a prompt that is too long) becomes its status; anything else is a bug and
-    is raised. `sampling.seed` is the sample's seed, from which every turn gets its own. `max_total_tokens` bounds prompt
+    What goes wrong with this sample (EnvError, a prompt that is too long) becomes its status; a lost place (EnvLost) and
+    bugs are raised. `sampling.seed` is the sample's seed, from which every turn gets its own. `max_total_tokens` bounds prompt
     and completion together: a later turn is cut to what is left. With `history` (at least 1), a turn is shown the opening
     and so many exchanges before it: its prompt no longer extends the last one, and the trajectory gives several training
     rows. The reward is the sum of the environment's.
     """
     sampling = replace(sampling, stop_token_ids=tuple(dict.fromkeys((*sampling.stop_token_ids, *renderer.stop_token_ids))))
-    episode = _Episode(env, generate, renderer, sampling, id, max_total_tokens or _NO_LIMIT)
+    episode = _RunningEpisode(env, generate, renderer, sampling, id, max_total_tokens or _NO_LIMIT)
     try:
         status, reason = await episode.run(max_prompt_tokens=max_prompt_tokens, max_turns=max_turns, history=history)
+    except EnvLost:
+        raise
     except EnvError as error:
         status, reason = Status.FAILED, str(error) or type(error).__name__
     finally:
@@ -56,7 +58,7 @@ async def play(
 _NO_LIMIT = 1 << 62
 
 
-class _Episode:
+class _RunningEpisode:
     """The turns so far: they outlive an environment that fails half-way."""
 
     def __init__(
@@ -103,7 +105,7 @@ class _Episode:
         return Status.TRUNCATED, f"the episode was not over after {max_turns} turns"
 
     def _recent(self, num_turns: int) -> Iterator[Message]:
-        """What was said in the last turns."""
+        """The messages of the last turns."""
         for turn in self.turns[-num_turns:]:
             yield Message(role="assistant", content=turn.text)
             yield from turn.reply

@@ -7,20 +7,20 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 from reroll.config.parts import RolloutConfig
-from reroll.errors import EnvError, RerollError, RewardError, TooManyFailures
+from reroll.errors import RerollError, RewardError, TooManyFailures
 from reroll.observe.ledger import Ledger, SampleState
 from reroll.observe.metrics import Stats
-from reroll.rollout.admission import Admission, Queued, Snapshot, Supply, Ticket
-from reroll.rollout.flight import Flight
+from reroll.rollout.admission import Admission, AdmittedGroup, Queued, Snapshot, Supply
+from reroll.rollout.group_in_flight import GroupInFlight
+from reroll.rollout.meter import RecentFailures, RolloutMeter
+from reroll.rollout.replay import Episode, replayed
 from reroll.rollout.seeds import stable_seed
-from reroll.rollout.tally import RecentFailures, Tally
 from reroll.types import Group, Prompt, Score, Status, Trajectory
 
-Episode = Callable[[Prompt, str, int], Awaitable[Trajectory]]
-"""(prompt, sample id, sample seed) -> how it went. An EnvError fails the sample; any other exception stops the run."""
 ScoreOne = Callable[[Prompt, Trajectory], Awaitable[Score]]
 """(prompt, trajectory) -> verdict. A RewardError fails the sample; any other exception stops the run."""
 
@@ -33,10 +33,10 @@ _log = logging.getLogger(__name__)
 
 
 class PromptStream(Supply[Prompt], Protocol):
-    """An endless supply of prompts that is told what came of them and can go on where it was."""
+    """An endless supply of prompts that learns the rewards of its groups, and whose state can be saved."""
 
-    def saw(self, prompt: Prompt, rewards: Sequence[float]) -> None:
-        """What the samples of a group earned that was trained on, or dropped."""
+    def record_rewards(self, prompt: Prompt, rewards: Sequence[float]) -> None:
+        """Learn the rewards of a group that was trained on, or dropped."""
 
     def stats(self) -> Stats: ...
 
@@ -50,7 +50,7 @@ class RolloutScheduler:
 
     Sampling starts with the first `take`. A sample is scored the moment it ends; a group is ready when its last sample is.
     A failed sample is left out of its group; a group with too few samples left, or without signal where the config asks
-    for it, is dropped and another prompt of its domain takes its slot. The prompts are told of a group's rewards when it is
+    for it, is dropped and another prompt of its domain takes its slot. The prompt stream learns a group's rewards when it is
     dropped, or when it was trained on: never of a group that a resumed run would sample again. All methods are called from
     one event loop.
     """
@@ -79,20 +79,21 @@ class RolloutScheduler:
             prompts_per_step=config.prompts_per_step,
             max_staleness=config.max_staleness,
             oversample=config.oversample,
-            window=config.window,
+            take_window=config.take_window,
             max_tries=config.max_tries,
             max_drops=config.max_drops,
         )
-        self._flights: dict[int, Flight] = {}
-        """By ticket: running, finished, or taken and not released."""
+        self._flights: dict[int, GroupInFlight] = {}
+        """By number of admission: running, finished, or taken and not released."""
         self._stopping: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
         self._error: Exception | None = None
-        self._tally = Tally(prompts.shares)
+        self._meter = RolloutMeter(prompts.shares)
         self._recent = RecentFailures(max(_MIN_RECENT_SAMPLES, config.prompts_per_step * config.group_size))
         self._num_dropped_in_a_row = 0
-        self._ceding: set[str] = set()
-        """Domains that ceded places of the step that is waited for."""
+        self._num_scoring = 0
+        self._reassigning: set[str] = set()
+        """Domains that lost slots of the step that is waited for."""
 
     async def take(self, num_prompts: int) -> list[Group]:
         """The next step's groups, oldest first, fresh enough to be trained on now. Release them before the next take.
@@ -112,33 +113,41 @@ class RolloutScheduler:
             self._wake.clear()
             await self._wake.wait()
         self._stop(taken.returned, "queued again")
-        self._ceding.clear()
+        self._reassigning.clear()
         now = _now()
         groups = []
-        for ticket in taken.tickets:
-            flight = self._flights[ticket.number]
-            self._tally.ready_s.add(now - flight.finished_s)
-            self._tally.staleness.add(self._admission.version - ticket.version)
+        for admitted in taken.groups:
+            flight = self._flights[admitted.number]
+            self._meter.ready_s.add(now - flight.finished_s)
+            self._meter.staleness.add(self._admission.version - admitted.version)
             groups.append(flight.group())
         self._admit()
         self._ledger.flush()
         return groups
 
+    def progress(self) -> str:
+        """How far the samples are that the next `take` waits for, and who holds them up."""
+        num_wanted = self._config.prompts_per_step * self._config.group_size
+        num_ended = sum(len(flight.trajectories) - flight.num_left for flight in self._flights.values())
+        scoring = f", {self._num_scoring} being scored" if self._num_scoring else ""
+        return f"generating: {min(num_ended, num_wanted)}/{num_wanted} samples have ended{scoring}"
+
     def release(self, groups: Sequence[Group], *, version: int) -> None:
         """These groups were trained on, and weights of `version` are in the engines. Slots free only now, or samples
         would be born stale."""
-        outdated = self._admission.release([group.ticket for group in groups], version=version)
+        outdated = self._admission.release([group.number for group in groups], version=version)
         for group in groups:
-            self._record(self._flights.pop(group.ticket), SampleState.TRAINED, version=version)
-            self._tally.trained_groups[group.prompt.domain] += 1
-            self._prompts.saw(group.prompt, group.rewards)
+            self._record(self._flights.pop(group.number), SampleState.TRAINED, version=version)
+            self._meter.trained_groups[group.prompt.domain] += 1
+            self._prompts.record_rewards(group.prompt, group.rewards)
         self._stop(outdated, "queued again")
         self._admit()
+        self._ledger.flush()  # A checkpoint of this step may follow: whoever reads it must find these marked.
 
     def stats(self) -> Stats:
         """What happened since the last call."""
-        tally, self._tally = self._tally, Tally(self._prompts.shares)
-        return tally.stats() + self._prompts.stats()
+        meter, self._meter = self._meter, RolloutMeter(self._prompts.shares)
+        return meter.stats() + self._prompts.stats()
 
     def state(self) -> dict[str, Any]:
         """Plain data to resume from, without a prompt lost or trained on twice. Read it after `release`; also after `close`."""
@@ -147,9 +156,9 @@ class RolloutScheduler:
             "prompts": self._prompts.state(),
             "version": snapshot.version,
             "num_issued": snapshot.num_issued,
-            "places": snapshot.places,
+            "places": snapshot.slot_domains,
             "num_dropped": snapshot.num_dropped,
-            "num_ceded_to": snapshot.num_ceded_to,
+            "num_ceded_to": snapshot.num_reassigned_to,
             "queue": [
                 {"number": queued.number, "num_tries": queued.num_tries, "prompt": _to_plain(queued.prompt)}
                 for queued in snapshot.queue
@@ -164,16 +173,17 @@ class RolloutScheduler:
                 version=state["version"],
                 num_issued=state["num_issued"],
                 queue=[_queued(row) for row in state["queue"]],
-                places=state["places"],
-                num_dropped=state["num_dropped"],
-                num_ceded_to=state["num_ceded_to"],
+                slot_domains=state["places"],
+                # Earlier versions did not count these.
+                num_dropped=state.get("num_dropped", {}),
+                num_reassigned_to=state.get("num_ceded_to", dict.fromkeys(state["num_issued"], 0)),
             )
         )
 
     async def close(self) -> None:
         """Stop every sample and wait until each has cleaned up. Safe to call twice."""
         self._break(RerollError("the rollout scheduler is closed"))
-        self._stop([flight.ticket for flight in self._flights.values()], "closed")
+        self._stop([flight.admitted for flight in self._flights.values()], "closed")
         await asyncio.gather(*self._stopping, return_exceptions=True)
         self._ledger.flush()
 
@@ -182,17 +192,17 @@ class RolloutScheduler:
             return
         now = _now()
         has_baseline = self._greedy is not None
-        for ticket in self._admission.admit():
-            group_size = self._config.of(ticket.domain).group_size
-            num_samples = group_size + self._config.redundant + has_baseline
-            flight = Flight(ticket, now, [None] * num_samples, num_samples, group_size, has_baseline=has_baseline)
-            self._flights[ticket.number] = flight
-            self._record(flight, SampleState.QUEUED, prompt=ticket.prompt.id, version=ticket.version)
+        for admitted in self._admission.admit():
+            group_size = self._config.of(admitted.domain).group_size
+            num_samples = group_size + self._config.extra_samples + has_baseline
+            flight = GroupInFlight(admitted, now, [None] * num_samples, num_samples, group_size, has_baseline=has_baseline)
+            self._flights[admitted.number] = flight
+            self._record(flight, SampleState.QUEUED, prompt=admitted.prompt.id, version=admitted.version)
             flight.tasks = [asyncio.create_task(self._run_sample(flight, index)) for index in range(num_samples)]
 
-    async def _run_sample(self, flight: Flight, index: int) -> None:
+    async def _run_sample(self, flight: GroupInFlight, index: int) -> None:
         try:
-            trajectory = await self._live(flight, index)
+            trajectory = await self._generate_and_score(flight, index)
             if not flight.is_stopped and flight.trajectories[index] is None:
                 self._end_sample(flight, index, trajectory)
         except asyncio.CancelledError:
@@ -202,44 +212,52 @@ class RolloutScheduler:
         except Exception as error:  # A bug or a dead worker: `take` raises it, whoever runs this task cannot.
             self._break(error)
 
-    async def _live(self, flight: Flight, index: int) -> Trajectory:
-        """One sample's life, up to its reward."""
-        ticket = flight.ticket
+    async def _generate_and_score(self, flight: GroupInFlight, index: int) -> Trajectory:
+        """Generate one sample's episode and score it."""
+        admitted = flight.admitted
         id = flight.sample_id(index)
         started_s = _now()
-        self._tally.queue_s.add(started_s - flight.admitted_s)
+        self._meter.queue_s.add(started_s - flight.admitted_s)
         self._ledger.record(id, SampleState.GENERATING)
-        try:
-            is_baseline = self._greedy is not None and index == len(flight.trajectories) - 1
-            episode = self._greedy if self._greedy and is_baseline else self._episode
-            trajectory = await episode(ticket.prompt, id, stable_seed(self._seed, ticket.number, index))
-        except EnvError as error:
-            return Trajectory(id=id, turns=(), status=Status.FAILED, reason=str(error))
+        is_baseline = self._greedy is not None and index == len(flight.trajectories) - 1
+        episode = self._greedy if self._greedy and is_baseline else self._episode
+        seed = stable_seed(self._seed, admitted.number, index)
+        trajectory = await replayed(episode, admitted.prompt, id, seed, on_lost=partial(self._note_lost, id))
         generated_s = _now()
-        self._tally.generate_s.add(generated_s - started_s)
+        self._meter.generate_s.add(generated_s - started_s)
         if flight.is_stopped or not trajectory.is_usable:
             return trajectory
         self._ledger.record(id, SampleState.SCORING, tokens=trajectory.num_completion_tokens)
+        self._num_scoring += 1
         try:
-            score = await self._score(ticket.prompt, trajectory)
+            score = await self._score(admitted.prompt, trajectory)
         except RewardError as error:
             return replace(trajectory, status=Status.FAILED, reason=str(error))
-        self._tally.score_s.add(_now() - generated_s)
+        finally:
+            self._num_scoring -= 1
+        self._meter.score_s.add(_now() - generated_s)
         if not math.isfinite(score.value):
             return replace(trajectory, status=Status.FAILED, reason=f"its reward is {score.value}")
         return trajectory.scored(score)
 
-    def _end_sample(self, flight: Flight, index: int, trajectory: Trajectory) -> None:
+    def _note_lost(self, id: str, reason: str) -> None:
+        """A sample's environment was lost with its process: the episode is played again."""
+        self._meter.num_replays += 1
+        self._ledger.record(id, SampleState.GENERATING, reason=reason)
+
+    def _end_sample(self, flight: GroupInFlight, index: int, trajectory: Trajectory) -> None:
         id = flight.sample_id(index)
         flight.trajectories[index] = trajectory
         flight.num_left -= 1
         if trajectory.is_usable:
+            if not (flight.has_baseline and index == len(flight.trajectories) - 1):
+                flight.ended.append(index)
             self._recent.add(None)
             self._ledger.record(id, SampleState.DONE, reward=trajectory.reward)
         else:
             reason = trajectory.reason or f"it ended as {trajectory.status} with nothing written"
             self._recent.add(reason)
-            self._tally.ends[SampleState.FAILED] += 1
+            self._meter.ends[SampleState.FAILED] += 1
             self._ledger.record(id, SampleState.FAILED, reason=reason)
             if self._recent.exceed(self._config.max_failed_fraction):
                 self._break(TooManyFailures(f"{self._recent.describe()}\nThe limit is rollout.max_failed_fraction."))
@@ -248,7 +266,7 @@ class RolloutScheduler:
         if flight.num_left == 0:
             self._end_group(flight)
 
-    def _abort_slowest(self, flight: Flight) -> None:
+    def _abort_slowest(self, flight: GroupInFlight) -> None:
         """The group is whole without those that still run."""
         for index, trajectory in enumerate(flight.trajectories):
             if trajectory is None:
@@ -258,43 +276,45 @@ class RolloutScheduler:
                 )
                 flight.num_left -= 1
                 self._ledger.record(flight.sample_id(index), SampleState.ABORTED, reason=reason)
-                self._tally.ends[SampleState.ABORTED] += 1
+                self._meter.ends[SampleState.ABORTED] += 1
                 self._cancel(flight.tasks[index])
 
-    def _end_group(self, flight: Flight) -> None:
+    def _end_group(self, flight: GroupInFlight) -> None:
         group = flight.group()
+        if self._config.extra_samples:
+            self._meter.order.add([trajectory for index in flight.ended if (trajectory := flight.trajectories[index])])
         # A group baseline needs a sibling.
         if len(group.trajectories) < min(2, flight.group_size):
             self._drop(flight, "too few siblings are usable")
         elif flight.has_baseline and group.baseline is None:
             self._drop(flight, "its greedy sample failed")
-        elif self._config.drop_no_signal and not group.has_signal:
+        elif self._config.drop_zero_variance_groups and not group.has_signal:
             self._drop(flight, "all rewards of the group are equal")
         else:
             self._num_dropped_in_a_row = 0
             flight.finished_s = _now()
             flight.tasks.clear()
-            self._admission.finish(flight.ticket, keep=True)
+            self._admission.finish(flight.admitted, keep=True)
             self._wake.set()
 
-    def _drop(self, flight: Flight, reason: str) -> None:
-        del self._flights[flight.ticket.number]
+    def _drop(self, flight: GroupInFlight, reason: str) -> None:
+        del self._flights[flight.admitted.number]
         self._record(flight, SampleState.FILTERED, reason=reason)
-        self._prompts.saw(flight.ticket.prompt, flight.group().rewards)
-        self._tally.dropped_groups[flight.ticket.domain] += 1
-        if self._admission.finish(flight.ticket, keep=False) is not None:
-            self._note_ceded(flight.ticket.domain, reason)
+        self._prompts.record_rewards(flight.admitted.prompt, flight.group().rewards)
+        self._meter.dropped_groups[flight.admitted.domain] += 1
+        if self._admission.finish(flight.admitted, keep=False) is not None:
+            self._note_reassigned(flight.admitted.domain, reason)
         self._num_dropped_in_a_row += 1
         if self._num_dropped_in_a_row >= _MAX_STEPS_DROPPED * self._config.prompts_per_step:
             self._break(self._nothing_is_kept(reason))
         self._admit()
 
-    def _note_ceded(self, domain: str, reason: str) -> None:
-        self._tally.ceded_groups[domain] += 1
-        if domain not in self._ceding:
-            self._ceding.add(domain)
+    def _note_reassigned(self, domain: str, reason: str) -> None:
+        self._meter.ceded_groups[domain] += 1
+        if domain not in self._reassigning:
+            self._reassigning.add(domain)
             _log.warning(
-                "domain %s cedes its share of this step to the others: it dropped more than rollout.max_drops=%d groups for "
+                "domain %s loses slots of this step to the others: it dropped more than rollout.max_drops=%d groups for "
                 "each that it owes, the last because %s",
                 domain,
                 self._config.max_drops,
@@ -307,13 +327,13 @@ class RolloutScheduler:
             return TooManyFailures(f"{dropped}. {self._recent.describe()}")
         return RerollError(
             f"{dropped}: the task is far too easy or too hard for this model. "
-            "Change the data or the rewards, or set rollout.drop_no_signal to false"
+            "Change the data or the rewards, or set rollout.drop_zero_variance_groups to false"
         )
 
-    def _stop(self, tickets: Sequence[Ticket[Prompt]], reason: str) -> None:
+    def _stop(self, groups: Sequence[AdmittedGroup[Prompt]], reason: str) -> None:
         """Cancel what still runs of these groups."""
-        for ticket in tickets:
-            flight = self._flights.pop(ticket.number)
+        for admitted in groups:
+            flight = self._flights.pop(admitted.number)
             flight.is_stopped = True
             self._record(flight, SampleState.ABORTED, reason=reason)
             for task in flight.tasks:
@@ -324,13 +344,13 @@ class RolloutScheduler:
             self._stopping.add(task)
             task.add_done_callback(self._stopping.discard)
 
-    def _record(self, flight: Flight, state: SampleState, **detail: Any) -> None:
+    def _record(self, flight: GroupInFlight, state: SampleState, **detail: Any) -> None:
         """The same event for every sample of the group that has not failed."""
         ids = flight.whole_ids()
         for id in ids:
             self._ledger.record(id, state, **detail)
         if state is not SampleState.QUEUED:
-            self._tally.ends[state] += len(ids)
+            self._meter.ends[state] += len(ids)
 
     def _break(self, error: Exception) -> None:
         """Nothing more is admitted and `take` raises. The first error is the cause; later ones follow from it."""

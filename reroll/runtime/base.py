@@ -1,4 +1,4 @@
-"""Where code runs. A pipeline spawns workers and calls them; it cannot tell threads from Ray actors.
+"""Where code runs. A pipeline spawns workers and calls them; it cannot tell threads from processes or Ray actors.
 
 The unbound method is the address: `await workers.scatter(TrainWorker.train, shards)`. A type checker follows it,
 and so does "go to definition".
@@ -6,15 +6,17 @@ and so does "go to definition".
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from reroll.config.host import parse_devices
 from reroll.config.parts import Devices
 from reroll.config.select import GpuNode
-from reroll.errors import RerollError
+from reroll.errors import RerollError, WorkerTimeout
+from reroll.runtime.failures import gather_all
 
 W = TypeVar("W")
 P = ParamSpec("P")
@@ -49,42 +51,67 @@ class Placement:
         return tuple((seat,) if isinstance(seat, str) else seat for seat in self.devices)
 
 
+class Calls(tuple[Awaitable[T], ...]):
+    """Calls to several workers, in rank order. Awaited as a whole they give their results; all have ended before the first
+    error is raised. Whoever must act on that error sooner awaits them one by one."""
+
+    def __await__(self) -> Generator[Any, None, list[T]]:
+        return gather_all(self).__await__()
+
+
 class Workers(ABC, Generic[W]):
     """Handles to the workers of one role, in rank order.
 
     An exception in a worker arrives as WorkerError with the worker's own traceback in its message, or as itself if it
-    is a RerollError; a worker whose process is gone gives WorkerDied. All calls are awaited before the first error is raised.
+    is a RerollError; a worker whose process is gone gives WorkerDied.
     """
 
-    size: int
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._num_lives = [1] * size
+        """How often each worker was built."""
 
-    @abstractmethod
-    async def all(self, method: Callable[Concatenate[W, P], T], *args: P.args, **kwargs: P.kwargs) -> list[T]:
+    def broadcast(self, method: Callable[Concatenate[W, P], T], *args: P.args, **kwargs: P.kwargs) -> Calls[T]:
         """The same call on every worker."""
+        return Calls(self.one(rank, method, *args, **kwargs) for rank in range(self.size))
 
-    def each(self, method: Callable[Concatenate[W, P], T], *args: P.args, **kwargs: P.kwargs) -> list[Awaitable[T]]:
-        """The same call on every worker, to be awaited one by one: for whoever must act on the first failure."""
-        return [self.one(rank, method, *args, **kwargs) for rank in range(self.size)]
-
-    @abstractmethod
-    async def scatter(self, method: Callable[[W, A], T], shards: Sequence[A]) -> list[T]:
+    def scatter(self, method: Callable[[W, A], T], shards: Sequence[A]) -> Calls[T]:
         """One shard to each worker; as many shards as workers. A shard that several are given is sent to them once."""
-
-    def deal(self, method: Callable[[W, A], T], shards: Sequence[A]) -> list[Awaitable[T]]:
-        """As `scatter`, to be awaited one by one: for whoever must act on the first failure."""
         self._expect_one_each(shards)
-        return [self.one(rank, method, shard) for rank, shard in enumerate(shards)]
+        return Calls(self.one(rank, method, shard) for rank, shard in enumerate(shards))
 
     @abstractmethod
     async def one(self, rank: int, method: Callable[Concatenate[W, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """A call on one worker."""
 
-    @abstractmethod
-    async def revive(self, rank: int) -> None:
+    async def one_within(
+        self, timeout_s: float, rank: int, method: Callable[Concatenate[W, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """As `one`, under a time limit that includes the wait behind other calls to this worker.
+
+        A worker that overruns it is ended, with all that it started, and built anew; then raises WorkerTimeout. (A thread
+        cannot be ended: it is left to itself.)
+        """
+        life = self._num_lives[rank]
+        try:
+            return await asyncio.wait_for(self.one(rank, method, *args, **kwargs), timeout_s)
+        except TimeoutError:
+            if self._num_lives[rank] == life:  # Else another call has overrun too, and the worker is a new one.
+                await self.restart(rank)
+            raise WorkerTimeout(
+                f"{method.__qualname__} took longer than {timeout_s:g} s: its worker was started anew"
+            ) from None
+
+    async def restart(self, rank: int) -> None:
         """End what is left of a worker and build it anew, as it was spawned: in its place, or elsewhere if that is lost.
 
         Raises RerollError if there is no room for it or it cannot be built; calls to it then give WorkerDied as before.
         """
+        self._num_lives[rank] += 1
+        await self._restart(rank)
+
+    @abstractmethod
+    async def _restart(self, rank: int) -> None: ...
 
     def _expect_one_each(self, shards: Sequence[object]) -> None:
         if len(shards) != self.size:
@@ -98,15 +125,29 @@ class Workers(ABC, Generic[W]):
 class Runtime(ABC):
     """Makes workers. `async with make_runtime(config) as runtime:` closes it and every worker it spawned."""
 
+    def __init__(self) -> None:
+        self._spawned: list[Workers[Any]] = []
+
     @abstractmethod
     async def spawn(
         self, worker_class: Callable[Concatenate[WorkerInfo, P], W], placement: Placement, *args: P.args, **kwargs: P.kwargs
     ) -> Workers[W]:
         """Build `worker_class(info, *args, **kwargs)` once per entry of the placement, in parallel."""
 
-    @abstractmethod
     async def close(self) -> None:
         """Stop every worker it spawned. Safe to call twice."""
+        await asyncio.gather(*(workers.stop() for workers in self._spawned))
+        self._spawned.clear()
+
+    async def _once_built(self, workers: Workers[W], building: Awaitable[Any]) -> Workers[W]:
+        """Workers that are this runtime's to stop, when they are built; where one cannot be, all of them are stopped."""
+        self._spawned.append(workers)
+        try:
+            await building
+        except BaseException:
+            await workers.stop()
+            raise
+        return workers
 
     @property
     @abstractmethod

@@ -6,33 +6,111 @@ import os
 import pickle
 import signal
 import struct
+import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
-from contextlib import suppress
-from typing import Any, BinaryIO
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any, BinaryIO, NoReturn
 
 _LENGTH = struct.Struct(">Q")
 _PARENT_CHECK_S = 1.0
+_MAX_TOLD = 2000
+"""Characters."""
+_MARK = "REROLL_CHILD"
+"""The variable in the environment of a child that says whose it is: a mark, behind those of the processes above it."""
+_MAX_ROUNDS = 20
 
 
 def follow_parent() -> None:
-    """Let this process die with its parent, even while user code hangs."""
+    """Let this process die with its parent, even while user code hangs, and what it started with it if it is marked."""
     parent_pid = os.getppid()
 
     def watch() -> None:
         while os.getppid() == parent_pid:
             time.sleep(_PARENT_CHECK_S)
-        os._exit(1)
+        end_with_all_it_started()
 
     threading.Thread(target=watch, name="follow parent", daemon=True).start()
+
+
+def end_with_all_it_started() -> NoReturn:
+    """Leave this process, a child, now; what it started goes first, if it was marked."""
+    if mark := os.environ.get(_MARK, "").rpartition("/")[2]:
+        kill_marked(mark)
+    os._exit(1)
+
+
+def search_path() -> list[str]:
+    """Where this process finds modules, for a child to find them too."""
+    return [os.path.abspath(path) for path in sys.path]
+
+
+@contextmanager
+def sheltered_from_sigterm() -> Iterator[None]:
+    """Processes that are started here never see a SIGTERM, nor do those that they start, until `outlive_sigterm`.
+
+    A batch system sends it to every process of a job. The controller answers it by saving what was trained, for which it needs
+    the others, and then ends them. If it is killed itself, they end with it. Not to be held while something is awaited.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def outlive_sigterm() -> None:
+    """In a sheltered process: go on when it is sent, but leave the processes that this one starts their own choice."""
+    if signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, ()):
+        return
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # Of this thread, and of all that it starts.
+
+
+def with_one_thread() -> dict[str, str]:
+    """This process's environment, for a child that is one of as many as there are cores: what it computes with (OpenMP, BLAS)
+    gets a thread unless the user has said otherwise."""
+    return dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1") | dict(os.environ)
 
 
 def kill_group(pid: int) -> None:
     """End a process that leads a session of its own, and all that it started, now. Harmless if they are gone."""
     with suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
+
+
+def marked(mark: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """A child's environment with a mark, which all that it starts inherits, daemons too. The marks of those above stay."""
+    return {**environment, _MARK: f"{environment.get(_MARK, '')}/{mark}"}
+
+
+def kill_marked(mark: str) -> None:
+    """End every process but this one that carries the mark, whatever session it moved to. Does nothing without /proc."""
+    for _ in range(_MAX_ROUNDS):  # What was being started in the meantime is found in the next round.
+        found = [pid for pid in _other_pids() if mark.encode() in _marks(pid)]
+        for pid in found:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        if not found:
+            return
+
+
+def _other_pids() -> list[int]:
+    names = os.listdir("/proc") if os.path.isdir("/proc") else []
+    return [int(name) for name in names if name.isdecimal() and int(name) != os.getpid()]
+
+
+def _marks(pid: int) -> list[bytes]:
+    """That the process was given; none if it has ended or is another user's."""
+    sign = f"{_MARK}=".encode()
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            variables = file.read().split(b"\0")
+    except OSError:
+        return []
+    return [mark for variable in variables if variable.startswith(sign) for mark in variable.removeprefix(sign).split(b"/")]
 
 
 def epitaph(exit_code: int) -> str:
@@ -42,9 +120,16 @@ def epitaph(exit_code: int) -> str:
 
 def last_lines(error: BaseException) -> str:
     """Type, message and place of an exception in user code, short enough for a status."""
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    return "".join(traceback.format_exception_only(error)).strip() + place
+    told = "".join(traceback.format_exception_only(error)).strip()
+    if len(told) > _MAX_TOLD:  # Some messages hold all of what could not be read.
+        told = f"{told[: _MAX_TOLD // 2]} … {told[-_MAX_TOLD // 2 :]}"
+    return told + place_of(error)
+
+
+def place_of(error: BaseException) -> str:
+    """Where an exception was raised: ` (file:line)`; empty if it never was."""
+    frames = list(traceback.walk_tb(error.__traceback__))
+    return f" ({frames[-1][0].f_code.co_filename}:{frames[-1][1]})" if frames else ""
 
 
 def framed(message: Any) -> bytes:
@@ -66,14 +151,22 @@ def read_frames(stream: BinaryIO) -> Iterator[Any]:
 class Unframer:
     """The messages of a stream whose bytes arrive in pieces."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, max_bytes: int | None = None) -> None:
+        """`max_bytes` of one message; None: trust the other side."""
         self._received = bytearray()
+        self._max_bytes = max_bytes
+
+    @property
+    def is_between_messages(self) -> bool:
+        return not self._received
 
     def feed(self, data: bytes) -> Iterator[Any]:
-        """The messages that these bytes complete."""
+        """The messages that these bytes complete. Raises ValueError for one that is too long."""
         self._received += data
         while len(self._received) >= _LENGTH.size:
             (size,) = _LENGTH.unpack_from(self._received)
+            if self._max_bytes is not None and size > self._max_bytes:
+                raise ValueError(f"a message of {size} bytes, where {self._max_bytes} are the most")
             end = _LENGTH.size + size
             if len(self._received) < end:
                 return

@@ -1,4 +1,4 @@
-"""What a process that computes on the CPU asks of the C library and of OpenMP. Both calls do nothing elsewhere."""
+"""What a process that computes on the CPU asks of the C library and of OpenMP. None of the calls does anything elsewhere."""
 
 from __future__ import annotations
 
@@ -8,10 +8,16 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from reroll.runtime.devices import num_usable_cores
+
 # Parameters of glibc's mallopt(3).
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX, _ARENA_MAX = -1, -2, -4, -8
 
+OMP = "OMP_NUM_THREADS"
+"""The variable that says how many threads torch starts with."""
 _OMP_PAUSE_HARD = 2
+_TORCH = "torch._C"
+"""Once this module is there, so is the OpenMP that it brings."""
 
 
 def keep_freed_memory() -> None:
@@ -29,26 +35,56 @@ def keep_freed_memory() -> None:
         mallopt(_TOP_PAD, 256 * 2**20)
 
 
+def torch_threads(wanted: str | None, *, num_workers: int) -> dict[str, str]:
+    """The variables that give one of so many workers on this machine its share of the cores, unless the user said otherwise.
+
+    A lone worker gets torch's own default, as in threads of the controller: the same threads, so the same sums.
+    """
+    if wanted is not None:
+        return {OMP: wanted}
+    return {OMP: str(max(1, num_usable_cores() // num_workers))} if num_workers > 1 else {}
+
+
+class Helpers:
+    """Helper threads of GNU OpenMP that belong to the calling thread, and do nothing."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+
+    @classmethod
+    def hire(cls, num: int) -> Helpers | None:
+        """So many, for the calling thread. None if this process has no GNU OpenMP, or not yet."""
+        library = _gnu_openmp() if _TORCH in sys.modules else None
+        if library is None:
+            return None
+        run: Callable[[object, None, int, int], None] = library.GOMP_parallel
+        # Any harmless function will do: the helpers stay when it has returned.
+        run(library.omp_get_thread_num, None, num + 1, 0)
+        return cls(library)
+
+    def dismiss(self) -> None:
+        """From the thread that hired them."""
+        self._library.omp_pause_resource_all(_OMP_PAUSE_HARD)
+
+
 def release_helper_threads() -> None:
     """Let go of the OpenMP helpers of the calling thread; they come back with its next parallel operation.
 
     Each thread that computes has helpers of its own. Once they outnumber the cores, idle ones included, GNU OpenMP stops
     spinning between operations and sleeps instead, for everyone: decoding a small model became a third slower. So a
-    worker that has nothing to do lets its helpers go.
+    worker that has nothing to do lets its helpers go. (`cores.Brake` makes use of the same rule where spinning does harm.)
     """
-    pause = _omp_pause() if "torch" in sys.modules else None
-    if pause is not None:
-        pause(_OMP_PAUSE_HARD)
+    library = _gnu_openmp() if _TORCH in sys.modules else None
+    if library is not None:
+        library.omp_pause_resource_all(_OMP_PAUSE_HARD)
 
 
 @functools.cache
-def _omp_pause() -> Callable[[int], int] | None:
-    """GNU OpenMP's `omp_pause_resource_all`, from the copy of the library that torch loaded."""
+def _gnu_openmp() -> ctypes.CDLL | None:
+    """The copy of GNU OpenMP that torch loaded, if that is what it uses."""
     maps = Path("/proc/self/maps")
     if not maps.exists():
         return None
     libraries = {line.split()[-1] for line in maps.read_text().splitlines() if "libgomp" in line}
-    if not libraries:
-        return None
-    pause: Callable[[int], int] | None = getattr(ctypes.CDLL(libraries.pop()), "omp_pause_resource_all", None)
-    return pause
+    library = ctypes.CDLL(libraries.pop()) if libraries else None
+    return library if hasattr(library, "omp_pause_resource_all") and hasattr(library, "GOMP_parallel") else None

@@ -8,11 +8,13 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, Concatenate, Generic
 
 from reroll.config.host import num_visible_gpus
-from reroll.errors import RerollError, WorkerError
-from reroll.runtime.base import A, P, Placement, Runtime, T, W, WorkerInfo, Workers
+from reroll.errors import RerollError, WorkerDied, WorkerError
+from reroll.runtime.base import A, Calls, P, Placement, Runtime, T, W, WorkerInfo, Workers
+from reroll.runtime.cores import core_watch
 from reroll.runtime.cpu import keep_freed_memory, release_helper_threads
 from reroll.runtime.failures import as_reroll_error, describe, gather_all
 
@@ -26,8 +28,9 @@ class LocalRuntime(Runtime):
     """Runs workers as threads of this process."""
 
     def __init__(self) -> None:
+        super().__init__()
         keep_freed_memory()
-        self._spawned: list[LocalWorkers[Any]] = []
+        core_watch()
 
     @property
     def shares_memory(self) -> bool:
@@ -42,38 +45,36 @@ class LocalRuntime(Runtime):
     ) -> Workers[W]:
         hosts = [_Host[W](info, placement.concurrency) for info in _infos(placement)]
         workers = LocalWorkers(hosts, make=lambda info: worker_class(info, *args, **kwargs))
-        self._spawned.append(workers)
-        try:
-            await gather_all([workers.revive(rank) for rank in range(workers.size)])
-        except BaseException:
-            await workers.stop()
-            raise
-        return workers
-
-    async def close(self) -> None:
-        await asyncio.gather(*(workers.stop() for workers in self._spawned))
-        self._spawned.clear()
+        return await self._once_built(workers, workers.build())
 
 
 class LocalWorkers(Workers[W]):
     """Workers in this process."""
 
     def __init__(self, hosts: Sequence[_Host[W]], *, make: Callable[[WorkerInfo], W]) -> None:
+        super().__init__(len(hosts))
         self._hosts = list(hosts)
         self._make = make
-        self.size = len(self._hosts)
 
-    async def all(self, method: Callable[Concatenate[W, P], T], *args: P.args, **kwargs: P.kwargs) -> list[T]:
-        return await gather_all([host.call(method, *args, **kwargs) for host in self._hosts])
+    async def build(self) -> None:
+        """Make every worker, each on a thread of its own."""
+        await gather_all([host.build(self._make) for host in self._hosts])
 
-    async def scatter(self, method: Callable[[W, A], T], shards: Sequence[A]) -> list[T]:
-        return await gather_all(self.deal(method, shards))
+    def broadcast(self, method: Callable[Concatenate[W, P], T], *args: P.args, **kwargs: P.kwargs) -> Calls[T]:
+        return Calls(host.call(method, *args, **kwargs) for host in self._hosts)
+
+    def scatter(self, method: Callable[[W, A], T], shards: Sequence[A]) -> Calls[T]:
+        self._expect_one_each(shards)
+        return Calls(host.call(method, shard) for host, shard in zip(self._hosts, shards, strict=True))
 
     async def one(self, rank: int, method: Callable[Concatenate[W, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._hosts[rank].call(method, *args, **kwargs)
 
-    async def revive(self, rank: int) -> None:
-        await self._hosts[rank].build(self._make)
+    async def _restart(self, rank: int) -> None:
+        gone = self._hosts[rank]
+        await gone.stop()
+        self._hosts[rank] = host = gone.successor()
+        await host.build(self._make)
 
     async def stop(self) -> None:
         await asyncio.gather(*(host.stop() for host in self._hosts))
@@ -95,11 +96,14 @@ class _Host(Generic[W]):
         for index in range(num_threads):
             threading.Thread(target=self._serve, name=f"{self._name}.{index}", daemon=True).start()
 
+    def successor(self) -> _Host[W]:
+        """Another for the same worker, whose threads are stuck in nothing."""
+        return _Host(self._info, self._num_threads)
+
     def build(self, worker_class: Callable[[WorkerInfo], W]) -> asyncio.Future[None]:
-        """Make the worker on one of its own threads. One that was there before is closed."""
+        """Make the worker on one of its own threads."""
 
         def make() -> None:
-            self._close()
             self._worker = worker_class(self._info)
 
         return self._submit(make)
@@ -124,6 +128,7 @@ class _Host(Generic[W]):
             await asyncio.wait_for(closing, STOP_TIMEOUT_S)
         except TimeoutError:
             log.warning("worker %s is busy and did not close within %g s: left behind", self._name, STOP_TIMEOUT_S)
+            self._drop()
         except RerollError as error:
             log.warning("worker %s failed to close: %s", self._name, error)
 
@@ -137,6 +142,16 @@ class _Host(Generic[W]):
         close = getattr(worker, "close", None)
         if close is not None:
             close()
+
+    def _drop(self) -> None:
+        """Tell whoever waits for calls that have not begun."""
+        while not self._calls.empty():
+            with suppress(queue.Empty):
+                item = self._calls.get_nowait()
+                if item is not None and item[0].set_running_or_notify_cancel():
+                    item[0].set_exception(WorkerDied(f"worker {self._name} is stuck in another call and was left behind"))
+        for _ in range(self._num_threads):
+            self._calls.put(None)
 
     def _serve(self) -> None:
         while (item := self._calls.get()) is not None:

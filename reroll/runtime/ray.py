@@ -11,7 +11,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Concatenate
 
@@ -19,13 +18,15 @@ import ray
 from ray.exceptions import OutOfMemoryError, RayActorError, RayError
 from ray.util.placement_group import remove_placement_group
 
-from reroll.config.parts import RayRuntime as RayRuntimeConfig
+from reroll.config.parts import RayRuntimeConfig
 from reroll.config.select import GpuNode
 from reroll.errors import RerollError, WorkerDied, WorkerError
-from reroll.runtime.base import A, P, Placement, Runtime, T, W, WorkerInfo, Workers
-from reroll.runtime.cpu import keep_freed_memory, release_helper_threads
+from reroll.runtime.base import A, Calls, P, Placement, Runtime, T, W, WorkerInfo, Workers
+from reroll.runtime.children import outlive_sigterm, search_path, sheltered_from_sigterm
+from reroll.runtime.cores import core_watch
+from reroll.runtime.cpu import OMP, keep_freed_memory, torch_threads
 from reroll.runtime.devices import num_usable_cores
-from reroll.runtime.failures import as_reroll_error, describe, gather_all
+from reroll.runtime.failures import Raised, gather_all, guarded
 from reroll.runtime.ray_places import GpuPlaces, Place, live_gpu_nodes, reserve
 
 MIN_LOGICAL_CPUS = 4
@@ -40,8 +41,6 @@ REVIVAL_TIMEOUT_S = 30.0
 """How long to wait for room for a worker that is started anew."""
 REVIVAL_POLL_S = 1.0
 """Between two looks for it."""
-OMP = "OMP_NUM_THREADS"
-"""The variable that says how many threads torch starts with."""
 
 log = logging.getLogger(__name__)
 
@@ -54,12 +53,12 @@ class RayRuntime(Runtime):
     """
 
     def __init__(self, config: RayRuntimeConfig) -> None:
+        super().__init__()
         self._owns_ray = not ray.is_initialized()
         if self._owns_ray:
             _start_ray(config)
         self._timeout_s = PLACEMENT_TIMEOUT_S if self._owns_ray and config.address is None else SHARED_PLACEMENT_TIMEOUT_S
         self._gpus = GpuPlaces(self._timeout_s)
-        self._spawned: list[RayWorkers[Any]] = []
 
     @property
     def shares_memory(self) -> bool:
@@ -87,15 +86,9 @@ class RayRuntime(Runtime):
             for rank, place in enumerate(places)
         ]
         # Pickled here and not by Ray, so that an actor can set its number of threads before torch is unpickled.
-        recipe = ray.put((_search_path(), ray.cloudpickle.dumps((worker_class, args, kwargs))))
+        recipe = ray.put((search_path(), ray.cloudpickle.dumps((worker_class, args, kwargs))))
         workers: RayWorkers[W] = RayWorkers(actors, group, again=partial(self._again, recipe))
-        self._spawned.append(workers)
-        try:
-            await gather_all([actor.build(recipe) for actor in actors])
-        except BaseException:
-            await workers.stop()
-            raise
-        return workers
+        return await self._once_built(workers, workers.build(recipe))
 
     async def _again(self, recipe: Any, gone: _Handle) -> _Handle:
         """Another actor for the worker of one that is gone."""
@@ -121,8 +114,7 @@ class RayRuntime(Runtime):
         raise RerollError(f"Ray found no room for {gone.name} within {REVIVAL_TIMEOUT_S:g} s")
 
     async def close(self) -> None:
-        await asyncio.gather(*(workers.stop() for workers in self._spawned))
-        self._spawned.clear()
+        await super().close()
         if not ray.is_initialized():
             return
         self._gpus.free()
@@ -146,23 +138,21 @@ class RayWorkers(Workers[W]):
 
     def __init__(self, actors: Sequence[_Handle], group: Any, *, again: Callable[[_Handle], Awaitable[_Handle]]) -> None:
         """`again` makes another actor for the worker of one that is gone."""
+        super().__init__(len(actors))
         self._actors = list(actors)
         self._group = group
         self._again = again
-        self.size = len(self._actors)
 
-    async def all(self, method: Callable[Concatenate[W, P], T], *args: P.args, **kwargs: P.kwargs) -> list[T]:
-        return await gather_all(self.each(method, *args, **kwargs))
+    async def build(self, recipe: Any) -> None:
+        """Make every worker, each in its actor."""
+        await gather_all([actor.build(recipe) for actor in self._actors])
 
-    def each(self, method: Callable[Concatenate[W, P], T], *args: P.args, **kwargs: P.kwargs) -> list[Awaitable[T]]:
+    def broadcast(self, method: Callable[Concatenate[W, P], T], *args: P.args, **kwargs: P.kwargs) -> Calls[T]:
         # Stored once and read by every actor; passed directly, large arguments would be stored once per actor.
         arguments = ray.put((args, kwargs)) if self.size > 1 else (args, kwargs)
-        return [actor.call(method.__name__, arguments) for actor in self._actors]
+        return Calls(actor.call(method.__name__, arguments) for actor in self._actors)
 
-    async def scatter(self, method: Callable[[W, A], T], shards: Sequence[A]) -> list[T]:
-        return await gather_all(self.deal(method, shards))
-
-    def deal(self, method: Callable[[W, A], T], shards: Sequence[A]) -> list[Awaitable[T]]:
+    def scatter(self, method: Callable[[W, A], T], shards: Sequence[A]) -> Calls[T]:
         self._expect_one_each(shards)
         num_takers = Counter(map(id, shards))
         stored: dict[int, Any] = {}
@@ -170,13 +160,13 @@ class RayWorkers(Workers[W]):
             if num_takers[id(shard)] > 1 and id(shard) not in stored:  # Ray itself stores what is large and has one taker.
                 stored[id(shard)] = ray.put(((shard,), {}))
         arguments = [stored.get(id(shard), ((shard,), {})) for shard in shards]
-        return [actor.call(method.__name__, argument) for actor, argument in zip(self._actors, arguments, strict=True)]
+        return Calls(actor.call(method.__name__, argument) for actor, argument in zip(self._actors, arguments, strict=True))
 
     async def one(self, rank: int, method: Callable[Concatenate[W, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         result: T = await self._actors[rank].call(method.__name__, (args, kwargs))
         return result
 
-    async def revive(self, rank: int) -> None:
+    async def _restart(self, rank: int) -> None:
         gone = self._actors[rank]
         gone.kill()
         actor = await self._again(gone)
@@ -244,18 +234,9 @@ class _Handle:
             ) from None
         except RayError as error:
             raise WorkerError(f"a call to worker {self.name} could not be carried: {error}") from None
-        if isinstance(outcome, _Raised):
-            outcome.error.__notes__ = list(outcome.notes)
-            raise outcome.error
+        if isinstance(outcome, Raised):
+            raise outcome.as_error()
         return outcome
-
-
-@dataclass(frozen=True, slots=True)
-class _Raised:
-    """An exception on its way to the controller. Notes travel beside it: a class that pickles itself may drop them."""
-
-    error: RerollError
-    notes: tuple[str, ...]
 
 
 class _Actor:
@@ -263,15 +244,17 @@ class _Actor:
 
     def __init__(self, info: WorkerInfo, num_threads: str | None, gpu_ids: Sequence[str]) -> None:
         self._info = info
+        outlive_sigterm()
         if len(gpu_ids) > 1:  # Ray shows an actor the GPU of its bundle only.
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpu_ids)
         self._worker: Any = None
         keep_freed_memory()
+        core_watch()
         _set_threads(num_threads, num_workers=info.world_size)
 
     def build(self, recipe: tuple[list[str], bytes]) -> Any:
-        search_path, pickled = recipe
-        sys.path.extend(path for path in search_path if path not in sys.path)
+        folders, pickled = recipe
+        sys.path.extend(path for path in folders if path not in sys.path)
 
         def make() -> None:
             worker_class, args, kwargs = pickle.loads(pickled)
@@ -289,41 +272,13 @@ class _Actor:
         return self._guard(close) if close is not None else None
 
     def _guard(self, call: Callable[[], Any]) -> Any:
-        try:
-            result = call()
-            release_helper_threads()
-            return result
-        except BaseException as error:
-            text = describe(error)
-            home = as_reroll_error(error, role=self._info.role, rank=self._info.rank, remote_traceback=text)
-            if not _survives_pickling(home):
-                home = WorkerError(f"{type(error).__name__} in worker {self._info.role}[{self._info.rank}]:\n{text}")
-            return _Raised(home, notes=tuple(getattr(home, "__notes__", ())))
-
-
-def _search_path() -> list[str]:
-    """Where this process finds modules, for actors to find them too: Ray passes on only a part of it."""
-    return [os.path.abspath(path) for path in sys.path]
-
-
-def _survives_pickling(error: RerollError) -> bool:
-    try:
-        return type(pickle.loads(pickle.dumps(error))) is type(error)
-    except Exception as failure:
-        log.debug("%r cannot be pickled: %s", error, failure)
-        return False
+        return guarded(call, role=self._info.role, rank=self._info.rank)
 
 
 def _set_threads(num_threads: str | None, *, num_workers: int) -> None:
-    """Let torch use what the user's environment says, else this worker's share of the cores, where Ray allows one thread.
-
-    A lone worker gets torch's own default, as in a local run: the same threads, so the same sums.
-    """
+    """Let torch use what the user's environment says, else this worker's share of the cores, where Ray allows one thread."""
     os.environ.pop(OMP, None)
-    if num_threads is not None:
-        os.environ[OMP] = num_threads
-    elif num_workers > 1:
-        os.environ[OMP] = str(max(1, num_usable_cores() // num_workers))
+    os.environ.update(torch_threads(num_threads, num_workers=num_workers))
 
 
 def _start_ray(config: RayRuntimeConfig) -> None:
@@ -338,11 +293,12 @@ def _start_ray(config: RayRuntimeConfig) -> None:
             ) from None
         return
     num_cpus = config.num_cpus or max(MIN_LOGICAL_CPUS, num_usable_cores())
-    ray.init(
-        "local",
-        num_cpus=num_cpus,
-        num_gpus=config.num_gpus,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-    )
+    with sheltered_from_sigterm():
+        ray.init(
+            "local",
+            num_cpus=num_cpus,
+            num_gpus=config.num_gpus,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )

@@ -131,7 +131,7 @@ class GpuPlaces:
         sizes = ", ".join(str(node.gpus.num_gpus) for node in self._row())
         return RerollError(
             f"a worker of {role} spans GPUs {', '.join(map(str, indices))}, which are not on one node: the nodes have {sizes} "
-            "GPUs. Lower tensor_parallel, or name devices that fill whole nodes"
+            "GPUs. Lower tp, or name devices that fill whole nodes"
         )
 
 

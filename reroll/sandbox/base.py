@@ -62,7 +62,7 @@ class Sandbox(Protocol):
 
     @property
     def level(self) -> str:
-        """What contains the programs: `namespaces`, `rlimits`, or `remote` (a service that answers for itself)."""
+        """What contains the programs: `namespaces`, `landlock`, `rlimits`, or `remote` (a service that answers for itself)."""
         ...
 
     async def run(self, program: Program) -> Ran:

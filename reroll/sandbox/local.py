@@ -6,6 +6,7 @@ import asyncio
 import logging
 import shutil
 import socket
+from collections.abc import Sequence
 
 from reroll.config.sandbox import LocalSandbox, SandboxLevel
 from reroll.errors import SandboxError
@@ -32,9 +33,13 @@ _log = logging.getLogger(__name__)
 class LocalPool:
     """Runs at most `num_processes` programs at a time, each in a fork of a warm interpreter. Others wait for their turn."""
 
-    def __init__(self, config: LocalSandbox, *, num_processes: int) -> None:
+    def __init__(self, config: LocalSandbox, *, num_processes: int, preload: Sequence[str] = ()) -> None:
         self._config = config
+        self._preload = tuple(preload)
         self.level, first, self.uid = _open_best(config)
+        if preload:
+            first.kill()  # It has shown what the machine gives. The next imports while nobody waits for it.
+            first = WarmInterpreter(self.level, site_packages=config.site_packages, preload=preload)
         self._idle = [first]
         self._all = {first}
         self._channels: set[socket.socket] = set()
@@ -101,7 +106,7 @@ class LocalPool:
         return result
 
     def _start(self) -> WarmInterpreter:
-        interpreter = WarmInterpreter(self.level, site_packages=self._config.site_packages)
+        interpreter = WarmInterpreter(self.level, site_packages=self._config.site_packages, preload=self._preload)
         self._all.add(interpreter)
         return interpreter
 

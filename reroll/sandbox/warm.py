@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import reroll
 from reroll.config.sandbox import SandboxLevel
 from reroll.errors import SandboxError
 from reroll.sandbox.base import Limits
+from reroll.sandbox.inside.cgroup import make_group, remove_group
 from reroll.sandbox.inside.jail import remove
 from reroll.sandbox.inside.wire import STARTED, Job, Result, pack_job, unpack_result
 
@@ -49,12 +51,21 @@ class Lost(Exception):
 class WarmInterpreter:
     """One process at one level. It runs its jobs one after the other; all that a job started is gone before the next begins."""
 
-    def __init__(self, level: SandboxLevel, *, site_packages: bool) -> None:
+    def __init__(self, level: SandboxLevel, *, site_packages: bool, preload: Sequence[str] = ()) -> None:
+        """`preload`: modules, out of the site-packages too if those are given, that every program finds imported."""
         self._scratch = "" if level == "namespaces" else tempfile.mkdtemp(prefix="reroll-sandbox-")
+        self._group = make_group() if level == "namespaces" else ""
         self._words = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process that writes to it
         prefix = os.path.realpath(sys.base_prefix)
         packages = _package_folders() if site_packages else []
-        settings = {"level": level, "folders": [prefix, *packages], "packages": packages, "scratch": self._scratch}
+        settings = {
+            "level": level,
+            "folders": [prefix, *packages],
+            "packages": packages,
+            "scratch": self._scratch,
+            "group": self._group,
+            "preload": list(preload),
+        }
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         root = str(Path(reroll.__file__).parent.parent)
         flags = ["-s", "-S", "-P", "-B"]  # No user's packages and no others, no working directory, no bytecode.
@@ -117,7 +128,7 @@ class WarmInterpreter:
         self.kill()
 
     def kill(self) -> None:
-        """End it and all that it runs, now, and delete what it had on disk. Safe to call twice."""
+        """End it and all that it runs, now, and leave nothing of it behind. Safe to call twice."""
         self._control.close()
         if self._process.returncode is None:
             with suppress(ProcessLookupError):
@@ -126,6 +137,8 @@ class WarmInterpreter:
         self._words.close()
         if self._scratch:
             remove(self._scratch)
+        if self._group:
+            remove_group(self._group)
 
     def _last_words(self) -> str:
         """Why it does not answer, as far as it could say."""

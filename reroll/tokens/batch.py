@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -13,64 +13,54 @@ from torch import Tensor
 
 from reroll.types import Sample
 
-_PER_TOKEN = (
-    "ids",
-    "loss_mask",
-    "logp",
-    "turn",
-    "advantage",
-    "old_logp",
-    "ref_logp",
-    "value",
-    "returns",
-    "teacher_ids",
-    "teacher_logp",
-    "selected",
-    "temperature",
-)
+_T, _N = {"axis": "token"}, {"axis": "sequence"}
+"""What the first axis of a field counts. A field without it is not taken along when rows are selected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """Packed rows. Entry t of every [T] tensor talks about token t, given the tokens of its sequence before it.
 
-    The denominators are global: they count the whole batch that one optimizer step sees, and survive `select` and
-    `split`, so any cut into micro-batches or ranks sums to the same gradient.
+    The denominators are global: they count the whole batch that one optimizer step sees, and survive `select`, so any
+    cut into micro-batches or ranks sums to the same gradient.
     """
 
-    ids: Tensor
+    ids: Tensor = field(metadata=_T)
     """[T] int64"""
-    cu_seqlens: Tensor
+    cu_seqlens: Tensor = field(metadata={"axis": "boundary"})
     """[N + 1] int64, first 0, last T."""
-    loss_mask: Tensor
+    loss_mask: Tensor = field(metadata=_T)
     """[T] bool; never true on a sequence's first token."""
-    logp: Tensor
+    logp: Tensor = field(metadata=_T)
     """[T] fp32, log-prob as sampled; 0 off the mask."""
-    turn: Tensor
+    turn: Tensor = field(metadata=_T)
     """[T] int64: which turn of its trajectory wrote the token; -1 off the mask."""
-    advantage: Tensor
+    advantage: Tensor = field(metadata=_T)
     """[T] fp32; 0 off the mask."""
     num_loss_tokens: int
     """Global count of tokens in the loss."""
     num_sequences: int
     """Global count of sequences with at least one token in the loss."""
-    temperature: float | Tensor = 1.0
+    temperature: float | Tensor = field(default=1.0, metadata=_T)
     """Log-probs are of softmax(logits / temperature), as the sampler's; [T] where rows were drawn at different ones."""
-    old_logp: Tensor | None = None
+    old_logp: Tensor | None = field(default=None, metadata=_T)
     """[T] log-prob under the policy at the start of the update; None: the first forward pass defines it."""
-    ref_logp: Tensor | None = None
+    ref_logp: Tensor | None = field(default=None, metadata=_T)
     """[T] log-prob under the reference policy."""
-    value: Tensor | None = None
+    value: Tensor | None = field(default=None, metadata=_T)
     """[T] the critic's estimate before the update."""
-    returns: Tensor | None = None
-    """[T] what the critic should have said."""
-    teacher_ids: Tensor | None = None
-    """[T, k] int64: the tokens that a teacher finds likeliest at each place; None: it speaks of all."""
-    teacher_logp: Tensor | None = None
-    """[T, k + 1] their log-probs, and behind them that of all others together; or [T, vocabulary]."""
-    selected: Tensor | None = None
+    returns: Tensor | None = field(default=None, metadata=_T)
+    """[T] what the critic is trained to predict."""
+    target_ids: Tensor | None = field(default=None, metadata=_T)
+    """[T, k] int64: the likeliest tokens at each position under the target distribution, a teacher's or the reference's; None:
+    `target_logp` covers the vocabulary."""
+    target_logp: Tensor | None = field(default=None, metadata=_T)
+    """[T, k + 1] their log-probs, and last that of all other tokens together; or [T, vocabulary]."""
+    target_weight: Tensor | None = field(default=None, metadata=_T)
+    """[T] weight of the divergence from the target; 0 where there is no teacher."""
+    selected: Tensor | None = field(default=None, metadata=_T)
     """[T] bool: tokens that a loss picked out of the whole batch of one optimizer step."""
-    label: Tensor | None = None
+    label: Tensor | None = field(default=None, metadata=_N)
     """[N] what a preference loss knows about each sequence: a margin, or +1 for wanted and -1 for unwanted."""
     unit_size: int = 1
     """So many neighbouring sequences are never parted: 2 for pairs of a chosen and a rejected answer."""
@@ -108,22 +98,21 @@ class Batch:
         return replace(self, **changes)
 
     def to(self, device: torch.device | str) -> Batch:
-        moved = {name: value.to(device) for name, value in self._tensors().items()}
-        label = None if self.label is None else self.label.to(device)
-        return self.replace(cu_seqlens=self.cu_seqlens.to(device), label=label, **moved)
+        return self.replace(**{name: value.to(device) for name, value in self._tensors().items()})
 
     def select(self, indices: Sequence[int]) -> Batch:
         """These sequences, in this order; global denominators kept."""
         bounds = self.cu_seqlens.tolist()
         rows = torch.cat([torch.arange(bounds[i], bounds[i + 1]) for i in indices]).to(self.ids.device)
         lengths = [bounds[i + 1] - bounds[i] for i in indices]
-        label = None if self.label is None else self.label[list(indices)]
-        return self.rearrange(rows, lengths).replace(label=label)
+        by_sequence = {name: value[list(indices)] for name, value in self._tensors("sequence").items()}
+        return self.rearrange(rows, lengths).replace(**by_sequence)
 
     def rearrange(self, tokens: Tensor, lengths: Sequence[int]) -> Batch:
         """These tokens as sequences of these lengths, with nothing known about them as a whole; global denominators kept."""
-        picked = {name: value[tokens] for name, value in self._tensors().items()}
-        return self.replace(cu_seqlens=_cumulate(lengths).to(self.ids.device), label=None, **picked)
+        picked = {name: value[tokens] for name, value in self._tensors("token").items()}
+        forgotten = dict.fromkeys(self._tensors("sequence"))
+        return self.replace(cu_seqlens=_cumulate(lengths).to(self.ids.device), **picked, **forgotten)
 
     def select_units(self, indices: Sequence[int]) -> Batch:
         """As `select`, by unit."""
@@ -142,7 +131,7 @@ class Batch:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled as arrays: where shared memory carries them, a reader sees the sender's bytes and copies none. Read-only."""
-        return _from_arrays, ({field.name: _as_array(getattr(self, field.name)) for field in fields(self)},)
+        return _from_arrays, ({each.name: _as_array(getattr(self, each.name)) for each in fields(self)},)
 
     @property
     def _is_trained(self) -> Tensor:
@@ -151,9 +140,10 @@ class Batch:
         trained[self.sequence_index[self.loss_mask]] = True
         return trained
 
-    def _tensors(self) -> dict[str, Tensor]:
-        """Those with an entry for every token."""
-        return {name: value for name in _PER_TOKEN if isinstance(value := getattr(self, name), Tensor)}
+    def _tensors(self, axis: str | None = None) -> dict[str, Tensor]:
+        """The fields that are tensors, by name: all, or those whose first axis counts this."""
+        named = {each.name: getattr(self, each.name) for each in fields(self) if axis in (None, each.metadata.get("axis"))}
+        return {name: value for name, value in named.items() if isinstance(value, Tensor)}
 
 
 def pack(samples: Sequence[Sample], *, temperature: float = 1.0) -> Batch:
@@ -161,8 +151,8 @@ def pack(samples: Sequence[Sample], *, temperature: float = 1.0) -> Batch:
     if not samples:
         raise ValueError("nothing to pack: no samples")
 
-    def concat(field: str) -> Tensor:
-        return torch.from_numpy(np.concatenate([getattr(sample, field) for sample in samples]))
+    def concat(name: str) -> Tensor:
+        return torch.from_numpy(np.concatenate([getattr(sample, name) for sample in samples]))
 
     return Batch(
         ids=concat("ids"),

@@ -29,11 +29,6 @@ def mini_batches(batch: Batch, num: int, *, seed: int) -> list[Batch]:
     return [batch.select_units(sorted(part.tolist())).recount() for part in torch.tensor_split(order, min(num, num_units))]
 
 
-def split(batch: Batch, ranks: int) -> list[Batch]:
-    """One part per rank, balanced by tokens; global denominators kept. `join` puts per-token results back in order."""
-    return [batch.select_units(part) for part in balance(batch.unit_lengths, num_parts=ranks)]
-
-
 def fill(lengths: Sequence[int], *, max_tokens: int) -> list[list[int]]:
     """Which sequences share a micro-batch: first-fit decreasing, so neighbours in a part are of like length."""
     parts: list[list[int]] = []

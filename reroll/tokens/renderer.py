@@ -43,7 +43,7 @@ class Renderer:
                 f"the tokenizer of {tokenizer.name_or_path!r} has no chat template: use an instruct model, "
                 "or put a chat_template.jinja into its folder"
             )
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._start = lru_cache(maxsize=_NUM_STARTS_KEPT)(self._encode_start)
         self._knows_tools = self._is_fluent_in_tools()
         closing = self._encode(self._after_mark([_USER, _ASSISTANT], generation_prompt=False))
@@ -79,7 +79,7 @@ class Renderer:
 
     def decode(self, ids: Sequence[int], *, with_special: bool = False) -> str:
         """Text, without special tokens unless they are asked for."""
-        text = self._tokenizer.decode(list(ids), skip_special_tokens=not with_special, clean_up_tokenization_spaces=False)
+        text = self.tokenizer.decode(list(ids), skip_special_tokens=not with_special, clean_up_tokenization_spaces=False)
         assert isinstance(text, str)
         return text
 
@@ -118,7 +118,7 @@ class Renderer:
         _, mark, rest = text.partition(_MARK)
         if not mark:
             raise ModelError(
-                f"the chat template of {self._tokenizer.name_or_path!r} leaves out what the assistant says: "
+                f"the chat template of {self.tokenizer.name_or_path!r} leaves out what the assistant says: "
                 "use a template that shows it"
             )
         return rest
@@ -131,11 +131,11 @@ class Renderer:
         except jinja2.TemplateError as error:
             roles = ", ".join(message["role"] for message in messages)
             raise ModelError(
-                f"the chat template of {self._tokenizer.name_or_path!r} cannot show messages of roles {roles}: {error}"
+                f"the chat template of {self.tokenizer.name_or_path!r} cannot show messages of roles {roles}: {error}"
             ) from error
 
     def _apply_template(self, messages: Sequence[Message], *, generation_prompt: bool, tools: Sequence[ToolSchema]) -> str:
-        text = self._tokenizer.apply_chat_template(
+        text = self.tokenizer.apply_chat_template(
             [{"role": message["role"], "content": message["content"]} for message in messages],
             tools=list(tools) or None,
             tokenize=False,
@@ -154,7 +154,7 @@ class Renderer:
         return all(part in text for part in (_TOOL["function"]["name"], "<tool_call>", '"arguments"', _RESULT))
 
     def _encode(self, text: str) -> tuple[int, ...]:
-        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
 
 
 def _describe(tools: Sequence[ToolSchema], messages: Sequence[Message]) -> list[Message]:

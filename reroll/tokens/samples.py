@@ -10,17 +10,17 @@ import numpy as np
 import torch
 
 from reroll.algo.episodes import Episodes
-from reroll.types import Group, Sample, Trajectory, Turn
+from reroll.types import Group, Sample, Score, Trajectory, Turn
 
 
-class Rows(NamedTuple):
+class TrainingRows(NamedTuple):
     """Training rows, and what their tokens earned: token t of `episodes` is token t of the rows packed in order."""
 
     samples: list[Sample]
     episodes: Episodes
 
 
-def rows_of(groups: Sequence[Group]) -> Rows:
+def rows_of(groups: Sequence[Group]) -> TrainingRows:
     """All trajectories of a step, in order.
 
     A trajectory is one row: prompt, completion, reply, completion, … with the loss on completions only. Where a turn's
@@ -36,17 +36,17 @@ def rows_of(groups: Sequence[Group]) -> Rows:
             rows = [row for row in rows if row.loss_mask.any()]
             book.add(number, group, trajectory, rows, states)
             samples += rows
-    return Rows(samples, book.episodes())
+    return TrainingRows(samples, book.episodes())
 
 
 def sft_sample(ids: Sequence[int], loss_mask: Sequence[bool]) -> Sample:
     """A row to imitate."""
     turn = [0 if in_loss else -1 for in_loss in loss_mask]
-    return _Row(ids=list(ids), turn=turn, logp=[0.0] * len(ids)).sample()
+    return _OpenRow(ids=list(ids), turn=turn, logp=[0.0] * len(ids)).sample()
 
 
 @dataclass(slots=True, kw_only=True)
-class _Row:
+class _OpenRow:
     """A Sample being written."""
 
     ids: list[int] = field(default_factory=list)
@@ -75,11 +75,11 @@ class _Row:
         )
 
 
-def _rows(trajectory: Trajectory) -> list[_Row]:
-    rows: list[_Row] = []
+def _rows(trajectory: Trajectory) -> list[_OpenRow]:
+    rows: list[_OpenRow] = []
     for number, turn in enumerate(trajectory.turns):
         if not rows or not rows[-1].is_continued_by(turn):
-            rows.append(_Row())
+            rows.append(_OpenRow())
         rows[-1].append(turn, number)
     return rows
 
@@ -90,7 +90,7 @@ class _Book:
 
     group: list[int] = field(default_factory=list)
     reward: list[float] = field(default_factory=list)
-    parts: list[dict[str, float]] = field(default_factory=list)
+    scores: list[Score] = field(default_factory=list)
     baseline: list[float | None] = field(default_factory=list)
     turn_episode: list[int] = field(default_factory=list)
     turn_reward: list[float] = field(default_factory=list)
@@ -116,11 +116,11 @@ class _Book:
             self.turn_state.append(states[key])
         self.group.append(number)
         self.reward.append(trajectory.reward)
-        self.parts.append(dict(trajectory.reward_parts))
+        self.scores.append(trajectory.score)
         self.baseline.append(group.baseline)
 
     def episodes(self) -> Episodes:
-        names = sorted({name for parts in self.parts for name in parts})
+        names = sorted({name for score in self.scores for name in score.parts})
         known = [value for value in self.baseline if value is not None]
         return Episodes(
             group=torch.tensor(self.group, dtype=torch.int64),
@@ -129,7 +129,8 @@ class _Book:
             turn_reward=torch.tensor(self.turn_reward, dtype=torch.float32),
             turn_state=torch.tensor(self.turn_state, dtype=torch.int64),
             token_turn=torch.from_numpy(np.concatenate([*self.token_turn, np.empty(0, dtype=np.int64)])),
-            parts={name: torch.tensor([parts.get(name, 0.0) for parts in self.parts]) for name in names},
+            parts={name: torch.tensor([score.parts.get(name, 0.0) for score in self.scores]) for name in names},
+            part_weights={name: torch.tensor([score.weights.get(name, 1.0) for score in self.scores]) for name in names},
             baseline=torch.tensor(known) if known and len(known) == len(self.baseline) else None,
         )
 

@@ -1,4 +1,4 @@
-"""Which way weights take, by where the processes are that give and get them."""
+"""Which transport weights take, given the locations of trainers and engines."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ from collections.abc import Mapping, Sequence
 
 from reroll.config.weights import WeightsKind
 from reroll.errors import WeightsError
-from reroll.weights.parcel import Carriage, Place
+from reroll.weights.bucket import ProcessLocation, TransportKind
 
 CPU = "cpu"
 
 
-def choose(wanted: WeightsKind, trainers: Sequence[Place], engines: Mapping[int, Place]) -> Carriage:
-    """The way that was asked for, if it can work; `auto` is the fastest that can.
+def choose_transport(
+    wanted: WeightsKind, trainers: Sequence[ProcessLocation], engines: Mapping[int, ProcessLocation]
+) -> TransportKind:
+    """The transport that was asked for, if it can work; `auto` is the fastest that can.
 
-    Memory of the same device where every engine sits beside a trainer, a collective where none does, else the runtime's
-    store, which asks for nothing. Raises WeightsError, with the fix, for what cannot work.
+    Shared memory where every engine has a trainer on its device, a collective where none has, else the runtime's store,
+    which works everywhere. Raises WeightsError, with the fix, for what cannot work.
     """
-    beside = all(neighbour(trainers, engine) is not None for engine in engines.values())
+    beside = all(colocated_rank(trainers, engine) is not None for engine in engines.values())
     on_gpus = CPU not in {place.device for place in (trainers[0], *engines.values())}
     on_cpus = {place.device for place in (trainers[0], *engines.values())} == {CPU}
     apart = trainers[0].device not in {engine.device for engine in engines.values()}
@@ -40,8 +42,8 @@ def choose(wanted: WeightsKind, trainers: Sequence[Place], engines: Mapping[int,
     return wanted
 
 
-def neighbour(trainers: Sequence[Place], engine: Place) -> int | None:
+def colocated_rank(trainers: Sequence[ProcessLocation], engine: ProcessLocation) -> int | None:
     """The rank of a trainer whose memory this engine can see: on its GPU, or, on a CPU, on its host."""
     if engine.device == CPU and not hasattr(os, "memfd_create"):
         return None
-    return next((rank for rank, place in enumerate(trainers) if place.is_beside(engine)), None)
+    return next((rank for rank, place in enumerate(trainers) if place.can_share_memory_with(engine)), None)

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reroll.weights.parcel import PushBroken
+from reroll.weights.bucket import PushBroken
 
 _CHECKSUM, _LENGTH = struct.Struct("<I"), struct.Struct("<Q")
-"""Of all that follows it; of the compressed bits, which follow."""
+"""The checksum of all that follows it, then the length of the compressed bits, which come next."""
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Values are compared as integers: NaN equals itself, and 0.0 does not equal -0.0."""
 

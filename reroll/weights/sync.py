@@ -15,8 +15,8 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from reroll.config.weights import WeightsConfig
 from reroll.errors import RerollError, WeightsError, WorkerDied
 from reroll.observe.metrics import Last, Stats
-from reroll.weights.choose import choose, neighbour
-from reroll.weights.parcel import Channel, Parcel, Place, PushBroken, Seat
+from reroll.weights.bucket import Bucket, Channel, GroupRank, ProcessLocation, PushBroken
+from reroll.weights.choose import choose_transport, colocated_rank
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -25,26 +25,26 @@ log = logging.getLogger(__name__)
 
 
 class Publisher(Protocol):
-    """Who has weights: a train cluster."""
+    """What sends weights: a train cluster."""
 
     async def weights(self, *, frozen: bool = False) -> Mapping[str, Tensor]: ...
-    async def places(self) -> list[Place]: ...
-    async def open_outbox(self, channel: Channel, *, seat: Seat | None) -> None: ...
-    async def begin_push(self, *, version: int, base_version: int | None) -> list[Parcel | None]: ...
-    async def next_parcels(self) -> list[Parcel | None]: ...
+    async def locations(self) -> list[ProcessLocation]: ...
+    async def open_sender(self, channel: Channel, *, group_rank: GroupRank | None) -> None: ...
+    async def begin_push(self, *, version: int, base_version: int | None) -> list[Bucket | None]: ...
+    async def next_buckets(self) -> list[Bucket | None]: ...
 
 
 class Subscribers(Protocol):
-    """Who wants them: an infer cluster, which leaves out engines that die."""
+    """What receives them: an infer cluster, which leaves out engines that die."""
 
     async def load_weights(self, weights: Mapping[str, Tensor], *, version: int, adopt: bool = True) -> None: ...
-    async def places(self) -> dict[int, Place]: ...
-    async def open_inbox(self, channel: Channel, *, seats: Mapping[int, Seat]) -> None: ...
-    async def take_weights(self, parcels: Mapping[int, Parcel]) -> None: ...
+    async def locations(self) -> dict[int, ProcessLocation]: ...
+    async def open_receiver(self, channel: Channel, *, group_ranks: Mapping[int, GroupRank]) -> None: ...
+    async def take_weights(self, buckets: Mapping[int, Bucket]) -> None: ...
 
 
 class WeightSync:
-    """Carries weights from the policy to the engines.
+    """Pushes weights from the policy to the engines.
 
     Workers of one process pass tensors by reference, so the engine adopts the trainer's own parameters and a push copies
     nothing. That is only sound while generation and training take turns: with a staleness budget the engine goes on
@@ -75,7 +75,7 @@ class WeightSync:
         self._host, self._folder = host, config.folder or folder
         self._store: TCPStore | None = None
         self._num_channels = 0
-        self._members: tuple[list[Place], dict[int, Place]] | None = None
+        self._members: tuple[list[ProcessLocation], dict[int, ProcessLocation]] | None = None
         self._routes: dict[int, int] = {}
         self._confirmed: int | None = None
 
@@ -85,7 +85,7 @@ class WeightSync:
         Raises WeightsError if that cannot be had, and WorkerDied if the trainer or the last engine is gone.
         """
         started_s = time.perf_counter()
-        stats = await (self._share(version) if self._shares_memory else self._carry(version))
+        stats = await (self._share(version) if self._shares_memory else self._send(version))
         return stats + Stats({"time/push_s": Last(time.perf_counter() - started_s)})
 
     async def _share(self, version: int) -> Stats:
@@ -98,7 +98,7 @@ class WeightSync:
         self._owes_frozen = False
         return Stats({"push/bytes": Last(float(sum(tensor.nbytes for tensor in weights.values())))})
 
-    async def _carry(self, version: int) -> Stats:
+    async def _send(self, version: int) -> Stats:
         for num_tries in range(1, self._config.retries + 2):
             try:
                 return await self._try(version) + Stats({"push/tries": Last(float(num_tries))})
@@ -117,20 +117,20 @@ class WeightSync:
     async def _try(self, version: int) -> Stats:
         await self._open_channel()
         base, self._confirmed = self._confirmed, None
-        parcels = await self._policy.begin_push(version=version, base_version=base if self._config.delta else None)
+        buckets = await self._policy.begin_push(version=version, base_version=base if self._config.delta else None)
         num_bytes, gather_s, is_whole = 0, 0.0, False
-        while (first := parcels[self._first_sender]) is not None:
+        while (first := buckets[self._first_sender]) is not None:
             num_bytes, gather_s, is_whole = num_bytes + first.num_bytes, gather_s + first.gather_s, first.is_last
-            parcels = await self._deliver(parcels)
+            buckets = await self._deliver(buckets)
         if not is_whole:
-            raise PushBroken(f"the parcels of version {version} ended before the last")
+            raise PushBroken(f"the buckets of version {version} ended before the last")
         self._confirmed = version
         return Stats({"push/bytes": Last(float(num_bytes)), "time/gather_s": Last(gather_s)})
 
-    async def _deliver(self, parcels: list[Parcel | None]) -> list[Parcel | None]:
-        """Hand these out while the next ones are gathered."""
-        routed = {engine: parcel for engine, trainer in self._routes.items() if (parcel := parcels[trainer]) is not None}
-        following, _ = await _both(self._policy.next_parcels(), self._engine.take_weights(routed))
+    async def _deliver(self, buckets: list[Bucket | None]) -> list[Bucket | None]:
+        """Hand these buckets to the engines while the trainers gather the next ones."""
+        routed = {engine: bucket for engine, trainer in self._routes.items() if (bucket := buckets[trainer]) is not None}
+        following, _ = await _both(self._policy.next_buckets(), self._engine.take_weights(routed))
         return following
 
     @property
@@ -138,13 +138,13 @@ class WeightSync:
         return min(self._routes.values())
 
     async def _open_channel(self) -> None:
-        """Agree on a way with whoever is there. A channel is kept until somebody comes, goes or fails."""
-        trainers, engines = await _both(self._policy.places(), self._engine.places())
+        """Open a channel between the trainers and the engines that are alive. It is kept until one comes, goes or fails."""
+        trainers, engines = await _both(self._policy.locations(), self._engine.locations())
         if (trainers, engines) == self._members:
             return
         self._confirmed = None
-        kind = choose(self._config.kind, trainers, engines)
-        self._routes = {rank: (neighbour(trainers, place) or 0) if kind == "ipc" else 0 for rank, place in engines.items()}
+        kind = choose_transport(self._config.kind, trainers, engines)
+        self._routes = {rank: (colocated_rank(trainers, place) or 0) if kind == "ipc" else 0 for rank, place in engines.items()}
         channel = Channel(
             kind=kind,
             bucket_bytes=int(self._config.bucket_mb * 1e6),
@@ -152,27 +152,30 @@ class WeightSync:
             folder=self._folder.absolute() if kind == "disk" else None,
             senders=tuple(sorted(set(self._routes.values()))),
         )
-        seats = self._seats(list(engines)) if kind == "broadcast" else {}
+        group_ranks = self._group_ranks(list(engines)) if kind == "broadcast" else {}
         await _both(
-            self._policy.open_outbox(channel, seat=seats.get(None)),
-            self._engine.open_inbox(channel, seats={rank: seat for rank, seat in seats.items() if rank is not None}),
+            self._policy.open_sender(channel, group_rank=group_ranks.get(None)),
+            self._engine.open_receiver(
+                channel, group_ranks={rank: group_rank for rank, group_rank in group_ranks.items() if rank is not None}
+            ),
         )
         self._members = trainers, engines
         log.info("weights travel by %s from rank %s of the policy to %d engines", kind, channel.senders, len(engines))
 
-    def _seats(self, engines: list[int]) -> dict[int | None, Seat]:
-        """A place in a new group for the sender (None) and for each engine."""
+    def _group_ranks(self, engines: list[int]) -> dict[int | None, GroupRank]:
+        """A rank in a new process group for the sender (None) and for each engine."""
         if self._store is None:
             self._store = TCPStore(self._host, 0, is_master=True, wait_for_workers=False)
         address, self._num_channels = f"{self._host}:{self._store.port}", self._num_channels + 1
         members: list[int | None] = [None, *engines]
         return {
-            member: Seat(address, f"weights/{self._num_channels}", rank, len(members)) for rank, member in enumerate(members)
+            member: GroupRank(address, f"weights/{self._num_channels}", rank, len(members))
+            for rank, member in enumerate(members)
         }
 
 
 async def _both(ours: Coroutine[Any, Any, T], theirs: Coroutine[Any, Any, U]) -> tuple[T, U]:
-    """What the two ends answer, once both have come to rest. A death tells more than the errors that it causes elsewhere."""
+    """Both results, once both calls are over. If both fail, a worker's death is raised: it causes the other errors."""
     tasks = asyncio.ensure_future(ours), asyncio.ensure_future(theirs)
     await asyncio.wait(tasks)
     failures = [failure for task in tasks if (failure := task.exception())]

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from reroll.envs.base import InvalidAction, Outcome
+from reroll.envs.base import InvalidAction, StepResult
 from reroll.types import Message
 
 RELEASE = threading.Event()
@@ -19,16 +19,16 @@ RELEASE = threading.Event()
 
 WRONG: dict[str, Any] = {
     "none": None,
-    "nan": Outcome(messages=({"role": "user", "content": "?"},), reward=float("nan")),
-    "infinite info": Outcome(terminated=True, info={"size": float("inf")}),
-    "word for reward": Outcome(terminated=True, reward="1"),  # type: ignore[arg-type]
-    "word for flag": Outcome(terminated="yes"),  # type: ignore[arg-type]
-    "silence": Outcome(),
-    "bare text": Outcome(messages="hello"),  # type: ignore[arg-type]
-    "no role": Outcome(messages=({"content": "hello"},)),  # type: ignore[typeddict-item]
-    "number for content": Outcome(messages=({"role": "user", "content": 3},)),  # type: ignore[typeddict-item]
-    "object in message": Outcome(messages=({"role": "user", "content": "x", "extra": object()},)),  # type: ignore[typeddict-unknown-key]
-    "long state": Outcome(terminated=True, state="x" * 1_000_000),
+    "nan": StepResult(messages=({"role": "user", "content": "?"},), reward=float("nan")),
+    "infinite info": StepResult(terminated=True, info={"size": float("inf")}),
+    "word for reward": StepResult(terminated=True, reward="1"),  # type: ignore[arg-type]
+    "word for flag": StepResult(terminated="yes"),  # type: ignore[arg-type]
+    "silence": StepResult(),
+    "bare text": StepResult(messages="hello"),  # type: ignore[arg-type]
+    "no role": StepResult(messages=({"content": "hello"},)),  # type: ignore[typeddict-item]
+    "number for content": StepResult(messages=({"role": "user", "content": 3},)),  # type: ignore[typeddict-item]
+    "object in message": StepResult(messages=({"role": "user", "content": "x", "extra": object()},)),  # type: ignore[typeddict-unknown-key]
+    "long state": StepResult(terminated=True, state="x" * 1_000_000),
 }
 
 
@@ -52,9 +52,9 @@ class Puppet:
             return None  # type: ignore[return-value]
         return ({"role": "user", "content": f"seed {seed}"},)
 
-    def step(self, action: str) -> Outcome:
+    def step(self, action: str) -> StepResult:
         if action in WRONG:
-            answer: Outcome = WRONG[action]
+            answer: StepResult = WRONG[action]
             return answer
         match action.split():
             case ["go"]:
@@ -64,18 +64,18 @@ class Puppet:
             case ["closing", how]:
                 self._close = how
             case ["megabytes"]:
-                return Outcome(messages=({"role": "user", "content": "ab" * 2_000_000},), reward=1)
+                return StepResult(messages=({"role": "user", "content": "ab" * 2_000_000},), reward=1)
             case ["end"]:
-                return Outcome(reward=self._count, terminated=True, info={"success": True})
+                return StepResult(reward=self._count, terminated=True, info={"success": True})
             case ["where"]:
                 info = {"pid": os.getpid(), "thread": threading.get_ident()}
-                return Outcome(messages=({"role": "user", "content": "here"},), info=info)
+                return StepResult(messages=({"role": "user", "content": "here"},), info=info)
             case ["child"]:
                 child = subprocess.Popen(["sleep", "600"])
-                return Outcome(messages=({"role": "user", "content": "born"},), info={"pid": child.pid})
+                return StepResult(messages=({"role": "user", "content": "born"},), info={"pid": child.pid})
             case [fault]:
                 _misbehave(fault)
-        return Outcome(
+        return StepResult(
             messages=({"role": "user", "content": f"{self._seed}: {self._count}"},), reward=0.5, state=str(self._count)
         )
 
@@ -120,7 +120,7 @@ class Later:
         await asyncio.sleep(0)
         return self._puppet.reset(seed)
 
-    async def step(self, action: str) -> Outcome:
+    async def step(self, action: str) -> StepResult:
         await asyncio.sleep(600 if action == "sleep" else 0)
         return self._puppet.step(action)
 

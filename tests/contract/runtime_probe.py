@@ -90,6 +90,9 @@ class Probe:
     def hang(self) -> None:
         time.sleep(60)
 
+    def nap(self) -> None:
+        time.sleep(1)
+
     def close(self) -> None:
         if self.folder is not None:
             (self.folder / f"closed-{self.info.rank}").touch(exist_ok=False)

@@ -6,13 +6,13 @@ import os
 import torch
 from engine_probe import DEVICE, load
 
-from reroll.config.parts import SglangEngine as SglangConfig
 from reroll.infer.base import EngineCounts
-from reroll.infer.draft import end_ids
-from reroll.infer.sglang.engine import SglangEngine, open_process
-from reroll.infer.sglang.letters import Forget
-from reroll.infer.whole import Weights
+from reroll.infer.hf_weights import HFWeightAssembler
+from reroll.infer.sequence import end_ids
 from reroll.models.load import load_tokenizer
+from reroll_zoo.sglang.config import SglangConfig
+from reroll_zoo.sglang.engine import SglangEngine, open_process
+from reroll_zoo.sglang.messages import ResetCache
 
 _MAX_RUNNING = 8
 _OPEN = {}
@@ -54,12 +54,12 @@ def process_of(folder, precision):
 def open_engine(folder, *, max_running=_MAX_RUNNING, lora=None, dtype=torch.float32):
     """As good as new: no requests, an empty cache, the weights of the folder. Ends the one before."""
     process = process_of(folder, "bf16" if dtype is torch.bfloat16 else "fp32")
-    process.ask(Forget())
+    process.ask(ResetCache())
     tokenizer = load_tokenizer(folder)
     engine = SglangEngine(
         process,
         tokenizer,
-        Weights(folder, lora=lora),
+        HFWeightAssembler(folder, lora=lora),
         end_ids=end_ids(folder, tokenizer),
         dtype=dtype,
         device=DEVICE,

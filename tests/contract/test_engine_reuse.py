@@ -112,7 +112,7 @@ def test_new_weights_never_reuse_what_the_old_ones_read(make, setup):
     assert_logprobs_are_the_trainers(new, [*later, last], done)
 
 
-def test_sleep_forgets_parked_contexts(make, oracle):
+def test_sleep_forgets_cached_prefixes(make, oracle):
     engine = make()
     first = finish(engine, [ask("a", range(10, 40))])["a"]
     engine.sleep()

@@ -18,15 +18,14 @@ import ray
 from pydantic import TypeAdapter
 
 from reroll.config.envs import EnvConfig, EnvWorkersConfig
-from reroll.config.parts import LocalRuntime as LocalConfig
-from reroll.config.parts import RayRuntime as RayConfig
+from reroll.config.parts import LocalRuntimeConfig, RayRuntimeConfig
 from reroll.envs import lanes
-from reroll.envs.base import InvalidAction, LiveEnv, Outcome
+from reroll.envs.base import InvalidAction, LiveEnv, StepResult
 from reroll.envs.cluster import EnvCluster
-from reroll.envs.frozen_lake import FrozenLake
 from reroll.errors import ConfigError, EnvError
 from reroll.runtime import make_runtime
 from reroll.runtime.children import framed
+from reroll_zoo.games.frozen_lake import FrozenLake, FrozenLakeConfig
 
 ALL = ["inline", "threads", "processes", "ray"]
 HERE = ["inline", "threads", "processes"]
@@ -65,7 +64,7 @@ async def cluster_of(kind: str, envs: dict[str, dict[str, Any]], **settings: Any
     nodes = TypeAdapter(dict[str, EnvConfig]).validate_python(envs)
     one = {"num_workers": 1} if kind in APART else {}
     config = TypeAdapter(EnvWorkersConfig).validate_python({"kind": kind, **one, **settings})
-    async with make_runtime(RayConfig(kind="ray") if kind == "ray" else LocalConfig()) as runtime:
+    async with make_runtime(RayRuntimeConfig(kind="ray") if kind == "ray" else LocalRuntimeConfig()) as runtime:
         cluster = await EnvCluster.start(runtime, config, nodes)
         try:
             yield cluster
@@ -137,9 +136,9 @@ async def test_an_episode_is_the_same_wherever_it_is_played(kind: str) -> None:
             return seen
 
         def play_directly(seed: int) -> list[object]:
-            env = FrozenLake(size=5, slippery=True)
+            env = FrozenLake(FrozenLakeConfig(size=5, slippery=True))
             seen: list[object] = [env.reset(seed)]
-            while not isinstance(seen[-1], Outcome) or not (seen[-1].terminated or seen[-1].truncated):
+            while not isinstance(seen[-1], StepResult) or not (seen[-1].terminated or seen[-1].truncated):
                 seen.append(env.step(("Up", "Right", "Down", "Left")[(len(seen) - 1 + seed) % 4]))
             return seen
 
@@ -162,7 +161,7 @@ async def test_an_async_environment_is_awaited(kind: str) -> None:
 BAD_STEPS = {
     "raise": r"Puppet\.step raised LookupError: the key is lost \(.*env_faults\.py:\d+\)",
     "exit": r"Puppet\.step raised SystemExit: leaving",
-    "none": r"Puppet\.step: returned a NoneType: return an Outcome",
+    "none": r"Puppet\.step: returned a NoneType: return an StepResult",
     "nan": r"Puppet\.step: gave the reward nan",
     "infinite info": r"gave the info size inf",
     "word for reward": r"gave a reward that is a str",
@@ -458,7 +457,7 @@ async def test_a_worker_that_dies_while_it_imports_is_reported_at_the_start(tmp_
 
 async def test_ray_workers_need_the_ray_runtime() -> None:
     config = TypeAdapter(EnvWorkersConfig).validate_python({"kind": "ray"})
-    async with make_runtime(LocalConfig()) as runtime:
+    async with make_runtime(LocalRuntimeConfig()) as runtime:
         with pytest.raises(ConfigError, match=r"set runtime\.kind to ray"):
             await EnvCluster.start(runtime, config, {})
 

@@ -16,22 +16,21 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from reroll.config.parts import LoraConfig, ModelConfig, OptimConfig
-from reroll.config.strategy import DeepspeedStrategy as DeepspeedConfig
-from reroll.config.strategy import Fsdp2Strategy as Fsdp2Config
-from reroll.config.strategy import TorchStrategy as TorchConfig
-from reroll.errors import TrainingDiverged
+from reroll.config.strategy import Fsdp2StrategyConfig, TorchStrategyConfig
+from reroll.errors import ModelError, RunFolderError, TrainingDiverged
 from reroll.models.load import DTYPES, load_model, load_tokenizer
 from reroll.models.lora import add_lora
 from reroll.models.tiny import make_tiny
 from reroll.observe.metrics import Stats
 from reroll.tokens.batch import Batch, pack
-from reroll.train.base import LossOutput, Needs, Predictions, Strategy, known
-from reroll.train.fsdp2 import Fsdp2Strategy
-from reroll.train.loss import SFT_LOSS
-from reroll.train.parallel.build import skeleton
-from reroll.train.parallel.ranks import meet
-from reroll.train.torch_strategy import TorchStrategy
+from reroll.training.base import LossOutput, Needs, Predictions, Strategy, required
+from reroll.training.fsdp2 import Fsdp2Strategy
+from reroll.training.loss import SFT_LOSS
+from reroll.training.parallel.build import skeleton
+from reroll.training.parallel.ranks import join_process_group
+from reroll.training.torch_strategy import TorchStrategy
 from reroll.types import Sample
+from reroll_zoo.deepspeed.config import DeepspeedConfig
 
 KINDS: dict[str, dict[str, Any]] = {
     "torch-fp32": {"precision": "fp32"},
@@ -53,14 +52,35 @@ TOLERANCE = {"fp32": 1e-5, "bf16": 0.05}
 Make = Callable[..., Strategy]
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3"])
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny(tmp_path_factory.mktemp("tiny"), family=request.param)
+FAMILIES = ("llama", "qwen3")
 
 
-@pytest.fixture(params=KINDS)
-def kind(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+def kinds_and_families() -> Iterator[Any]:
+    """The first kind with every family, the others with one each, in turn: the rest with -m slow."""
+    for number, kind in enumerate(KINDS):
+        for family in FAMILIES:
+            is_quick = number == 0 or family == FAMILIES[number % len(FAMILIES)]
+            yield pytest.param((kind, family), id=f"{family}-{kind}", marks=() if is_quick else pytest.mark.slow)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {family: make_tiny(tmp_path_factory.mktemp("tiny"), family=family) for family in FAMILIES}
+
+
+@pytest.fixture(params=kinds_and_families())
+def kind_and_family(request: pytest.FixtureRequest) -> tuple[str, str]:
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def kind(kind_and_family: tuple[str, str]) -> str:
+    return kind_and_family[0]
+
+
+@pytest.fixture
+def folder(kind_and_family: tuple[str, str], folders: dict[str, Path]) -> Path:
+    return folders[kind_and_family[1]]
 
 
 @pytest.fixture
@@ -85,7 +105,7 @@ def oracle(folder: Path, lora: LoraConfig | None) -> nn.Module:
 @pytest.fixture(scope="module", autouse=True)
 def _process_group() -> Iterator[None]:
     """What a process with one rank joins before it builds a strategy of several."""
-    meet(None, rank=0, world_size=1, device="cpu")
+    join_process_group(None, rank=0, world_size=1, device="cpu")
     yield
     deepspeed = sys.modules.get("deepspeed")
     if deepspeed and deepspeed.comm.is_initialized():
@@ -96,18 +116,20 @@ def _process_group() -> Iterator[None]:
 
 @pytest.fixture
 def make(kind: str, lora: LoraConfig | None, folder: Path) -> Make:
-    def build(**optim: Any) -> Strategy:
+    def build(model: Path = folder, **optim: Any) -> Strategy:
         settings = OptimConfig(**{"lr": 1e-3} | optim)
-        tokenizer, precision = load_tokenizer(str(folder)), DTYPES[KINDS[kind]["precision"]]
-        full = load_model(str(folder), dtype=precision, device="cpu", lora=lora)
+        tokenizer, precision = load_tokenizer(str(model)), DTYPES[KINDS[kind]["precision"]]
+        full = load_model(str(model), dtype=precision, device="cpu", lora=lora)
         if kind.startswith("torch"):
-            return TorchStrategy(full, tokenizer, TorchConfig(**KINDS[kind]), settings, total_steps=100)
-        strategy = (Fsdp2Config if kind.startswith("fsdp2") else DeepspeedConfig)(kind=kind.split("-")[0], **KINDS[kind])
-        config = ModelConfig(model=str(folder), strategy=strategy, lora=lora)
+            return TorchStrategy(full, tokenizer, TorchStrategyConfig(**KINDS[kind]), settings, total_steps=100)
+        strategy = (Fsdp2StrategyConfig if kind.startswith("fsdp2") else DeepspeedConfig)(
+            kind=kind.split("-")[0], **KINDS[kind]
+        )
+        config = ModelConfig(model=str(model), strategy=strategy, lora=lora)
         empty = partial(skeleton, config, tokenizer, head="language")
         if isinstance(strategy, DeepspeedConfig):
             pytest.importorskip("deepspeed")
-            from reroll.train.deepspeed_strategy import DeepspeedStrategy
+            from reroll_zoo.deepspeed.strategy import DeepspeedStrategy
 
             return DeepspeedStrategy(empty, full, tokenizer, strategy, settings, device="cpu", total_steps=100)
         return Fsdp2Strategy(empty, full, tokenizer, strategy, settings, device="cpu", total_steps=100)
@@ -127,7 +149,7 @@ def batch(lengths: tuple[int, ...] = (9, 4, 17, 12), *, seed: int = 0) -> Batch:
 
 
 def logprobs(strategy: Strategy, packed: Batch) -> Tensor:
-    return known(strategy.forward(packed, Needs()).logp)
+    return required(strategy.forward(packed, Needs()).logp)
 
 
 @dataclass
@@ -143,7 +165,7 @@ class SumLoss:
         return batch
 
     def __call__(self, batch: Batch, model: Predictions) -> LossOutput:
-        logp = known(model.logp)
+        logp = required(model.logp)
         self.seen = logp.detach()
         return LossOutput(-logp.sum() * self.factor, Stats())
 
@@ -265,6 +287,33 @@ def test_what_was_staged_is_the_checkpoint_of_that_moment_whatever_is_trained_be
     assert train(second, 2, seed=2) == expected
 
 
+def test_a_writer_names_every_file_that_it_has_written(make: Make, tmp_path: Path) -> None:
+    strategy = make()
+    train(strategy, 1)
+    files = strategy.save(tmp_path / "saved")
+    assert sorted(files) == sorted(path for path in (tmp_path / "saved").rglob("*") if path.is_file())
+    files = strategy.stage(tmp_path / "staged")()
+    assert sorted(files) == sorted(path for path in (tmp_path / "staged").rglob("*") if path.is_file())
+
+
+STATES = {"torch": "trainer.pt", "fsdp2": "shards/__0_0.distcp", "deepspeed": "zero/unit-00000.pt"}
+
+
+def test_what_cannot_be_gone_on_from_is_refused_as_such(make: Make, kind: str, tmp_path: Path) -> None:
+    strategy = make()
+    train(strategy, 1)
+    strategy.save(tmp_path / "saved")
+    wide = make(make_tiny(tmp_path / "wide", hidden=128))
+    with pytest.raises((RunFolderError, ModelError), match=r"another model|this model's adapter"):
+        wide.load(tmp_path / "saved")
+    file = tmp_path / "saved" / STATES[kind.split("-")[0]]
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    with pytest.raises(RunFolderError, match=r"cannot go on from .*damaged"):
+        make().load(tmp_path / "saved")
+    with pytest.raises(RunFolderError, match=r"was not written by strategy|this one trains an adapter"):
+        strategy.load(tmp_path / "wide")
+
+
 def test_a_checkpoint_opens_with_plain_transformers_or_peft_and_has_the_same_logits(
     make: Make, lora: LoraConfig | None, tmp_path: Path, precision: str
 ) -> None:
@@ -314,7 +363,7 @@ def test_asked_without_its_adapter_a_trained_model_is_the_one_it_started_from(ma
     strategy, packed = make(), batch()
     start = logprobs(strategy, packed)
     train(strategy, 2)
-    without = known(strategy.forward(packed, Needs(adapter=False)).logp)
+    without = required(strategy.forward(packed, Needs(adapter=False)).logp)
     assert not torch.equal(logprobs(strategy, packed), start)
     assert torch.equal(without, start if lora else logprobs(strategy, packed))
     train(strategy, 1)  # And the adapter can still be trained.

@@ -1,6 +1,6 @@
 """Whatever way weights take between processes, engines end up with the policy's, bit for bit.
 
-Real processes, through Ray. What the trainer holds is the oracle: that is what the engine adopts where both share memory.
+Real processes. What the trainer holds is the oracle: that is what the engine adopts where both share memory.
 """
 
 from __future__ import annotations
@@ -15,19 +15,16 @@ import torch
 from weights_probe import ProbeEngine, ProbeTrainer
 
 from reroll.config.parts import LoraConfig, ModelConfig
-from reroll.config.parts import RayRuntime as RayConfig
-from reroll.config.strategy import Fsdp2Strategy, StrategyConfig, TorchStrategy
+from reroll.config.strategy import Fsdp2StrategyConfig, StrategyConfig, TorchStrategyConfig
 from reroll.config.weights import WeightsConfig, WeightsKind
 from reroll.infer.cluster import CONCURRENCY, InferCluster
 from reroll.models.load import Precision
 from reroll.models.tiny import make_tiny
 from reroll.runtime.base import Placement, Workers
-from reroll.train.cluster import TrainCluster
-from reroll.train.parallel.ranks import MeetingPoint
+from reroll.runtime.processes import ProcessRuntime
+from reroll.training.cluster import TrainCluster
+from reroll.training.parallel.ranks import Rendezvous
 from reroll.weights.sync import WeightSync
-
-pytest.importorskip("ray")
-from reroll.runtime.ray import RayRuntime
 
 KINDS: list[WeightsKind] = ["ipc", "broadcast", "disk", "store"]
 
@@ -40,35 +37,35 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 class Pair:
     """A policy on two ranks and two engines, in processes of their own that can be others in the next test."""
 
-    def __init__(self, runtime: RayRuntime, trainers: Workers[ProbeTrainer], engines: Workers[ProbeEngine]) -> None:
-        self._runtime, self._trainers, self._engines = runtime, trainers, engines
+    def __init__(self, runtime: ProcessRuntime, trainers: Workers[ProbeTrainer], engines: Workers[ProbeEngine]) -> None:
+        self.runtime, self._trainers, self._engines = runtime, trainers, engines
         self.policy = TrainCluster(trainers)  # type: ignore[arg-type]
 
     async def become(self, config: ModelConfig, *, engine_precision: Precision = "fp32") -> None:
-        self._meeting = MeetingPoint(self._runtime.host)
+        self._meeting = Rendezvous(self.runtime.host)
         self.cluster = InferCluster(self._engines)  # type: ignore[arg-type]
         await asyncio.gather(
-            self._trainers.all(ProbeTrainer.become, config, meeting=self._meeting.address),
-            self._engines.all(ProbeEngine.become, config.model, precision=engine_precision, lora=config.lora),
+            self._trainers.broadcast(ProbeTrainer.become, config, rendezvous=self._meeting.address),
+            self._engines.broadcast(ProbeEngine.become, config.model, precision=engine_precision, lora=config.lora),
         )
 
     def sync(self, kind: WeightsKind, folder: Path, *, delta: bool = False) -> WeightSync:
-        config, host = WeightsConfig(kind=kind, bucket_mb=0.01, delta=delta), self._runtime.host
+        config, host = WeightsConfig(kind=kind, bucket_mb=0.01, delta=delta), self.runtime.host
         return WeightSync(self.policy, self.cluster, config, share_memory=False, snapshot=False, host=host, folder=folder)
 
     async def move(self, *, scale: float) -> None:
-        await self._trainers.all(ProbeTrainer.nudge, scale=scale)
+        await self._trainers.broadcast(ProbeTrainer.nudge, scale=scale)
 
     async def refuse(self, index: int) -> None:
-        """The first engine raises when this parcel comes."""
+        """The first engine raises when this bucket comes."""
         await self._engines.one(0, ProbeEngine.refuse, index)
 
     async def versions(self) -> list[int]:
-        return await self._engines.all(ProbeEngine.version)
+        return await self._engines.broadcast(ProbeEngine.version)
 
     async def assert_in_step(self) -> None:
         want = await self.policy.weights()
-        for held in await self._engines.all(ProbeEngine.held):
+        for held in await self._engines.broadcast(ProbeEngine.held):
             assert want.keys() <= held.keys()
             assert all(torch.equal(held[name], tensor.to(held[name].dtype)) for name, tensor in want.items())
 
@@ -83,22 +80,26 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
 
 @pytest.fixture(scope="module")
 def pair(loop: asyncio.AbstractEventLoop) -> Iterator[Pair]:
-    async def spawn(runtime: RayRuntime) -> Pair:
+    async def spawn() -> Pair:
+        runtime = ProcessRuntime()
         trainers, engines = await asyncio.gather(
             runtime.spawn(ProbeTrainer, Placement("policy", ("cpu", "cpu"))),
             runtime.spawn(ProbeEngine, Placement("engine", ("cpu", "cpu"), concurrency=CONCURRENCY)),
         )
         return Pair(runtime, trainers, engines)
 
-    runtime = RayRuntime(RayConfig(kind="ray", num_cpus=8))
-    pair = loop.run_until_complete(spawn(runtime))
+    pair = loop.run_until_complete(spawn())
     yield pair
-    loop.run_until_complete(runtime.close())
+    loop.run_until_complete(pair.runtime.close())
 
 
 @pytest.mark.parametrize(
     "strategy",
-    [TorchStrategy(), Fsdp2Strategy(kind="fsdp2", num_ranks=2), Fsdp2Strategy(kind="fsdp2", num_ranks=2, tp=2)],
+    [
+        TorchStrategyConfig(),
+        Fsdp2StrategyConfig(kind="fsdp2", num_ranks=2),
+        Fsdp2StrategyConfig(kind="fsdp2", num_ranks=2, tp=2),
+    ],
     ids=["torch", "fsdp2", "fsdp2 tp"],
 )
 def test_every_way_gives_the_engines_the_policys_weights_bit_for_bit(
@@ -123,11 +124,11 @@ def test_every_way_gives_the_engines_the_policys_weights_bit_for_bit(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_sharded_policy_begins_again_when_an_engine_refuses_a_parcel(
+def test_a_sharded_policy_begins_again_when_an_engine_refuses_a_bucket(
     loop: asyncio.AbstractEventLoop, pair: Pair, folder: str, tmp_path: Path, kind: WeightsKind
 ) -> None:
     async def scenario() -> None:
-        await pair.become(ModelConfig(model=folder, strategy=Fsdp2Strategy(kind="fsdp2", num_ranks=2)))
+        await pair.become(ModelConfig(model=folder, strategy=Fsdp2StrategyConfig(kind="fsdp2", num_ranks=2)))
         sync = pair.sync(kind, tmp_path)
         await pair.refuse(2)
         assert (await sync.push(version=1))["push/tries"].value == 2
@@ -144,7 +145,7 @@ def test_half_precision_weights_travel_as_such_to_engines_of_any_precision(
     loop: asyncio.AbstractEventLoop, pair: Pair, folder: str, tmp_path: Path, engine_precision: Precision
 ) -> None:
     async def scenario() -> None:
-        config = ModelConfig(model=folder, strategy=TorchStrategy(precision="bf16"))
+        config = ModelConfig(model=folder, strategy=TorchStrategyConfig(precision="bf16"))
         await pair.become(config, engine_precision=engine_precision)
         await pair.move(scale=0.1)
         stats = await pair.sync("auto", tmp_path).push(version=1)

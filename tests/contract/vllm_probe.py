@@ -10,11 +10,11 @@ import torch
 from engine_probe import DEVICE, load
 from vllm.platforms import current_platform
 
-from reroll.config.parts import VllmEngine as VllmConfig
+from reroll.config.parts import VllmEngineConfig
 from reroll.infer.base import EngineCounts
-from reroll.infer.draft import end_ids
+from reroll.infer.hf_weights import HFWeightAssembler
+from reroll.infer.sequence import end_ids
 from reroll.infer.vllm.engine import VllmEngine, close_llm, open_llm
-from reroll.infer.whole import Weights
 from reroll.models.load import load_tokenizer
 
 os.environ["TRITON_F32_DEFAULT"] = "ieee"  # On a GPU vLLM's attention would round fp32 to ten bits, and the oracle does not.
@@ -54,7 +54,7 @@ def llm_of(folder, precision):
         while _OPEN:  # And no variable for it: whoever names it keeps some of its memory, and vLLM then opens no other.
             close_llm(_OPEN.popitem()[1])
         gc.collect()  # What is left of it must not go, and take down what they share, after the next has come.
-        config = VllmConfig(
+        config = VllmEngineConfig(
             kind="vllm", max_running=_MAX_RUNNING, cpu_cache_gib=1 / 16, gpu_memory_utilization=0.03, enforce_eager=True
         )
         _OPEN[key] = open_llm(folder, config, precision=precision, device=DEVICE)
@@ -69,7 +69,7 @@ def open_engine(folder, *, max_running=_MAX_RUNNING, lora=None, dtype=torch.floa
     for limit in ("max_num_running_reqs", "max_num_active_reqs"):  # The latter in newer versions.
         setattr(scheduler, limit, min(max_running, _MAX_RUNNING))
     tokenizer = load_tokenizer(folder)
-    engine = VllmEngine(llm, tokenizer, Weights(folder, lora=lora), end_ids=end_ids(folder, tokenizer))
+    engine = VllmEngine(llm, tokenizer, HFWeightAssembler(folder, lora=lora), end_ids=end_ids(folder, tokenizer))
     engine.load_weights(dict(load(folder, lora).named_parameters()), version=0)
     engine.counts = EngineCounts()
     return engine

@@ -11,9 +11,9 @@ from reroll.infer.embedded.engine import EmbeddedEngine
 from reroll.infer.worker import InferWorker
 from reroll.models.load import Precision
 from reroll.runtime.base import WorkerInfo
-from reroll.train.fsdp2 import Fsdp2Strategy
-from reroll.train.worker import TrainWorker
-from reroll.weights.parcel import Parcel, PushBroken
+from reroll.training.fsdp2 import Fsdp2Strategy
+from reroll.training.worker import TrainWorker
+from reroll.weights.bucket import Bucket, PushBroken
 
 
 class ProbeTrainer(TrainWorker):
@@ -22,11 +22,11 @@ class ProbeTrainer(TrainWorker):
     def __init__(self, info: WorkerInfo) -> None:
         self._info = info
 
-    def become(self, config: ModelConfig, *, meeting: str) -> None:
+    def become(self, config: ModelConfig, *, rendezvous: str) -> None:
         """Hold this model from now on."""
         if dist.is_initialized():
             dist.destroy_process_group()
-        super().__init__(self._info, config, total_steps=1, meeting=meeting)
+        super().__init__(self._info, config, total_steps=1, rendezvous=rendezvous)
 
     def nudge(self, *, scale: float) -> None:
         """Move every second value that is trained."""
@@ -56,19 +56,19 @@ class ProbeEngine(InferWorker):
             super().close()
 
     def refuse(self, index: int | None) -> None:
-        """Raise when this parcel comes, once."""
+        """Raise when this bucket comes, once."""
         self._refused = index
 
-    def take_weights(self, parcel: Parcel) -> None:
-        if parcel.index == self._refused:
+    def take_weights(self, bucket: Bucket) -> None:
+        if bucket.index == self._refused:
             self._refused = None
-            raise PushBroken("this parcel is refused")
-        super().take_weights(parcel)
+            raise PushBroken("this bucket is refused")
+        super().take_weights(bucket)
 
     def held(self) -> dict[str, Tensor]:
         engine = self._engine
         assert isinstance(engine, EmbeddedEngine)
-        return {name: parameter.detach().clone() for name, parameter in engine._network._parameters.items()}
+        return {name: parameter.detach().clone() for name, parameter in engine._runner._parameters.items()}
 
     def version(self) -> int:
         """What its tokens are tagged with."""

@@ -9,7 +9,7 @@ from reroll.models.attention import PackedAttention, hidden_states, logits
 from reroll.models.load import load_model, load_tokenizer
 from reroll.models.tiny import make_tiny
 from reroll.tokens.batch import pack
-from reroll.train.shared_prefix import batch_hidden_states
+from reroll.training.shared_prefix import batch_hidden_states
 from reroll.types import Request, Sample, SamplingParams
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -108,7 +108,7 @@ def test_experts_in_half_precision_run_as_a_graph_and_in_fp32_without(tmp_path):
         done = []
         while engine.num_unfinished:
             done += engine.step()
-        assert bool(engine._memory._steps._graphs) == (dtype == torch.bfloat16)
+        assert bool(engine._backend._graphs._graphs) == (dtype == torch.bfloat16)
         ids = torch.tensor([*request.prompt_ids, *done[0].completion.token_ids])
         scores = torch.log_softmax(packed_logits(model, [ids])[:-1], -1)
         want = scores.gather(1, ids[1:, None])[len(request.prompt_ids) - 1 :, 0]

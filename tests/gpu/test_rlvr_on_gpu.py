@@ -16,9 +16,11 @@ pytestmark = pytest.mark.gpu
 
 @pytest.mark.parametrize(("precision", "gap"), [("fp32", 1e-3), ("bf16", 0.5)])
 @pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize("runtime", ["local", "processes"])
 def test_a_colocated_run_trains_and_the_log_probs_agree(
-    rlvr_tree: dict[str, Any], precision: str, gap: float, staleness: int
+    rlvr_tree: dict[str, Any], precision: str, gap: float, staleness: int, runtime: str
 ) -> None:
+    rlvr_tree["runtime"] = {"kind": runtime}
     rlvr_tree["policy"] |= {"devices": 0, "strategy": {"kind": "torch", "precision": precision}}
     rlvr_tree["engine"] = {"devices": 0}
     rlvr_tree["rollout"]["max_staleness"] = staleness

@@ -13,13 +13,13 @@ import torch
 import torch.distributed as dist
 
 from reroll.config.parts import ModelConfig, OptimConfig
-from reroll.config.strategy import Fsdp2Strategy, TorchStrategy
+from reroll.config.strategy import Fsdp2StrategyConfig, TorchStrategyConfig
 from reroll.models.tiny import make_tiny
 from reroll.runtime.base import WorkerInfo
 from reroll.tokens.batch import Batch, pack
-from reroll.train.loss import SFT_LOSS
-from reroll.train.shares import train_jobs
-from reroll.train.worker import TrainWorker
+from reroll.training.jobs import train_jobs
+from reroll.training.loss import SFT_LOSS
+from reroll.training.worker import TrainWorker
 from reroll.types import Sample
 
 pytestmark = pytest.mark.gpu
@@ -52,7 +52,7 @@ def batch(seed: int) -> Batch:
 def worker(folder: Path, **strategy: Any) -> TrainWorker:
     if dist.is_initialized():
         dist.destroy_process_group()
-    kind = Fsdp2Strategy if strategy["kind"] == "fsdp2" else TorchStrategy
+    kind = Fsdp2StrategyConfig if strategy["kind"] == "fsdp2" else TorchStrategyConfig
     config = ModelConfig(model=str(folder), strategy=kind(micro_batch_tokens=60, **strategy), optim=OptimConfig(lr=1e-3))
     return TrainWorker(WorkerInfo("policy", 0, 1, DEVICE), config, total_steps=10)
 
@@ -62,7 +62,9 @@ def losses(policy: TrainWorker, steps: range) -> list[float]:
 
 
 @pytest.mark.usefixtures("_alone")
-@pytest.mark.parametrize("options", [{}, {"offload": True}, {"gradient_checkpointing": True, "reshard_after_forward": False}])
+@pytest.mark.parametrize(
+    "options", [{}, {"cpu_offload": True}, {"gradient_checkpointing": True, "reshard_after_forward": False}]
+)
 def test_bf16_learns_what_plain_pytorch_learns_on_the_same_gpu(folder: Path, options: dict[str, Any]) -> None:
     expected = losses(worker(folder, kind="torch", precision="bf16"), range(4))
     assert losses(worker(folder, kind="fsdp2", precision="bf16", **options), range(4)) == pytest.approx(expected, rel=1e-3)
@@ -104,11 +106,11 @@ def test_a_checkpoint_holds_optimizer_state_that_is_away_or_on_its_way_back(fold
 @pytest.mark.usefixtures("_alone")
 @pytest.mark.parametrize("offload", [False, True])
 def test_a_checkpoint_written_on_the_gpu_goes_on(folder: Path, tmp_path: Path, offload: bool) -> None:
-    policy = worker(folder, kind="fsdp2", precision="bf16", offload=offload)
+    policy = worker(folder, kind="fsdp2", precision="bf16", cpu_offload=offload)
     losses(policy, range(2))
     policy.save(tmp_path)
     expected = losses(policy, range(2, 4))
-    resumed = worker(folder, kind="fsdp2", precision="bf16", offload=offload)
+    resumed = worker(folder, kind="fsdp2", precision="bf16", cpu_offload=offload)
     resumed.load(tmp_path)
     assert losses(resumed, range(2, 4)) == expected
 
@@ -124,7 +126,7 @@ def test_staged_checkpoints_hold_the_state_of_their_time_though_they_share_memor
     for number in range(3):
         policy.stage(tmp_path / str(number))
         expected.append(losses(policy, range(1, 3)))
-        while not policy.is_written():
+        while policy.written() is None:
             time.sleep(0.01)
     for number in range(3):
         resumed = worker(folder, kind=kind, precision="bf16")

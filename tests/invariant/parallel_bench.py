@@ -20,16 +20,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from reroll.config.parts import LoraConfig, ModelConfig, OptimConfig
-from reroll.config.strategy import Fsdp2Strategy, TorchStrategy
+from reroll.config.strategy import Fsdp2StrategyConfig, TorchStrategyConfig
 from reroll.models.load import Head
 from reroll.observe.metrics import Stats
 from reroll.runtime.base import WorkerInfo, Workers
 from reroll.tokens.batch import Batch, pack
-from reroll.train.base import Loss, Needs, Predictions, known
-from reroll.train.loss import PolicyLoss
-from reroll.train.parallel.ranks import MeetingPoint
-from reroll.train.shares import train_jobs
-from reroll.train.worker import PredictJob, TrainWorker
+from reroll.training.base import Loss, Needs, Predictions, required
+from reroll.training.jobs import train_jobs
+from reroll.training.loss import PolicyLoss
+from reroll.training.parallel.ranks import Rendezvous
+from reroll.training.worker import PredictJob, TrainWorker
 from reroll.types import Sample
 
 STEP = 1e-3
@@ -60,8 +60,8 @@ def batch(seed: int, groups: Sequence[Sequence[int]] = GROUPS, *, unit_size: int
         ref_logp=packed.logp + noise,
         value=noise,
         returns=packed.advantage,
-        teacher_ids=packed.ids[:, None] + torch.arange(1, 4),
-        teacher_logp=torch.from_numpy(rng.normal(size=(packed.num_tokens, 4)).astype(np.float32)).log_softmax(-1),
+        target_ids=packed.ids[:, None] + torch.arange(1, 4),
+        target_logp=torch.from_numpy(rng.normal(size=(packed.num_tokens, 4)).astype(np.float32)).log_softmax(-1),
         label=torch.zeros(len(packed)),
         unit_size=unit_size,
     )
@@ -104,9 +104,9 @@ class Scenario:
     def update(self, worker: TrainWorker, rows: Batch) -> Stats:
         """This rank's part of two optimizer steps, as the controller would deal it out."""
         if self.loss.compares_with_old_policy:
-            rows = rows.replace(old_logp=known(worker.predict(PredictJob(rows, Needs())).logp))
+            rows = rows.replace(old_logp=required(worker.predict(PredictJob(rows, Needs())).logp))
         ranks = worker._strategy.data_parallel
-        return worker.train(train_jobs(rows, self.loss, steps_per_epoch=2, num_shares=ranks.size)[ranks.rank])
+        return worker.train(train_jobs(rows, self.loss, steps_per_epoch=2, dp_size=ranks.size)[ranks.rank])
 
 
 def answers_of(predictions: Predictions) -> dict[str, Tensor]:
@@ -132,37 +132,41 @@ class Bench:
     def __init__(self, info: WorkerInfo) -> None:
         self._rank = info.rank
 
-    def play(self, scenario: Scenario, *, num_ranks: int, meeting: str) -> Outcome | None:
+    def play(self, scenario: Scenario, *, num_ranks: int, rendezvous: str) -> Outcome | None:
         if self._rank >= num_ranks:
             return None
         info = WorkerInfo("policy", self._rank, num_ranks, "cpu")
         try:
-            worker = TrainWorker(info, scenario.config, total_steps=6, head=scenario.head, meeting=meeting)
+            worker = TrainWorker(info, scenario.config, total_steps=6, head=scenario.head, rendezvous=rendezvous)
             return scenario.play(worker)
         finally:
             dist.destroy_process_group()
 
 
-def model_config(folder: Path, strategy: TorchStrategy | Fsdp2Strategy, *, lora: bool = False) -> ModelConfig:
+def model_config(folder: Path, strategy: TorchStrategyConfig | Fsdp2StrategyConfig, *, lora: bool = False) -> ModelConfig:
     adapter = LoraConfig(rank=4) if lora else None
     return ModelConfig(model=str(folder), strategy=strategy, optim=OPTIM, lora=adapter, devices="cpu")
 
 
-def fsdp2(**options: Any) -> Fsdp2Strategy:
-    return Fsdp2Strategy(kind="fsdp2", micro_batch_tokens=MICRO_BATCH_TOKENS, logprob_chunk=7, **options)
+def fsdp2(**options: Any) -> Fsdp2StrategyConfig:
+    return Fsdp2StrategyConfig(kind="fsdp2", micro_batch_tokens=MICRO_BATCH_TOKENS, logprob_chunk=7, **options)
 
 
 def played_by_ranks(bench: Workers[Bench], scenario: Scenario, num_ranks: int) -> Outcome:
     """What the ranks say together."""
-    meeting = MeetingPoint("127.0.0.1")
-    outcomes = asyncio.run(bench.all(Bench.play, scenario, num_ranks=num_ranks, meeting=meeting.address))
+    rendezvous = Rendezvous("127.0.0.1")
+
+    async def play() -> list[Outcome | None]:
+        return await bench.broadcast(Bench.play, scenario, num_ranks=num_ranks, rendezvous=rendezvous.address)
+
+    outcomes = asyncio.run(play())
     told = [outcome for outcome in outcomes if outcome][:: scenario.config.strategy.ranks_per_share]
     stats = [sum(parts, Stats()) for parts in zip(*(outcome.stats for outcome in told), strict=True)]
     return replace(told[0], stats=stats, num_held=max(outcome.num_held for outcome in told))
 
 
 def played_alone(config: ModelConfig, **scenario: Any) -> Outcome:
-    plain = config.model_copy(update={"strategy": TorchStrategy(micro_batch_tokens=MICRO_BATCH_TOKENS)})
+    plain = config.model_copy(update={"strategy": TorchStrategyConfig(micro_batch_tokens=MICRO_BATCH_TOKENS)})
     worker = TrainWorker(WorkerInfo("policy", 0, 1, "cpu"), plain, total_steps=6, head=scenario.get("head", "language"))
     return Scenario(config=plain, **scenario).play(worker)
 

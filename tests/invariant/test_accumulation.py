@@ -10,14 +10,14 @@ from torch import Tensor
 
 from reroll.config.losses import Aggregation
 from reroll.config.parts import OptimConfig
-from reroll.config.strategy import TorchStrategy as TorchConfig
+from reroll.config.strategy import TorchStrategyConfig
 from reroll.models.load import load_model, load_tokenizer
 from reroll.models.tiny import make_tiny
 from reroll.tokens.batch import Batch, pack
-from reroll.tokens.packing import micro_batches, split
-from reroll.train.base import Needs, known
-from reroll.train.loss import PolicyLoss
-from reroll.train.torch_strategy import TorchStrategy
+from reroll.tokens.packing import balance, micro_batches
+from reroll.training.base import Needs, required
+from reroll.training.loss import PolicyLoss
+from reroll.training.torch_strategy import TorchStrategy
 from reroll.types import Sample
 
 LENGTHS = (5, 21, 9, 13, 30, 4, 17, 8)
@@ -31,7 +31,9 @@ def strategy(tmp_path_factory: pytest.TempPathFactory) -> TorchStrategy:
 
 def strategy_of(folder: Path) -> TorchStrategy:
     model = load_model(str(folder), dtype=torch.float32, device="cpu")
-    return TorchStrategy(model, load_tokenizer(str(folder)), TorchConfig(logprob_chunk=6), OptimConfig(), total_steps=10)
+    return TorchStrategy(
+        model, load_tokenizer(str(folder)), TorchStrategyConfig(logprob_chunk=6), OptimConfig(), total_steps=10
+    )
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +50,7 @@ def batch(strategy: TorchStrategy) -> Batch:
         samples.append(Sample(ids=ids, loss_mask=mask, logp=logp, turn=np.where(mask, 0, -1)))
     packed = pack(samples).replace(advantage=torch.from_numpy(np.concatenate(advantages)))
     noise = torch.randn(2, packed.num_tokens, generator=torch.Generator().manual_seed(0)) * 0.3
-    logp = known(strategy.forward(packed, Needs()).logp)
+    logp = required(strategy.forward(packed, Needs()).logp)
     return packed.replace(old_logp=logp + noise[0], ref_logp=logp + noise[1])
 
 
@@ -82,6 +84,11 @@ def test_micro_batches_of_any_size_give_the_gradient_of_the_whole(
     assert max(value.abs().max() for value in expected.values()) > 1e-3
 
 
+def split(batch: Batch, num_ranks: int) -> list[Batch]:
+    """The rows of each data-parallel rank, as `training.jobs` deals them out."""
+    return [batch.select_units(part) for part in balance(batch.unit_lengths, num_parts=num_ranks)]
+
+
 @pytest.mark.parametrize("aggregation", get_args(Aggregation))
 def test_the_shares_of_ranks_add_up_to_the_gradient_of_the_whole(
     strategy: TorchStrategy, batch: Batch, aggregation: Aggregation
@@ -93,8 +100,41 @@ def test_the_shares_of_ranks_add_up_to_the_gradient_of_the_whole(
         torch.testing.assert_close(ours[name], value, atol=1e-6, rtol=1e-5)
 
 
+REJECTIONS = (
+    {"distance": "k1", "level": "sequence", "take": "mean", "high": 0.02, "only_negative": True},
+    {"distance": "k3", "level": "turn", "take": "max", "high": 0.2, "only_negative": False},
+)
+
+
+@pytest.mark.parametrize("kind", ["gspo", "gspo_token"])
+def test_ratios_weights_and_rejections_of_turns_and_sequences_do_not_depend_on_the_cut(
+    strategy: TorchStrategy, batch: Batch, kind: str
+) -> None:
+    turn = torch.where(batch.loss_mask, batch.positions // 4, -1)
+    sampler = required(batch.old_logp) + torch.randn(batch.num_tokens, generator=torch.Generator().manual_seed(1)) * 0.2
+    batch = batch.replace(turn=turn, logp=torch.where(batch.loss_mask, sampler, 0.0))
+    loss = PolicyLoss(
+        kind=kind,
+        options={"clip_low": 0.1, "clip_high": 0.1, "level": "turn"},
+        aggregation="sequence_mean",
+        kl_coef=0.1,
+        kl_times_ratio=True,
+        corrections=({"level": "geometric_turn", "mode": "mask", "low": 0.8, "high": 1.2},),
+        rejections=REJECTIONS,
+    )
+    expected, expected_loss = gradient(strategy, [batch], loss)
+    for parts in (micro_batches(batch, max_tokens=1), split(batch, 3)):
+        ours, total = gradient(strategy, parts, loss)
+        assert total == pytest.approx(expected_loss, abs=1e-6)
+        for name, value in expected.items():
+            torch.testing.assert_close(ours[name], value, atol=1e-6, rtol=1e-5)
+    told = strategy.forward_backward(batch, loss)
+    for name in ("rejection_sequence_mean_k1_rejected", "rejection_turn_max_k3_rejected"):
+        assert 0 < told[name].value < 1
+
+
 def test_packed_logprobs_are_those_of_each_sequence_alone(strategy: TorchStrategy, batch: Batch) -> None:
-    alone = torch.cat([known(strategy.forward(batch.select([index]), Needs()).logp) for index in range(len(batch))])
+    alone = torch.cat([required(strategy.forward(batch.select([index]), Needs()).logp) for index in range(len(batch))])
     torch.testing.assert_close(strategy.forward(batch, Needs()).logp, alone, atol=1e-6, rtol=1e-5)
 
 

@@ -27,16 +27,15 @@ from parallel_bench import (
 )
 from transformers import AutoModelForCausalLM
 
-from reroll.config.parts import LoraConfig, ModelConfig
-from reroll.config.parts import RayRuntime as RayConfig
-from reroll.config.strategy import DeepspeedStrategy
+from reroll.config.parts import LoraConfig, ModelConfig, RayRuntimeConfig
 from reroll.errors import TrainingDiverged
 from reroll.models.tiny import make_tiny
 from reroll.pipeline.spawn import spawn_fixed, spawn_model
 from reroll.runtime.base import Placement, WorkerInfo, Workers
-from reroll.train.base import Needs, known
-from reroll.train.loss import PolicyLoss, ValueLoss
-from reroll.train.worker import TrainWorker
+from reroll.training.base import Needs, required
+from reroll.training.loss import PolicyLoss, ValueLoss
+from reroll.training.worker import TrainWorker
+from reroll_zoo.deepspeed.config import DeepspeedConfig
 
 pytest.importorskip("ray")
 pytest.importorskip("deepspeed")
@@ -49,9 +48,9 @@ class DeepspeedBench(Bench):
     It numbers parameters as long as a process lives, so ranks must have held the same models before.
     """
 
-    def play(self, scenario: Scenario, *, num_ranks: int, meeting: str | None) -> Outcome | None:
+    def play(self, scenario: Scenario, *, num_ranks: int, rendezvous: str | None) -> Outcome | None:
         info = WorkerInfo("policy", self._rank, num_ranks, "cpu")
-        worker = TrainWorker(info, scenario.config, total_steps=6, head=scenario.head, meeting=meeting)
+        worker = TrainWorker(info, scenario.config, total_steps=6, head=scenario.head, rendezvous=rendezvous)
         try:
             outcome = scenario.play(worker)
             masters = worker._strategy._optimizer.state  # type: ignore[attr-defined]
@@ -64,7 +63,7 @@ class DeepspeedBench(Bench):
 
 @pytest.fixture(scope="module")
 def runtime() -> Iterator[RayRuntime]:
-    runtime = RayRuntime(RayConfig(kind="ray", num_cpus=16))
+    runtime = RayRuntime(RayRuntimeConfig(kind="ray", num_cpus=16))
     yield runtime
     asyncio.run(runtime.close())
 
@@ -84,7 +83,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def config_of(folder: Path, *, lora: bool = False, **options: Any) -> ModelConfig:
-    strategy = DeepspeedStrategy(kind="deepspeed", micro_batch_tokens=MICRO_BATCH_TOKENS, logprob_chunk=7, **options)
+    strategy = DeepspeedConfig(micro_batch_tokens=MICRO_BATCH_TOKENS, logprob_chunk=7, **options)
     adapter = LoraConfig(rank=4) if lora else None
     return ModelConfig(model=str(folder), strategy=strategy, optim=OPTIM, lora=adapter, devices="cpu")
 
@@ -106,9 +105,9 @@ def test_ranks_together_learn_what_one_process_learns_under_every_stage(
         (3, "llama", {"stage": 3}),  # Few tensors divide by three: parts are padded.
         (3, "qwen3", {"stage": 2, "gradient_checkpointing": True}),
         (2, "qwen3", {"stage": 3, "gradient_checkpointing": True}),
-        (2, "llama", {"stage": 3, "offload": True}),
-        (2, "llama", {"stage": 2, "offload": True}),
-        (2, "llama", {"stage": 1, "offload": True}),
+        (2, "llama", {"stage": 3, "cpu_offload": True}),
+        (2, "llama", {"stage": 2, "cpu_offload": True}),
+        (2, "llama", {"stage": 1, "cpu_offload": True}),
     ],
 )
 def test_other_settings_do_too(
@@ -148,7 +147,7 @@ def test_a_checkpoint_opens_with_plain_transformers_and_goes_on_with_other_ranks
     assert all(torch.equal(plain[name], weight) for name, weight in saved.weights.items())
     scenario = Scenario(config=then, steps=range(2, 3), load=tmp_path)
     if next_ranks == 1:
-        resumed = DeepspeedBench(WorkerInfo("bench", 0, 1, "cpu")).play(scenario, num_ranks=1, meeting=None)
+        resumed = DeepspeedBench(WorkerInfo("bench", 0, 1, "cpu")).play(scenario, num_ranks=1, rendezvous=None)
     else:
         resumed = played_by_ranks(bench, scenario, next_ranks)
     assert resumed is not None
@@ -166,8 +165,8 @@ def test_a_policy_and_its_reference_run_over_ray_and_a_gradient_that_is_not_fini
         policy = await spawn_model(runtime, config, role="policy", total_steps=6)
         reference = await spawn_fixed(runtime, config, role="reference")
         one_row = batch(0).select([1])  # Fewer rows than ranks.
-        expected = known((await policy.predict(one_row, Needs())).logp)
-        torch.testing.assert_close(known((await reference.predict(one_row, Needs())).logp), expected)
+        expected = required((await policy.predict(one_row, Needs())).logp)
+        torch.testing.assert_close(required((await reference.predict(one_row, Needs())).logp), expected)
         before = await policy.weights()
         with pytest.raises(TrainingDiverged, match="step 0 is not finite"):
             await policy.train(batch(0), broken)

@@ -22,17 +22,17 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from reroll.config.parts import LoraConfig, ModelConfig, OptimConfig
-from reroll.config.strategy import Fsdp2Strategy, TorchStrategy
+from reroll.config.strategy import Fsdp2StrategyConfig, TorchStrategyConfig
 from reroll.models.load import load_model, load_tokenizer, save_model
 from reroll.models.tiny import make_tiny
 from reroll.observe.metrics import Stats
 from reroll.runtime.base import WorkerInfo
 from reroll.tokens.batch import Batch, pack
 from reroll.tokens.packing import micro_batches
-from reroll.train.base import Needs, NoLoss, Strategy, known
-from reroll.train.loss import PolicyLoss
-from reroll.train.make import make_strategy
-from reroll.train.parallel.ranks import MeetingPoint
+from reroll.training.base import Needs, Strategy, ZeroLoss, required
+from reroll.training.loss import PolicyLoss
+from reroll.training.make import make_strategy
+from reroll.training.parallel.ranks import Rendezvous
 from reroll.types import Sample
 
 STEP = 1e-3
@@ -42,7 +42,7 @@ MICRO_BATCH_TOKENS = 30
 NUM_EXPERTS = 8
 
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["reroll.train.make"])
+PROCESSES.set_forkserver_preload(["reroll.training.make"])
 """New ones for every model, as in a run: torch remembers the groups that a process was in. Imports are done once for all."""
 
 
@@ -73,14 +73,14 @@ class Scenario:
     load: Path | None = None
     save: Path | None = None
 
-    def play(self, info: WorkerInfo, meeting: str | None = None) -> Outcome:
-        strategy = make_strategy(info, self.config, total_steps=3, meeting=meeting)
+    def play(self, info: WorkerInfo, rendezvous: str | None = None) -> Outcome:
+        strategy = make_strategy(info, self.config, total_steps=3, rendezvous=rendezvous)
         if self.load:
             strategy.load(self.load)
         stats = [self._step(strategy, GRPO.prepare(batch(step))) for step in self.steps]
         if self.save:
             strategy.save(self.save)
-        answer = known(strategy.forward(batch(9), Needs()).logp)
+        answer = required(strategy.forward(batch(9), Needs()).logp)
         weights = {name: weight.clone() for name, weight in strategy.weights().items()}
         groups = strategy._optimizer.param_groups  # type: ignore[attr-defined]
         return Outcome(stats, weights, answer, sum(part.numel() for group in groups for part in group["params"]))
@@ -92,7 +92,7 @@ class Scenario:
         for part in parts[rank::size]:
             stats += strategy.forward_backward(part, GRPO)
         if len(parts[rank::size]) < len(parts[::size]):
-            strategy.forward_backward(parts[0], NoLoss(needs=GRPO.needs))
+            strategy.forward_backward(parts[0], ZeroLoss(needs=GRPO.needs))
         return stats + strategy.optim_step()
 
 
@@ -105,9 +105,9 @@ class Outcome:
     """Numbers in this process that the optimizer works on."""
 
 
-def play_as_rank(scenario: Scenario, rank: int, num_ranks: int, meeting: str) -> Outcome:
+def play_as_rank(scenario: Scenario, rank: int, num_ranks: int, rendezvous: str) -> Outcome:
     try:
-        return scenario.play(WorkerInfo("policy", rank, num_ranks, "cpu"), meeting)
+        return scenario.play(WorkerInfo("policy", rank, num_ranks, "cpu"), rendezvous)
     finally:
         dist.destroy_process_group()
 
@@ -123,16 +123,16 @@ def tiny_moe(folder: Path, **config: Any) -> Path:
 
 
 def model_config(folder: Path, *, lora: bool = False, **options: Any) -> ModelConfig:
-    strategy = Fsdp2Strategy(kind="fsdp2", micro_batch_tokens=MICRO_BATCH_TOKENS, **options)
+    strategy = Fsdp2StrategyConfig(kind="fsdp2", micro_batch_tokens=MICRO_BATCH_TOKENS, **options)
     adapter = LoraConfig(rank=4) if lora else None
     return ModelConfig(model=str(folder), strategy=strategy, optim=OPTIM, lora=adapter, devices="cpu")
 
 
 def played_by(num_ranks: int, scenario: Scenario) -> Outcome:
     """What the ranks say together."""
-    meeting = MeetingPoint("127.0.0.1")
+    rendezvous = Rendezvous("127.0.0.1")
     with ProcessPoolExecutor(num_ranks, mp_context=PROCESSES) as pool:
-        calls = [pool.submit(play_as_rank, scenario, rank, num_ranks, meeting.address) for rank in range(num_ranks)]
+        calls = [pool.submit(play_as_rank, scenario, rank, num_ranks, rendezvous.address) for rank in range(num_ranks)]
         outcomes = [call.result() for call in calls]
     told = outcomes[:: scenario.config.strategy.ranks_per_share]
     stats = [sum(parts, Stats()) for parts in zip(*(outcome.stats for outcome in told), strict=True)]
@@ -140,7 +140,7 @@ def played_by(num_ranks: int, scenario: Scenario) -> Outcome:
 
 
 def played_alone(config: ModelConfig, **scenario: Any) -> Outcome:
-    plain = config.model_copy(update={"strategy": TorchStrategy(micro_batch_tokens=MICRO_BATCH_TOKENS)})
+    plain = config.model_copy(update={"strategy": TorchStrategyConfig(micro_batch_tokens=MICRO_BATCH_TOKENS)})
     return Scenario(config=plain, **scenario).play(WorkerInfo("policy", 0, 1, "cpu"))
 
 

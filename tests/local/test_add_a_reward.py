@@ -7,7 +7,9 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,25 +30,23 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def reroll(command: str, *more: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-m", *shlex.split(command), *more]
-    return subprocess.run(words, cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
-
-
 def test_every_block_of_the_page_says_where_it_goes() -> None:
     assert FILES.keys() == {"my_reward.py", "my_reward.yaml", "sums.jsonl", "test_my_reward.py"}
     assert len(FILES) == sum(PAGE.count(f"```{language}") for language in ("python", "yaml", "json"))
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_pages_commands_run(folder: Path, tiny_model: Path, command: str) -> None:
-    more = [f"policy.model={tiny_model}"] if command.startswith("reroll check") else []
-    done = reroll(command, *more, cwd=folder)
+def test_the_pages_commands_run(reroll: Callable[..., Any], folder: Path, tiny_model: Path, command: str) -> None:
+    program, *words = shlex.split(command)
+    assert program == "reroll"
+    more = [f"policy.model={tiny_model}"] if words[0] == "check" else []
+    done = reroll(*words, *more, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_pages_tests_pass(folder: Path) -> None:
-    done = reroll("pytest -q -p no:cacheprovider test_my_reward.py", cwd=folder)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_my_reward.py"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert "3 passed" in done.stdout, done.stdout + done.stderr
 
 

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -26,13 +27,9 @@ EDITS = [(where, text) for where, text in BLOCKS if "," in where]
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a reader would work: the page's files, and a little of the quickstart's data."""
+    """Where a reader would work: the page's files."""
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
-    data = tmp_path / "runs" / "quickstart-data"
-    data.mkdir(parents=True)
-    for name in ("train", "held_out"):
-        (data / f"{name}.jsonl").write_text(json.dumps({"prompt": "sort 3120987", "answer": "0123789"}) + "\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     return tmp_path
@@ -40,11 +37,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_every_block_of_the_page_says_where_it_goes() -> None:
     assert len(BLOCKS) == PAGE.count("```python") + PAGE.count("```yaml")
-    assert FILES.keys() == {"my_algorithm.py", "my_algorithm.yaml", "test_my_algorithm.py"}
+    assert FILES.keys() == {"make_task.py", "warm_up.yaml", "my_algorithm.py", "my_algorithm.yaml", "test_my_algorithm.py"}
 
 
-def test_the_pages_config_trains_with_the_pages_functions(folder: Path, tiny_model: Path) -> None:
-    shorter = [f"policy.model={tiny_model}", "run.steps=2", "rollout.prompts_per_step=2", "eval.every=0"]
+def test_the_pages_task_warm_up_and_functions_train(folder: Path) -> None:
+    runpy.run_path(str(folder / "make_task.py"))
+    warm = train(load_config(folder / "warm_up.yaml", ["run.steps=2"]), code_folder=folder)
+    shorter = [f"policy.model={warm.checkpoint}", "run.steps=2", "rollout.prompts_per_step=2", "eval.every=0"]
     any_number = "rewards.default={kind: numeric, tolerance: 1.0e+9}"  # what an untrained model can earn
     outcome = train(load_config(folder / "my_algorithm.yaml", [*shorter, any_number]), code_folder=folder)
     rows = [json.loads(line) for line in (outcome.folder / "metrics.jsonl").read_text().splitlines()]
@@ -67,7 +66,9 @@ def test_the_pages_tests_pass(folder: Path) -> None:
 
 
 def test_the_library_with_the_pages_edits_knows_and_tests_the_new_algorithms(tmp_path: Path) -> None:
-    shutil.copytree(ROOT / "reroll", tmp_path / "reroll", ignore=shutil.ignore_patterns("__pycache__"))
+    for package in ("reroll", "reroll_zoo"):
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)  # It names the kinds.
     shutil.copytree(ROOT / "tests" / "unit" / "algo", tmp_path / "tests" / "unit" / "algo")
     for name in ("conftest.py", "local/test_presets.py"):
         (tmp_path / "tests" / name).parent.mkdir(exist_ok=True)
@@ -75,7 +76,7 @@ def test_the_library_with_the_pages_edits_knows_and_tests_the_new_algorithms(tmp
     for where, text in EDITS:
         edit(tmp_path, where, text)
     which = "(spo and not gspo) or median or configured"
-    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-k", which, "tests"]
+    command = [sys.executable, "-m", "pytest", "-vv", "-m", "slow or not slow", "-p", "no:cacheprovider", "-k", which, "tests"]
     env = os.environ | {"PYTHONPATH": str(tmp_path)}
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout

@@ -16,9 +16,8 @@ from reroll.pipeline.base import Outcome
 from reroll.pipeline.run import evaluate, train
 
 CODE = '''
-import os, time
-import openai
-from reroll.envs.base import InvalidAction, Outcome
+import functools, os
+from reroll.envs.base import InvalidAction, StepResult
 
 
 class Digits:
@@ -41,14 +40,24 @@ class Digits:
         over = self.turn == 3
         info = {"effective": 1.0, "success": float(earned > 0.5)}
         messages = () if over else ({"role": "user", "content": "more"},)
-        return Outcome(messages=messages, reward=earned, terminated=over, info=info)
+        return StepResult(messages=messages, reward=earned, terminated=over, info=info)
 
     def close(self):
         pass
 
 
+@functools.cache
+def connection():
+    """One for all: making it takes longer than an episode."""
+    import httpx
+
+    return httpx.Client(timeout=60)
+
+
 def agent(prompt, *, base_url, api_key):
-    client = openai.OpenAI(base_url=base_url, api_key=api_key, max_retries=0)
+    import openai  # Only here, or every process of environments would load it.
+
+    client = openai.OpenAI(base_url=base_url, api_key=api_key, max_retries=0, http_client=connection())
     messages = [dict(message) for message in prompt.messages]
     said = ""
     for _ in range(2):
@@ -206,3 +215,20 @@ def test_what_does_not_fit_is_refused_before_work_starts(tree: dict[str, Any], c
     with pytest.raises(ConfigError) as caught:
         parse_config(tree | change, folder=Path(tree["run"]["runs_dir"]).parent)
     assert path in [violation.path for violation in caught.value.violations]
+
+
+def test_ratios_weights_and_rejections_may_be_those_of_a_turn(tree: dict[str, Any]) -> None:
+    tree |= {
+        "loss": {"kind": "gspo", "level": "turn", "clip_low": 0.5, "clip_high": 0.5},
+        "old_policy": "trainer",
+        "corrections": [{"level": "geometric_turn", "mode": "truncate"}],
+        "rejections": [{"level": "turn", "take": "mean", "high": 1e6}],
+        "train": {"mini_batches": 2},
+    }
+    tree["rollout"] |= {"max_staleness": 1}
+    tree["run"]["steps"] = 3
+    last = run(tree)[1][-1]
+    assert last["train/correction_geometric_turn_truncate_kl"] > 0
+    assert last["train/rejection_turn_mean_k3_distance"] > 0
+    assert last["train/rejection_turn_mean_k3_rejected"] == 0
+    assert last["train/grad_norm"] > 0

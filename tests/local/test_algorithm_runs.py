@@ -87,7 +87,7 @@ def test_a_kl_penalty_in_the_reward_holds_the_policy_back(rlvr_tree: dict[str, A
         tree = named(rlvr_tree, f"coef-{coef}") | {
             "algorithm": "reinforce++",
             "advantage": {"kind": "returns", "whiten": False},
-            "kl": {"coef": coef, "estimator": "k1", "place": "reward"},
+            "kl": {"coef": coef, "estimator": "k1", "apply_to": "reward"},
         }
         _, rows = run(tree)
         assert rows[0]["kl/reference"] == pytest.approx(0, abs=1e-9)
@@ -106,6 +106,59 @@ def test_an_adaptive_coefficient_follows_the_measured_kl_and_survives_a_resume(r
     run(tree | {"run": tree["run"] | {"steps": 2}})
     _, resumed = run(tree, resume=True)
     assert [row["kl/coef"] for row in resumed] == coefs
+
+
+def test_a_step_with_nothing_in_the_loss_leaves_an_adaptive_coefficient_alone(rlvr_tree: dict[str, Any]) -> None:
+    rlvr_tree |= {
+        "kl": {"coef": 0.1, "adaptive": {"target": 0.001, "horizon": 16}},
+        "masks": {"zero_advantage": True},
+        "rewards": ALWAYS_ONE,
+    }
+    rlvr_tree["run"]["steps"] = 2
+    outcome, rows = run(rlvr_tree)
+    assert [row["kl/coef"] for row in rows] == [0.1, 0.1]
+    assert "kl/reference" not in rows[0]
+    assert json.loads((outcome.checkpoint / "state.json").read_text())["pipeline"]["kl_coef"] == 0.1
+
+
+def test_a_checkpoint_whose_coefficient_is_no_number_goes_on_from_the_configs_and_says_so(
+    rlvr_tree: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    rlvr_tree |= {"kl": {"coef": 0.1, "adaptive": {"target": 0.001, "horizon": 16}}}
+    rlvr_tree["run"]["steps"] = 1
+    outcome, _ = run(rlvr_tree)
+    state = json.loads((outcome.checkpoint / "state.json").read_text())
+    state["pipeline"]["kl_coef"] = None
+    (outcome.checkpoint / "state.json").write_text(json.dumps(state))
+    (outcome.checkpoint / "manifest.json").unlink()  # The versions that spoilt it wrote none.
+    rlvr_tree["run"]["steps"] = 2
+    _, rows = run(rlvr_tree, resume=True)
+    assert rows[-1]["kl/coef"] == 0.1
+    assert "KL coefficient is no number" in capsys.readouterr().out
+
+
+def test_only_the_least_sure_tokens_of_a_step_are_learned_from_however_it_is_cut(rlvr_tree: dict[str, Any]) -> None:
+    rlvr_tree |= {"masks": {"top_entropy": 0.2}, "train": {"mini_batches": 2}}
+    rlvr_tree["run"]["steps"] = 2
+    ends = []
+    for tokens in (4096, 40):  # All rows of an optimizer step at once, or one by one.
+        tree = named(rlvr_tree, f"cut-{tokens}")
+        outcome, rows = run(tree | {"policy": tree["policy"] | {"strategy": {"micro_batch_tokens": tokens}}})
+        ends.append(weights(outcome.checkpoint))
+        assert rows[0]["train/grad_norm"] > 0
+    for name, weight in ends[0].items():
+        torch.testing.assert_close(ends[1][name], weight, rtol=1e-3, atol=1e-4)
+    plain, _ = run(named(rlvr_tree, "plain") | {"masks": {}})
+    assert any(not torch.allclose(weights(plain.checkpoint)[name], weight, atol=1e-3) for name, weight in ends[0].items())
+
+
+def test_stale_samples_of_a_loss_without_a_ratio_are_weighed_by_a_correction(rlvr_tree: dict[str, Any]) -> None:
+    rlvr_tree |= {"algorithm": "rloo", "corrections": [{}], "rejections": [{"high": 1e-6, "take": "max"}]}
+    rlvr_tree["rollout"]["max_staleness"] = 2
+    rlvr_tree["run"]["steps"] = 4
+    _, rows = run(rlvr_tree)
+    assert rows[-1]["train/correction_token_truncate_kl"] > 1e-6  # Not the sampler against itself.
+    assert rows[-1]["train/rejection_sequence_max_k3_rejected"] > 0
 
 
 def test_the_full_kl_is_near_its_estimate_from_samples(rlvr_tree: dict[str, Any]) -> None:
@@ -149,7 +202,7 @@ def test_overlong_samples_are_masked_out_of_the_loss(rlvr_tree: dict[str, Any]) 
 
 
 def test_a_step_in_which_every_sample_is_masked_leaves_the_policy_alone(rlvr_tree: dict[str, Any], tiny_model: Path) -> None:
-    rlvr_tree |= {"masks": {"solved_outside": [5.0, 6.0]}}
+    rlvr_tree |= {"masks": {"keep_pass_rate": [5.0, 6.0]}}
     outcome, rows = run(rlvr_tree)
     before = weights(tiny_model)
     assert all(torch.equal(weight, before[name]) for name, weight in weights(outcome.checkpoint).items())
@@ -162,7 +215,7 @@ def test_a_step_in_which_every_sample_is_masked_leaves_the_policy_alone(rlvr_tre
         ({"advantage": {"kind": "gae"}}, "critic"),
         ({"critic": OWN}, "critic"),
         ({"algorithm": "tis", "old_policy": "sampler"}, "corrections"),
-        ({"kl": {"coef": 0.1, "estimator": "full", "place": "reward"}}, "kl.place"),
+        ({"kl": {"coef": 0.1, "estimator": "full", "apply_to": "reward"}}, "kl.apply_to"),
         ({"kl": {"adaptive": {"target": 0.1}}}, "kl.coef"),
         ({"kl": {"coef": 0.1, "top_k": 4}}, "kl.top_k"),
         ({"algorithm": "opd"}, "teachers"),

@@ -1,4 +1,4 @@
-"""The command line as a user types it, each command a process of its own."""
+"""The command line as a user types it: what a new process loads, a training in a process of its own, the rest in this one."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-
-def reroll(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "reroll", *words]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=os.environ | {"COLUMNS": "120"})
+CommandLine = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
@@ -46,7 +44,7 @@ def test_check_loads_neither_torch_nor_ray(config_file: Path) -> None:
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0
 
 
-def test_check_accepts_a_sound_config_and_expands_it(config_file: Path) -> None:
+def test_check_accepts_a_sound_config_and_expands_it(reroll: CommandLine, config_file: Path) -> None:
     assert reroll("check", str(config_file)).returncode == 0
     expanded = reroll("check", "--expand", str(config_file), "rollout.group_size=8")
     tree = yaml.safe_load(expanded.stdout)
@@ -54,7 +52,7 @@ def test_check_accepts_a_sound_config_and_expands_it(config_file: Path) -> None:
     assert tree["loss"] == {"kind": "ppo", "clip_low": 0.2, "clip_high": 0.2, "dual_clip": None}
 
 
-def test_check_lists_every_violation_and_exits_with_2(config_file: Path) -> None:
+def test_check_lists_every_violation_and_exits_with_2(reroll: CommandLine, config_file: Path) -> None:
     done = reroll("check", str(config_file), "rollout.group_size=1", "policy.devices=0-3", "data.train.0.path=x.jsonl", "foo=1")
     assert done.returncode == 2
     for word in ("rollout.group_size", "policy.devices", "data.train.0.path", "foo", "→"):
@@ -62,16 +60,21 @@ def test_check_lists_every_violation_and_exits_with_2(config_file: Path) -> None
     assert "Traceback" not in done.stderr
 
 
-def test_train_then_eval_from_the_command_line(config_file: Path, tmp_path: Path) -> None:
-    done = reroll("train", str(config_file), "run.steps=2", "run.name=cli")
+def test_train_then_eval_from_the_command_line(reroll: CommandLine, config_file: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "reroll", "train", str(config_file), "run.steps=2", "run.name=cli"]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"COLUMNS": "120"})
     assert done.returncode == 0, done.stderr
     assert "step 2/2" in done.stdout
     checkpoint = tmp_path / "runs" / "cli" / "checkpoints" / "step-000002"
     out = tmp_path / "eval.json"
-    done = reroll("eval", str(checkpoint), "-c", str(config_file), "-k", "2", "--out", str(out))
+    run, config = str(tmp_path / "runs" / "cli"), str(config_file)
+    done = reroll("eval", run, "-c", config, "rollout.temperature=0.5", "-k", "2", "--out", str(out))
     assert done.returncode == 0, done.stderr
+    assert f"{checkpoint}: 10 prompts, 2 samples each at temperature 0.5" in done.stdout  # of the newest checkpoint
     assert "pass@2" in done.stdout
-    assert json.loads(out.read_text())["metrics"]["eval/pass@2"] >= 0
+    written = json.loads(out.read_text())
+    assert written["metrics"]["eval/pass@2"] >= 0
+    assert written["settings"]["temperature"] == 0.5
     again = reroll("train", str(config_file), "run.steps=2", "run.name=cli")
     assert again.returncode == 1
     assert "--resume" in again.stderr

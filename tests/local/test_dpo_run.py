@@ -23,8 +23,8 @@ from reroll.pipeline.run import train
 from reroll.tokens.batch import pack
 from reroll.tokens.renderer import Renderer
 from reroll.tokens.samples import sft_sample
-from reroll.train.base import Needs
-from reroll.train.predict import predict
+from reroll.training.base import Needs
+from reroll.training.predict import predict
 from reroll.types import Sample
 
 Write = Callable[..., str]
@@ -34,6 +34,8 @@ LOSSES: dict[str, dict[str, Any]] = {
     "ipo": {"kind": "ipo", "beta": 0.5},
     "hinge": {"kind": "hinge"},
     "simpo": {"kind": "simpo"},
+    "orpo": {"kind": "orpo"},
+    "sigmoid-with-sft": {"kind": "sigmoid", "sft_coef": 1.0},
     "kto": {"kind": "kto"},
 }
 
@@ -100,6 +102,29 @@ def test_the_policy_learns_to_prefer_what_was_chosen(make_tree: Callable[..., di
     assert before["eval/accuracy"] < 0.8
     assert after["eval/accuracy"] > 0.9
     assert metrics(outcome, "train/accuracy")[-1] > 0.9
+
+
+@pytest.mark.parametrize("loss", [{"kind": "orpo"}, {"kind": "sigmoid", "sft_coef": 1.0}], ids=["orpo", "sigmoid"])
+def test_with_an_sft_term_chosen_answers_get_likelier_and_not_only_likelier_than_others(
+    make_tree: Callable[..., dict[str, Any]], loss: dict[str, Any]
+) -> None:
+    outcome = train(parse_config(make_tree(loss)))
+    before, after = outcome.evals[0], outcome.evals[12]
+    assert after["eval/sft_loss"] < 0.75 * before["eval/sft_loss"]
+    assert after["eval/chosen_logp"] > before["eval/chosen_logp"] + 1
+    assert after["eval/margin"] > before["eval/margin"]
+    without = train(parse_config(make_tree({"kind": "sigmoid"}, name="without")))
+    assert without.evals[12]["eval/chosen_logp"] < after["eval/chosen_logp"] - 1
+
+
+def test_orpo_loads_no_reference(make_tree: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("a second model was asked for")
+
+    monkeypatch.setattr("reroll.pipeline.spawn.spawn_fixed", refuse)
+    train(parse_config(make_tree({"kind": "orpo"}, steps=1)))
+    with pytest.raises(AssertionError, match="a second model"):
+        train(parse_config(make_tree({"kind": "sigmoid"}, steps=1, name="dpo-2")))
 
 
 def test_dpo_starts_at_log_two_because_policy_and_reference_are_one(make_tree: Callable[..., dict[str, Any]]) -> None:
@@ -214,3 +239,19 @@ def test_options_of_one_loss_are_unknown_to_another(make_tree: Callable[..., dic
     config = parse_config(make_tree({"kind": "simpo"}))
     assert isinstance(config, DpoConfig)
     assert not config.loss.uses_reference
+
+
+@pytest.mark.parametrize(
+    ("loss", "problem"),
+    [
+        ({"kind": "kto", "sft_coef": 0.5}, r"loss\.sft_coef: unknown key"),
+        ({"kind": "orpo", "sft_coef": 0.0}, r"loss\.sft_coef: .*greater than 0"),
+        ({"kind": "ipo", "sft_coef": -0.1}, r"loss\.sft_coef: .*greater than or equal to 0"),
+        ({"kind": "orpo", "length_normalised": False}, r"loss\.length_normalised: unknown key"),
+    ],
+)
+def test_an_sft_term_that_a_loss_does_not_have_or_cannot_do_without_is_refused(
+    make_tree: Callable[..., dict[str, Any]], loss: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        parse_config(make_tree(loss))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+Check = Callable[..., "subprocess.CompletedProcess[str]"]
+
 MY_ENVS = """
-from reroll.envs.base import InvalidAction, Outcome
+from reroll.envs.base import InvalidAction, StepResult
 
 class Door:
     def __init__(self, *, key="red", broken=False):
@@ -22,11 +24,11 @@ class Door:
 
     def step(self, action):
         if self.is_open:
-            return Outcome(terminated=True, reward=float(self.broken))
+            return StepResult(terminated=True, reward=float(self.broken))
         if action != self.key:
             raise InvalidAction("name the key")
         self.is_open = True
-        return Outcome(terminated=True, reward=1.0)
+        return StepResult(terminated=True, reward=1.0)
 
     def close(self):
         pass
@@ -39,27 +41,27 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def check(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "reroll", "envs", "check", *words]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=os.environ | {"COLUMNS": "160"})
+@pytest.fixture
+def check(reroll: Callable[..., Any], folder: Path) -> Check:
+    return lambda *words: reroll("envs", "check", *words, cwd=folder)
 
 
-def test_a_bundled_kind_is_checked_with_its_options(folder: Path) -> None:
-    done = check("frozen_lake", "size=3", "slippery=true", "--seeds", "3", cwd=folder)
+def test_a_bundled_kind_is_checked_with_its_options(check: Check) -> None:
+    done = check("frozen_lake", "size=3", "slippery=true", "--seeds", "3")
     assert done.returncode == 0, done.stderr
     assert "equal seeds and actions give equal episodes" in done.stdout
     assert "3 of 3 begin differently" in done.stdout
     assert "failed" not in done.stdout
 
 
-def test_a_class_of_ones_own_is_checked_with_given_actions(folder: Path) -> None:
-    done = check("my_envs:Door", "key=blue", "--action", "green", "--action", "blue", cwd=folder)
+def test_a_class_of_ones_own_is_checked_with_given_actions(check: Check) -> None:
+    done = check("my_envs:Door", "key=blue", "--action", "green", "--action", "blue")
     assert done.returncode == 0, done.stderr
     assert "an invalid action leaves the state unchanged" in done.stdout
 
 
-def test_a_failure_is_shown_with_its_fix_and_ends_with_1(folder: Path) -> None:
-    done = check("my_envs:Door", "broken=true", "--action", "red", cwd=folder)
+def test_a_failure_is_shown_with_its_fix_and_ends_with_1(check: Check) -> None:
+    done = check("my_envs:Door", "broken=true", "--action", "red")
     assert done.returncode == 1
     assert "failed" in done.stdout
     assert "it goes on, with reward 1" in done.stdout
@@ -71,17 +73,17 @@ def test_a_failure_is_shown_with_its_fix_and_ends_with_1(folder: Path) -> None:
     ("words", "told"),
     [
         (["frozen_lake", "sise=3"], "did you mean size?"),
-        (["maze"], "choose one of: 'frozen_lake'"),
+        (["maze"], "frozen_lake, sokoban"),
         (["frozen_lake", "size"], "is not key=value"),
     ],
 )
-def test_a_name_or_option_that_does_not_exist_is_refused_with_the_fix(folder: Path, words: list[str], told: str) -> None:
-    done = check(*words, cwd=folder)
+def test_a_name_or_option_that_does_not_exist_is_refused_with_the_fix(check: Check, words: list[str], told: str) -> None:
+    done = check(*words)
     assert done.returncode == 2
     assert told in done.stderr
 
 
-def test_a_class_that_cannot_be_imported_is_a_failed_check(folder: Path) -> None:
-    done = check("no_such_module:Env", cwd=folder)
+def test_a_class_that_cannot_be_imported_is_a_failed_check(check: Check) -> None:
+    done = check("no_such_module:Env")
     assert done.returncode == 1
     assert "No module named 'no_such_module'" in done.stdout

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
-import os
-import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import yaml
@@ -19,8 +20,28 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
 TINY_GAMES = sorted((ROOT / "examples" / "games" / "tiny").glob("*.yaml"))
 
 
-def test_there_are_examples() -> None:
-    assert len(EXAMPLES) >= 3
+def script(name: str) -> ModuleType:
+    """An example as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """What an example prints when it is run in an empty folder: in this process, a new one would load torch again."""
+
+    def run(module: ModuleType, *words: str) -> str:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("COLUMNS", "120")
+        monkeypatch.setattr(sys, "argv", [f"{module.__name__}.py", *words])
+        module.main()
+        return capsys.readouterr().out
+
+    return run
 
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
@@ -45,11 +66,9 @@ def test_an_example_runs_shortened(file: Path, tiny_model: Path, tmp_path: Path,
     assert outcome.num_steps == 1
 
 
-def test_the_quickstart_runs_shortened_and_writes_its_result(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "examples" / "quickstart.py"), "--steps", "4", "--good-enough", "0.01"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=os.environ | {"COLUMNS": "120"})
-    assert done.returncode == 0, done.stderr
-    assert "held-out prompts, never trained on" in done.stdout
+def test_the_quickstart_runs_shortened_and_writes_its_result(run: Callable[..., str], tmp_path: Path) -> None:
+    printed = run(script("quickstart"), "--steps", "4", "--good-enough", "0.01")
+    assert "held-out prompts, never trained on" in printed
     result = json.loads((tmp_path / "runs" / "quickstart" / "result.json").read_text())
     assert set(result) >= {"before", "after", "seconds"}
     assert (tmp_path / "runs" / "quickstart" / "curve.png").stat().st_size > 1000
@@ -67,14 +86,16 @@ def test_the_config_of_a_tiny_game_is_sound(file: Path) -> None:
     load_config(file, ["policy.model=any/model", *written])  # The example writes these files itself.
 
 
-def test_two_games_in_one_run_are_imitated_and_played_and_counted_apart(tmp_path: Path) -> None:
-    shorter = ["--imitate", "2", "--steps", "1", "rollout.prompts_per_step=4", "rollout.drop_no_signal=false"]
+def test_two_games_in_one_run_are_imitated_and_played_and_counted_apart(
+    run: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    games = script("games")
+    monkeypatch.setattr(games, "NUM_DEMONSTRATIONS", 200)
+    shorter = ["--imitate", "2", "--steps", "1", "rollout.prompts_per_step=4", "rollout.drop_zero_variance_groups=false"]
     fewer = [f"data.eval.{place}.num=8" for place in (0, 1)]
-    command = [sys.executable, str(ROOT / "examples" / "games.py"), "mixed", *shorter, *fewer]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=os.environ | {"COLUMNS": "120"})
-    assert done.returncode == 0, done.stderr
+    printed = run(games, "mixed", *shorter, *fewer)
     for game in ("frozen_lake", "sokoban"):
-        assert f"held-out games of {game} won: " in done.stdout
+        assert f"held-out games of {game} won: " in printed
     result = json.loads((tmp_path / "runs" / "mixed" / "result.json").read_text())
     assert {"eval/frozen_lake/pass@1", "eval/sokoban/pass@1"} <= set(result["after"])
     logged = [json.loads(line) for line in (tmp_path / "runs" / "mixed" / "metrics.jsonl").open()]

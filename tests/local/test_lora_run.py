@@ -18,7 +18,7 @@ from reroll.infer.worker import InferWorker
 from reroll.models.tiny import make_tiny
 from reroll.pipeline.base import Outcome
 from reroll.pipeline.run import evaluate, train
-from reroll.train.worker import TrainWorker
+from reroll.training.worker import TrainWorker
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def parameters(worker: Any) -> dict[str, Tensor]:
-    model = worker._strategy._model if isinstance(worker, TrainWorker) else worker._engine._network.model
+    model = worker._strategy._model if isinstance(worker, TrainWorker) else worker._engine._runner.model
     return dict(model.named_parameters())
 
 

@@ -64,13 +64,13 @@ def test_a_run_of_three_domains_trains_on_the_mix_it_was_asked_for(tree: dict[st
 def test_a_domain_without_signal_is_named_and_does_not_stall_the_run(
     tree: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    tree["rollout"] |= {"drop_no_signal": True, "max_drops": 2}
+    tree["rollout"] |= {"drop_zero_variance_groups": True, "max_drops": 2}
     tree["run"]["steps"] = 2
     rows = steps_of(run(tree))
     assert [row["rollout/void/trained_groups"] for row in rows] == [0, 0]
     assert [row["rollout/void/ceded_groups"] for row in rows] == [1, 1]
     assert all(row["rollout/any/trained_groups"] + row["rollout/near/trained_groups"] == 4 for row in rows)
-    assert sum("domain void cedes" in record.getMessage() for record in caplog.records) == 2
+    assert sum("domain void loses slots" in record.getMessage() for record in caplog.records) == 2
 
 
 @pytest.mark.parametrize(

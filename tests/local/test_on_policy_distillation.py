@@ -23,8 +23,8 @@ from reroll.pipeline.run import train
 from reroll.tokens.batch import Batch, pack
 from reroll.tokens.renderer import Renderer
 from reroll.tokens.samples import sft_sample
-from reroll.train.base import Divergence, Needs, known
-from reroll.train.predict import predict
+from reroll.training.base import Divergence, Needs, required
+from reroll.training.predict import predict
 from reroll.types import Group
 
 DIGITS = [{"prompt": f"digit {digit}", "answer": "7"} for digit in range(10)]
@@ -98,9 +98,9 @@ def kl_to(teacher: str, student: str | Path, rows: Sequence[dict[str, str]]) -> 
     models = [load_model(str(name), dtype=torch.float32, device="cpu") for name in (teacher, student)]
     with torch.no_grad():
         said = predict(models[0], batch, Needs(logp=False, top_k=1 << 30), chunk=64)
-        batch = batch.replace(teacher_logp=said.top_logp)
+        batch = batch.replace(target_logp=said.top_logp)
         needs = Needs(logp=False, divergence=Divergence(kind="reverse_kl"))
-        return float(known(predict(models[1], batch, needs, chunk=64).divergence).sum()) / batch.num_loss_tokens
+        return float(required(predict(models[1], batch, needs, chunk=64).divergence).sum()) / batch.num_loss_tokens
 
 
 def test_a_student_becomes_as_good_as_its_teacher_without_being_told_the_reward(
@@ -116,6 +116,7 @@ def test_a_student_becomes_as_good_as_its_teacher_without_being_told_the_reward(
     assert kl_to(knows_digits, outcome.checkpoint, DIGITS) < 0.1 * kl_to(knows_digits, beginner, DIGITS)
 
 
+@pytest.mark.slow  # That each is heard in its own domain, and how loudly, is tested token by token below.
 def test_two_teachers_each_improve_their_own_domain(tree: dict[str, Any], knows_digits: str, knows_letters: str) -> None:
     tree["teachers"] = {
         "one": {"model": knows_digits, "domains": ["digits"], "devices": "cpu"},
@@ -133,7 +134,7 @@ class Step:
 
     batch: Batch
     groups: Sequence[Group]
-    taught: Tensor
+    teacher_advantage: Tensor
 
 
 @pytest.fixture
@@ -142,9 +143,9 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[Step]:
     seen: list[Step] = []
     original = rlvr.assign_advantages
 
-    def recorded(batch: Batch, episodes: Any, groups: Sequence[Group], config: Any, *, taught: Tensor) -> Batch:
-        result = original(batch, episodes, groups, config, taught=taught)
-        seen.append(Step(result, groups, taught))
+    def recorded(batch: Batch, episodes: Any, groups: Sequence[Group], config: Any, *, teacher_advantage: Tensor) -> Batch:
+        result = original(batch, episodes, groups, config, teacher_advantage=teacher_advantage)
+        seen.append(Step(result, groups, teacher_advantage))
         return result
 
     monkeypatch.setattr(rlvr, "assign_advantages", recorded)
@@ -190,7 +191,7 @@ def test_each_domain_s_tokens_get_only_their_teacher_s_term(
     run(tree)
     expected = teacher_terms(steps[0], {"digits": (knows_digits, 1.0), "letters": (knows_letters, 0.5)}, temperature=0.8)
     assert {group.prompt.domain for group in steps[0].groups} == {"digits", "letters"}
-    for values in (steps[0].taught, steps[0].batch.advantage):
+    for values in (steps[0].teacher_advantage, steps[0].batch.advantage):
         for ours, theirs in zip(on_written(steps[0], values), expected, strict=True):
             torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
@@ -206,7 +207,7 @@ def test_terms_of_teachers_that_share_a_domain_add_up(
     run(tree)
     ones = teacher_terms(steps[0], {"digits": (knows_digits, 2.0), "letters": (knows_digits, 2.0)}, temperature=1.0)
     twos = teacher_terms(steps[0], {"letters": (knows_letters, 1.0)}, temperature=1.0)
-    for ours, one, two in zip(on_written(steps[0], steps[0].taught), ones, twos, strict=True):
+    for ours, one, two in zip(on_written(steps[0], steps[0].teacher_advantage), ones, twos, strict=True):
         torch.testing.assert_close(ours, one + two, atol=1e-4, rtol=1e-4)
 
 
@@ -232,6 +233,32 @@ def test_beside_a_reward_the_teacher_s_term_is_added_to_the_advantage(
     terms = teacher_terms(step, {"digits": (knows_digits, 0.3)}, temperature=1.0)
     for ours, reward, term in zip(on_written(step, step.batch.advantage), rewards, terms, strict=True):
         torch.testing.assert_close(ours, reward + term, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("top_k", [0, 8])
+def test_over_whole_distributions_the_divergence_from_the_teacher_falls(
+    tree: dict[str, Any], knows_digits: str, beginner: str, top_k: int
+) -> None:
+    tree["data"] = {name: sources[:1] for name, sources in tree["data"].items()}
+    tree |= {"algorithm": "gkd", "distill": {"top_k": top_k}, "teachers": {"digits": {"model": knows_digits, "devices": "cpu"}}}
+    tree["rollout"] |= {"prompts_per_step": 10, "group_size": 4}
+    tree["run"]["steps"] = 15
+    outcome = run(tree)
+    rows = [json.loads(line) for line in (outcome.folder / "metrics.jsonl").read_text().splitlines()]
+    divergence = [row["train/teacher_divergence"] for row in rows if "train/teacher_divergence" in row]
+    assert len(divergence) == 15
+    assert sum(divergence[-3:]) < 0.3 * sum(divergence[:3])
+    assert kl_to(knows_digits, outcome.checkpoint, DIGITS) < 0.3 * kl_to(knows_digits, beginner, DIGITS)
+
+
+def test_over_whole_distributions_a_teacher_of_one_domain_is_followed_there(
+    tree: dict[str, Any], knows_digits: str, beginner: str
+) -> None:
+    tree |= {"algorithm": "gkd", "teachers": {"one": {"model": knows_digits, "domains": ["letters"], "devices": "cpu"}}}
+    tree["rollout"] |= {"prompts_per_step": 10, "group_size": 2}
+    tree["run"]["steps"] = 12
+    outcome = run(tree)
+    assert kl_to(knows_digits, outcome.checkpoint, LETTERS) < 0.5 * kl_to(knows_digits, beginner, LETTERS)
 
 
 def test_a_teacher_with_other_tokens_ends_the_run_before_it_starts(tree: dict[str, Any], tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Every algorithm by its name: it loads, it expands to plain fields, and it trains."""
+"""Every algorithm by its name: it loads, it expands to plain fields, and it trains (most of them with -m slow)."""
 
 from __future__ import annotations
 
@@ -16,6 +16,19 @@ from reroll.config.tree import RlvrConfig
 from reroll.errors import ConfigError
 from reroll.models.tiny import make_tiny
 from reroll.pipeline.run import train
+
+REPRESENTATIVES = {
+    "dapo": "drops groups without a signal, masks what was cut off",
+    "gdpo": "a reward in parts",
+    "otb": "score norms of the tokens",
+    "gspo": "a ratio for each sequence",
+    "clip_cov": "tokens selected over the whole batch",
+    "dppo_tv": "the sampler as the old policy, a fixed length as denominator",
+    "raft++": "masks tokens without an advantage",
+    "icepop": "corrections that mask",
+}
+"""Presets that are trained in every run of the tests, with what no other whole run asks for. Their formulas are held by
+tests/unit/algo; the other presets are combinations of the same parts, and are trained with -m slow."""
 
 REWARDS = """
 from reroll.types import Score
@@ -47,6 +60,7 @@ def config_of(preset: str, tree: dict[str, Any], teacher: Path) -> RlvrConfig:
     """The preset with what it cannot do without: a teacher, a reward in parts, a critic that learns."""
     needs: dict[str, dict[str, Any]] = {
         "opd": {"teachers": {"other": {"model": str(teacher)}}},
+        "gkd": {"teachers": {"other": {"model": str(teacher)}}},
         "gdpo": {"rewards": {"default": {"kind": "import", "path": "reroll_test_parts:digits_and_letters"}}},
         "ppo": {"critic": {"optim": {"lr": 1e-2}}},
     }
@@ -64,7 +78,9 @@ def test_a_preset_expands_to_fields_that_mean_the_same(preset: str, tree: dict[s
     assert parse_config(expanded, folder=Path(tree["run"]["runs_dir"]).parent) == config
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize(
+    "preset", [pytest.param(name, marks=() if name in REPRESENTATIVES else pytest.mark.slow) for name in PRESETS]
+)
 def test_a_preset_trains(preset: str, tree: dict[str, Any], teacher: Path, tmp_path: Path) -> None:
     outcome = train(config_of(preset, tree, teacher), code_folder=tmp_path)
     rows = [json.loads(line) for line in (outcome.folder / "metrics.jsonl").read_text().splitlines()]

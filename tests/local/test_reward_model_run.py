@@ -19,8 +19,8 @@ from reroll.pipeline.base import Outcome
 from reroll.pipeline.run import train
 from reroll.tokens.batch import pack
 from reroll.tokens.samples import sft_sample
-from reroll.train.base import Needs
-from reroll.train.predict import predict
+from reroll.training.base import Needs
+from reroll.training.predict import predict
 
 STEPS = 30
 

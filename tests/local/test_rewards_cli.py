@@ -87,7 +87,7 @@ def test_an_answer_without_a_score_is_shown_with_its_reason_and_ends_with_1(fold
         (["run.yaml"], "which of its rewards? It has: sums, poems"),
         (["run.yaml", "sms"], "rewards.sms is not in run.yaml, which has: sums, poems"),
         (["nowhere.yaml"], "nowhere.yaml cannot be read"),
-        (["exakt", "--json", "{}"], "choose one of: 'exact'"),
+        (["exakt", "--json", "{}"], "did you mean exact? choose one of: exact"),
         (["exact", "ignore_cas=true", "--json", "{}"], "did you mean ignore_case?"),
         (["judges:fussy", "malus=1", "--json", "{}"], "unexpected keyword argument 'malus'"),
         (["no_such_module:f", "--json", "{}"], "no module 'no_such_module'"),

@@ -24,14 +24,14 @@ def steps(outcome: Outcome) -> list[dict[str, float]]:
 
 
 ENV = """
-from reroll.envs.base import Outcome
+from reroll.envs.base import StepResult
 
 class Generous:
     def reset(self, seed):
         return ({"role": "user", "content": f"say {seed}"},)
 
     def step(self, action):
-        return Outcome(reward=0.25, terminated=True, info={"success": 1.0})
+        return StepResult(reward=0.25, terminated=True, info={"success": 1.0})
 
     def close(self):
         pass

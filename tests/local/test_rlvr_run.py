@@ -15,7 +15,7 @@ import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from reroll.config.load import parse_config
-from reroll.errors import ConfigError, DataError, ModelError, RunFolderError, TooManyFailures, TrainingDiverged
+from reroll.errors import ConfigError, ModelError, RunFolderError, TooManyFailures, TrainingDiverged
 from reroll.observe.ledger import read_ledger
 from reroll.pipeline.base import Outcome
 from reroll.pipeline.run import evaluate, train
@@ -34,8 +34,13 @@ def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
     return AutoModelForCausalLM.from_pretrained(checkpoint).state_dict()
 
 
-def test_a_run_leaves_behind_everything_it_promises(rlvr_tree: dict[str, Any]) -> None:
-    outcome = run(rlvr_tree)
+@pytest.fixture(scope="module")
+def plain_run(module_rlvr_tree: dict[str, Any]) -> Outcome:
+    return run(module_rlvr_tree)
+
+
+def test_a_run_leaves_behind_everything_it_promises(plain_run: Outcome) -> None:
+    outcome = plain_run
     names = {path.name for path in outcome.folder.iterdir()}
     assert names >= {"config.yaml", "metrics.jsonl", "samples.jsonl", "ledger.jsonl", "curve.png", "result.json", "checkpoints"}
     result = json.loads((outcome.folder / "result.json").read_text())
@@ -51,21 +56,32 @@ def test_a_run_leaves_behind_everything_it_promises(rlvr_tree: dict[str, Any]) -
     assert {"completion", "reward", "status"} <= set(sample)
 
 
-def test_the_trainer_and_the_sampler_agree_on_every_log_prob(rlvr_tree: dict[str, Any]) -> None:
-    for row in metrics(run(rlvr_tree)):
+def test_the_trainer_and_the_sampler_agree_on_every_log_prob(plain_run: Outcome) -> None:
+    for row in metrics(plain_run):
         assert row.get("train/sampler_gap_max", 0.0) < 1e-5
 
 
-def test_a_checkpoint_opens_in_plain_transformers(rlvr_tree: dict[str, Any]) -> None:
-    outcome = run(rlvr_tree)
-    assert AutoTokenizer.from_pretrained(outcome.checkpoint).chat_template
-    assert json.loads((outcome.checkpoint / "config.json").read_text())["model_type"] == "llama"
-    assert weights(outcome.checkpoint)
+def test_a_run_that_learns_nothing_says_so_once_with_the_remedy(rlvr_tree: dict[str, Any], capsys: Any) -> None:
+    (Path(rlvr_tree["run"]["runs_dir"]).parent / "same.py").write_text("def score(prompt, trajectory):\n    return 0.5\n")
+    rlvr_tree["rewards"] = {"default": {"kind": "import", "path": "same:score"}}
+    rlvr_tree["run"]["steps"] = 5
+    run(rlvr_tree)
+    notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("nothing is learned")]
+    assert len(notes) == 1
+    assert "for 3 steps" in notes[0]
+    assert "(0.5 throughout)" in notes[0]
+    assert "rollout.drop_zero_variance_groups=true" in notes[0]
 
 
-def test_every_sample_of_a_run_ends_trained_or_aborted(rlvr_tree: dict[str, Any]) -> None:
-    outcome = run(rlvr_tree)
-    last = {event.sample_id: str(event.state) for event in read_ledger(outcome.folder / "ledger.jsonl")}
+def test_a_checkpoint_opens_in_plain_transformers(plain_run: Outcome) -> None:
+    checkpoint = plain_run.checkpoint
+    assert AutoTokenizer.from_pretrained(checkpoint).chat_template
+    assert json.loads((checkpoint / "config.json").read_text())["model_type"] == "llama"
+    assert weights(checkpoint)
+
+
+def test_every_sample_of_a_run_ends_trained_or_aborted(plain_run: Outcome) -> None:
+    last = {event.sample_id: str(event.state) for event in read_ledger(plain_run.folder / "ledger.jsonl")}
     assert list(last.values()).count("trained") == 3 * 16
     assert set(last.values()) <= {"trained", "aborted"}
 
@@ -94,10 +110,25 @@ def test_a_run_that_failed_before_its_first_number_can_simply_be_started_again(r
     data = Path(rlvr_tree["data"]["train"][0]["path"])
     sound = data.read_text()
     data.write_text("not json\n")
-    with pytest.raises(DataError, match="line 1"):
+    with pytest.raises(ConfigError, match="line 1"):
         run(rlvr_tree)
     data.write_text(sound)
     assert run(rlvr_tree).num_steps == 3
+
+
+def test_train_says_at_once_all_that_check_says_and_leaves_the_run_it_would_overwrite(
+    rlvr_tree: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    rlvr_tree["rollout"]["prompts_per_step"] = 11
+    rlvr_tree["run"]["steps"] = 1
+    outcome = run(rlvr_tree)
+    assert "note: rollout.prompts_per_step is 11, and data.train has 10" in capsys.readouterr().out
+    Path(rlvr_tree["data"]["train"][0]["path"]).write_text("not json\n")
+    rlvr_tree["loss"] = {"kind": "import", "path": "reroll_test_rewards:has_digit"}
+    with pytest.raises(ConfigError) as caught:
+        run(rlvr_tree, overwrite=True)
+    assert {violation.path for violation in caught.value.violations} == {"data.train.0", "data.eval.0", "loss.path"}
+    assert outcome.checkpoint.is_dir()
 
 
 @pytest.mark.parametrize("algorithm", ["reinforce", "dr_grpo"])
@@ -121,7 +152,7 @@ def test_a_staleness_budget_is_kept_and_used(rlvr_tree: dict[str, Any], stalenes
 
 
 def test_oversampling_and_the_dynamic_filter_work_together(rlvr_tree: dict[str, Any]) -> None:
-    rlvr_tree["rollout"] |= {"oversample": 2.0, "drop_no_signal": True}
+    rlvr_tree["rollout"] |= {"oversample": 2.0, "drop_zero_variance_groups": True}
     rows = [row for row in metrics(run(rlvr_tree)) if "reward/mean" in row]
     assert all(row["rollout/groups_with_signal"] == 1.0 for row in rows)
     assert sum(row["rollout/aborted_samples"] for row in rows) > 0
@@ -161,7 +192,7 @@ def test_prompts_longer_than_the_limit_fail_with_the_key_to_raise(rlvr_tree: dic
 
 def test_an_empty_dataset_is_refused(rlvr_tree: dict[str, Any]) -> None:
     Path(rlvr_tree["data"]["train"][0]["path"]).write_text("")
-    with pytest.raises(DataError, match="empty"):
+    with pytest.raises(ConfigError, match="empty"):
         run(rlvr_tree)
 
 

@@ -91,7 +91,7 @@ def test_the_log_of_an_older_run_shows_with_its_damage_noted(tmp_path: Path) -> 
         (["lak"], "did you mean lake?"),
         (["lake"], "run.log_samples is 0"),
         (["old", "0.9"], "did you mean 0.0?"),
-        (["old", "--page"], "give its id after RUN"),
+        (["old", "--worst", "--best"], "give one of them"),
     ],
 )
 def test_what_cannot_be_shown_says_what_to_do(words: list[str], complaint: str, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -14,21 +15,22 @@ import numpy as np
 import pytest
 import torch
 
-from reroll.config.parts import CheckpointConfig, ModelConfig, OptimConfig, RunConfig
-from reroll.config.parts import RayRuntime as RayConfig
-from reroll.config.strategy import Fsdp2Strategy
+from reroll.config.parts import CheckpointConfig, ModelConfig, OptimConfig, RayRuntimeConfig, RunConfig
+from reroll.config.strategy import Fsdp2StrategyConfig
 from reroll.errors import RunFolderError, WorkerDied
 from reroll.models.tiny import make_tiny
+from reroll.observe import manifest
+from reroll.observe.manifest import FileSum, Sums, find_damage, sums_of
 from reroll.observe.run_folder import RunFolder
 from reroll.pipeline.checkpoints import Checkpoints
 from reroll.runtime.base import Placement, Workers
 from reroll.tokens.batch import Batch, pack
-from reroll.train import cluster as cluster_module
-from reroll.train.cluster import TrainCluster
-from reroll.train.loss import SFT_LOSS
-from reroll.train.parallel.ranks import MeetingPoint
-from reroll.train.staging import in_background
-from reroll.train.worker import TrainWorker
+from reroll.training import cluster as cluster_module
+from reroll.training.cluster import TrainCluster
+from reroll.training.loss import SFT_LOSS
+from reroll.training.parallel.ranks import Rendezvous
+from reroll.training.staging import in_background
+from reroll.training.worker import TrainWorker
 from reroll.types import Sample
 
 pytest.importorskip("ray")
@@ -41,10 +43,10 @@ class WaitingWorker(TrainWorker):
     def stage(self, folder: Path) -> None:
         write = self._strategy.stage(folder)
 
-        def write_when_told() -> None:
+        def write_when_told() -> Sums:
             while (folder.parent / "wait").exists():
                 time.sleep(0.01)
-            write()
+            return sums_of(folder, write())
 
         self._writing = in_background(write_when_told, name="checkpoint")
 
@@ -54,7 +56,7 @@ class WaitingWorker(TrainWorker):
 
 @pytest.fixture(scope="module")
 def runtime() -> Iterator[RayRuntime]:
-    runtime = RayRuntime(RayConfig(kind="ray", num_cpus=16))
+    runtime = RayRuntime(RayRuntimeConfig(kind="ray", num_cpus=16))
     yield runtime
     asyncio.run(runtime.close())
 
@@ -70,12 +72,12 @@ def policy(runtime: RayRuntime, model: Path) -> TrainCluster:
 
 
 async def ranks(runtime: RayRuntime, model: Path, *, role: str) -> tuple[TrainCluster, Workers[WaitingWorker]]:
-    strategy = Fsdp2Strategy(kind="fsdp2", num_ranks=2)
+    strategy = Fsdp2StrategyConfig(kind="fsdp2", num_ranks=2)
     config = ModelConfig(model=str(model), strategy=strategy, optim=OptimConfig(lr=1e-2), devices="cpu")
-    meeting = MeetingPoint(runtime.host)
+    rendezvous = Rendezvous(runtime.host)
     placement = Placement(role, ("cpu", "cpu"))
-    workers = await runtime.spawn(WaitingWorker, placement, config, total_steps=20, meeting=meeting.address)
-    return TrainCluster(workers, meeting=meeting), workers  # type: ignore[arg-type]
+    workers = await runtime.spawn(WaitingWorker, placement, config, total_steps=20, rendezvous=rendezvous.address)
+    return TrainCluster(workers, rendezvous=rendezvous), workers  # type: ignore[arg-type]
 
 
 def batch(seed: int) -> Batch:
@@ -105,6 +107,39 @@ def test_ranks_write_while_they_train_and_go_on_from_the_moment_it_was_taken(pol
         assert await losses(policy, range(2, 8)) == after
 
     asyncio.run(play())
+
+
+def test_every_rank_vouches_for_what_it_wrote_and_damage_to_any_part_is_named(
+    policy: TrainCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = RunFolder.create(RunConfig(name="demo", runs_dir=tmp_path), resolved={})
+    read_here: list[str] = []
+
+    def note(path: Path) -> FileSum:
+        read_here.append(path.name)
+        return sum_of(path)
+
+    sum_of = manifest._sum
+    monkeypatch.setattr(manifest, "_sum", note)
+
+    async def play() -> None:
+        ours = Checkpoints(folder, CheckpointConfig())
+        await ours.take(1, {"": policy}, {})
+        await ours.finish()
+
+    asyncio.run(play())
+    assert read_here == []  # The ranks have read all of it, in their own processes.
+    latest = folder.latest_checkpoint()
+    assert latest is not None
+    known = json.loads((latest.path / "manifest.json").read_text())["files"]
+    parts = {"shards/__0_0.distcp", "shards/__1_0.distcp", "shards/.metadata", "model.safetensors"}
+    assert {*parts, "state.json"} <= known.keys()
+    assert find_damage(latest.path) == []
+    shard = latest.path / "shards/__1_0.distcp"
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    assert find_damage(latest.path) == ["shards/__1_0.distcp holds other bytes than were written"]
 
 
 def test_a_rank_lost_while_it_writes_is_named_and_the_earlier_checkpoint_stands(

@@ -14,7 +14,7 @@ import pytest
 import ray
 
 from reroll.config.load import parse_config
-from reroll.config.parts import RayRuntime as RayConfig
+from reroll.config.parts import ProcessesRuntimeConfig, RayRuntimeConfig
 from reroll.infer.cluster import CONCURRENCY, InferCluster
 from reroll.infer.worker import InferWorker
 from reroll.models.tiny import make_tiny
@@ -33,26 +33,34 @@ class MortalWorker(InferWorker):
         return os.getpid()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_ray() -> Any:
+@pytest.fixture(scope="module")
+def one_ray() -> Any:
     ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     yield
     ray.shutdown()
 
 
-async def test_what_a_killed_engine_was_writing_is_written_by_another_as_it_would_have_been(tmp_path: Path) -> None:
+@pytest.fixture(params=["processes", "ray"])
+def kind(request: pytest.FixtureRequest) -> str:
+    if request.param == "ray":
+        request.getfixturevalue("one_ray")
+    return request.param
+
+
+async def test_what_a_killed_engine_was_writing_is_written_by_another_as_it_would_have_been(tmp_path: Path, kind: str) -> None:
     folder = str(make_tiny(tmp_path / "model"))
     prompts = [(5 + i, 9, 30) for i in range(16)]
 
     def ask(i: int) -> Request:
         return Request(id=str(i), prompt_ids=prompts[i], sampling=SamplingParams(max_tokens=400, min_tokens=400, seed=i))
 
-    async with make_runtime(RayConfig(kind="ray")) as runtime:
+    config = RayRuntimeConfig(kind="ray") if kind == "ray" else ProcessesRuntimeConfig(kind="processes")
+    async with make_runtime(config) as runtime:
         place = Placement("engine", ("cpu", "cpu"), concurrency=CONCURRENCY)
         workers = await runtime.spawn(MortalWorker, place, model=folder, precision="fp32", max_running=8)
         cluster = InferCluster(workers)  # type: ignore[arg-type]
         undisturbed = await asyncio.gather(*(cluster.generate(ask(i)) for i in range(16)))
-        pids, before = await workers.all(MortalWorker.pid), await workers.all(MortalWorker.stats)
+        pids, before = await workers.broadcast(MortalWorker.pid), await workers.broadcast(MortalWorker.stats)
         tasks = [asyncio.create_task(cluster.generate(ask(i))) for i in range(16)]
         while (await workers.one(0, MortalWorker.stats)).num_tokens < before[0].num_tokens + 100:
             await asyncio.sleep(0.005)
@@ -63,8 +71,9 @@ async def test_what_a_killed_engine_was_writing_is_written_by_another_as_it_woul
 
 
 def test_a_run_that_loses_an_engine_goes_on_and_trains_every_sample_once(
-    rlvr_tree: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    rlvr_tree: dict[str, Any], monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
+    rlvr_tree["runtime"] = {"kind": kind}
     rlvr_tree["engine"]["num_workers"] = 2
     whole = run(rlvr_tree, name="whole")
     num_asked = 0
@@ -73,12 +82,15 @@ def test_a_run_that_loses_an_engine_goes_on_and_trains_every_sample_once(
         nonlocal num_asked
         num_asked += 1
         if num_asked == 40:  # In the midst of the second step, after the evaluation's ten.
-            ray.kill(self._workers._actors[0]._actor)  # type: ignore[attr-defined]
+            if kind == "ray":
+                ray.kill(self._workers._actors[0]._actor)  # type: ignore[attr-defined]
+            else:
+                self._workers._processes[0]._child.kill()  # type: ignore[attr-defined]
         completion: Completion = await _generate(self, request)
         return completion
 
     monkeypatch.setattr(InferCluster, "generate", generate)
-    monkeypatch.setattr("reroll.infer.cluster.MAX_REVIVALS", 0)
+    monkeypatch.setattr("reroll.infer.cluster.MAX_RESTARTS", 0)
     killed = run(rlvr_tree, name="killed")
     assert [row["engine/alive"] for row in rows(whole)] == [2, 2, 2]
     assert [row["engine/alive"] for row in rows(killed)] == [2, 1, 1]
@@ -89,7 +101,6 @@ def test_a_run_that_loses_an_engine_goes_on_and_trains_every_sample_once(
 
 def run(tree: dict[str, Any], *, name: str) -> Outcome:
     tree["run"]["name"] = name
-    tree["runtime"] = {"kind": "ray"}
     folder = Path(tree["run"]["runs_dir"]).parent
     return train(parse_config(tree, folder=folder), code_folder=folder)
 

@@ -16,7 +16,7 @@ from ray.cluster_utils import Cluster
 
 import reroll.runtime.ray
 from reroll.config.load import parse_config
-from reroll.config.parts import RayRuntime as RayConfig
+from reroll.config.parts import RayRuntimeConfig
 from reroll.config.tree import RlvrConfig
 from reroll.infer.cluster import InferCluster
 from reroll.pipeline.base import Outcome
@@ -24,7 +24,7 @@ from reroll.pipeline.run import train
 from reroll.runtime import make_runtime
 from reroll.runtime.base import WorkerInfo
 from reroll.runtime.plan.search import assign_devices
-from reroll.train.cluster import TrainCluster
+from reroll.training.cluster import TrainCluster
 
 
 @pytest.fixture(scope="module")
@@ -109,8 +109,8 @@ def test_a_map_gives_the_curve_of_the_local_run(
         rlvr_tree,
         name="mapped",
         runtime={"kind": "ray", "address": cluster.address, "num_gpus": 8},
-        policy={"devices": policy, "offload": "all"},
-        engine={**engine, "offload": "all"},
+        policy={"devices": policy, "swap": "all"},
+        engine={**engine, "sleep": True},
     )
     assert curve(mapped) == pytest.approx(local, abs=1e-6)
     if expected_moves is not None:
@@ -126,8 +126,8 @@ def test_a_sharded_trainer_and_an_engine_that_shrinks_around_it_give_the_curve_o
         rlvr_tree,
         name="sharded",
         runtime={"kind": "ray", "address": cluster.address, "num_gpus": 8},
-        policy={"devices": "2-3", "strategy": {"kind": "fsdp2"}, "offload": "optimizer"},
-        engine={"devices": "2-5", "num_workers": 4, "offload": "all"},
+        policy={"devices": "2-3", "strategy": {"kind": "fsdp2"}, "swap": "optimizer"},
+        engine={"devices": "2-5", "num_workers": 4, "sleep": True},
     )
     assert curve(mapped) == pytest.approx(local, abs=1e-4)
     assert [ranks for what, ranks in moves if what.startswith("engine")] == [(0, 1)] * 4
@@ -139,7 +139,7 @@ async def test_auto_is_planned_for_the_gpus_that_the_cluster_has(cluster: Cluste
     rlvr_tree["runtime"] = {"kind": "ray", "address": cluster.address}
     config = parse_config(rlvr_tree, folder=Path(rlvr_tree["run"]["runs_dir"]).parent)
     assert isinstance(config, RlvrConfig)
-    async with make_runtime(RayConfig(kind="ray", address=cluster.address)) as runtime:
+    async with make_runtime(RayRuntimeConfig(kind="ray", address=cluster.address)) as runtime:
         planned = assign_devices(config, num_gpus=runtime.num_gpus)
         engine = runtime.devices(planned.engine.devices)
         assert runtime.num_gpus == 8

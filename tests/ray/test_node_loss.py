@@ -23,13 +23,12 @@ import yaml
 from ray.cluster_utils import Cluster
 
 import reroll.runtime.ray
-from reroll.config.env_grid import FrozenLakeEnv
 from reroll.config.envs import RayEnvs
 from reroll.config.load import parse_config
-from reroll.config.parts import RayRuntime as RayConfig
+from reroll.config.parts import RayRuntimeConfig
 from reroll.config.rewards import ImportReward, RewardWorkersConfig
 from reroll.envs.cluster import EnvCluster
-from reroll.errors import EnvError, RewardError, WorkerDied
+from reroll.errors import EnvLost, WorkerDied
 from reroll.infer.cluster import InferCluster
 from reroll.observe.ledger import SampleState, read_ledger
 from reroll.pipeline.base import Outcome
@@ -37,10 +36,11 @@ from reroll.pipeline.run import train
 from reroll.rewards.cluster import RewardCluster
 from reroll.runtime import make_runtime
 from reroll.runtime.base import Placement, Runtime, WorkerInfo
-from reroll.train import cluster as train_cluster
-from reroll.train.cluster import TrainCluster
+from reroll.training import cluster as train_cluster
+from reroll.training.cluster import TrainCluster
 from reroll.types import Completion, FinishReason, Prompt, Request, Status, Trajectory, Turn
 from reroll.weights.sync import WeightSync
+from reroll_zoo.games.frozen_lake import FrozenLakeConfig
 
 HEAD = {"num_cpus": 2, "num_gpus": 1, "include_dashboard": False}
 NUM_REQUESTS_BEFORE_LOSS = 40
@@ -130,13 +130,13 @@ def test_a_run_goes_on_without_an_engines_node_and_the_engine_comes_back_on_a_sp
         return completion
 
     async def push_when_all_are_back(self: WeightSync, *, version: int, _push: Any = WeightSync.push) -> Any:
-        while any(engine._revivals for engine in engines):
+        while any(engine._restarts for engine in engines):
             await asyncio.sleep(0.1)
         return await _push(self, version=version)
 
     monkeypatch.setattr(InferCluster, "generate", generate)
     monkeypatch.setattr(WeightSync, "push", push_when_all_are_back)
-    monkeypatch.setattr("reroll.infer.cluster.REVIVAL_PAUSE_S", 1.0)
+    monkeypatch.setattr("reroll.infer.cluster.RESTART_PAUSE_S", 1.0)
     with caplog.at_level(logging.WARNING, "reroll.infer.cluster"):
         survived = run(configured(rlvr_tree, name="survived", runtime=on(cluster), engine={"devices": "1-2", "num_workers": 2}))
     said = " ".join(record.getMessage() for record in caplog.records)
@@ -144,7 +144,7 @@ def test_a_run_goes_on_without_an_engines_node_and_the_engine_comes_back_on_a_sp
     assert "engine[0] was started anew" in said
     back = engines[0]._workers._actors[0].place.node_id  # type: ignore[attr-defined]
     assert back == cluster.head_node.node_id != lost[0]
-    assert all(lane.status and lane.status.num_tokens for lane in engines[0]._lanes), "both served in the last step"
+    assert all(lane.status and lane.status.num_tokens for lane in engines[0]._states), "both served in the last step"
     assert curve(survived) == pytest.approx(curve(whole), abs=1e-6)
     assert trained(survived) == trained(whole)
     assert set(trained(survived).values()) == {1}
@@ -157,13 +157,11 @@ def test_a_run_that_loses_a_train_ranks_node_ends_clearly_and_resumes_on_the_nod
     whole = run(configured(rlvr_tree, name="whole"))
     monkeypatch.setattr(train_cluster, "GRACE_S", 5.0)
     num_updates = 0
-    lost_s = 0.0
 
     async def update(self: TrainCluster, *args: Any, _train: Any = TrainCluster.train, **kwargs: Any) -> Any:
-        nonlocal num_updates, lost_s
+        nonlocal num_updates
         num_updates += 1
         if num_updates == 2:
-            lost_s = time.monotonic()
             lose(cluster, self._workers._actors[1].place.node_id)  # type: ignore[attr-defined]
         return await _train(self, *args, **kwargs)
 
@@ -172,7 +170,6 @@ def test_a_run_that_loses_a_train_ranks_node_ends_clearly_and_resumes_on_the_nod
     tree = configured(rlvr_tree, name="bereft", runtime=on(cluster), policy=policy)
     with pytest.raises(WorkerDied, match=r"policy\[1\] is gone.*--resume"):
         run(tree)
-    assert time.monotonic() - lost_s < 30
     cluster.wait_for_nodes(timeout=60)  # Until Ray no longer offers the lost one.
     resumed = run(tree, resume=True)
     assert curve(resumed) == pytest.approx(curve(whole), abs=1e-4)
@@ -186,11 +183,11 @@ class Hog:
         pass
 
 
-async def test_environments_and_rewards_of_a_lost_node_fail_with_a_reason_and_are_made_again_elsewhere(
+async def test_episodes_of_a_lost_node_are_told_so_samples_are_judged_elsewhere_and_both_planes_are_made_again(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     (tmp_path / "lenient.py").write_text("def always(prompt, trajectory):\n    return 1.0\n")
-    async with make_runtime(RayConfig(kind="ray", address=cluster.address)) as runtime:
+    async with make_runtime(RayRuntimeConfig(kind="ray", address=cluster.address)) as runtime:
         await runtime.spawn(Hog, Placement("hog", ("cpu", "cpu")))  # Fills the head.
         doomed = cluster.add_node(num_cpus=2)
         envs, rewards = await open_both(runtime, tmp_path)
@@ -199,11 +196,10 @@ async def test_environments_and_rewards_of_a_lost_node_fail_with_a_reason_and_ar
         assert (await judge(rewards)) == 1.0
         other = cluster.add_node(num_cpus=2)
         cluster.remove_node(doomed, allow_graceful=False)
-        with pytest.raises(RewardError, match="its node was lost"):
-            await judge_until_it_fails(rewards)
+        await judge_until_one_is_lost(rewards)
         while envs.stats()["env/live"].value:
             await asyncio.sleep(0.1)
-        with pytest.raises(EnvError, match="its node was lost"):
+        with pytest.raises(EnvLost, match="its node was lost"):
             await episode.step("right")
         assert await visit(envs)
         assert (await judge(rewards)) == 1.0
@@ -213,16 +209,16 @@ async def test_environments_and_rewards_of_a_lost_node_fail_with_a_reason_and_ar
 
 
 async def open_both(runtime: Runtime, folder: Path) -> tuple[EnvCluster, RewardCluster]:
-    envs = await EnvCluster.start(runtime, RayEnvs(kind="ray", num_workers=1), {"lake": FrozenLakeEnv(kind="frozen_lake")})
+    envs = await EnvCluster.start(runtime, RayEnvs(kind="ray", num_workers=1), {"lake": FrozenLakeConfig()})
     reward = ImportReward(kind="import", path="lenient:always")
     one = RewardWorkersConfig(num_workers=1, num_processes=1)
     return envs, await RewardCluster.start(runtime, {"default": reward}, workers=one, config_folder=folder)
 
 
-async def judge_until_it_fails(rewards: RewardCluster) -> None:
-    """Processes outlive the daemon of their node by a moment."""
-    while True:
-        await judge(rewards)
+async def judge_until_one_is_lost(rewards: RewardCluster) -> None:
+    """Processes outlive the daemon of their node by a moment. The sample whose worker is lost gets its verdict all the same."""
+    while "judging/default/lost" not in rewards.stats().values_by_name():
+        assert (await judge(rewards)) == 1.0
 
 
 async def visit(envs: EnvCluster) -> bool:

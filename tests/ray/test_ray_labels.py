@@ -13,8 +13,7 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from reroll.config.parts import DeviceSelection, VllmEngine
-from reroll.config.parts import RayRuntime as RayConfig
+from reroll.config.parts import DeviceSelection, RayRuntimeConfig, VllmEngineConfig
 from reroll.errors import RerollError
 from reroll.runtime import make_runtime
 from reroll.runtime.base import Placement, Runtime, WorkerInfo
@@ -63,13 +62,13 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture
 async def runtime(cluster: Cluster) -> AsyncIterator[Runtime]:
-    async with make_runtime(RayConfig(kind="ray", address=cluster.address)) as made:
+    async with make_runtime(RayRuntimeConfig(kind="ray", address=cluster.address)) as made:
         yield made
 
 
 async def scout(runtime: Runtime, role: str, *seats: str | tuple[str, ...]) -> list[Where]:
     workers = await runtime.spawn(Scout, Placement(role, seats))
-    return await workers.all(Scout.where)
+    return await workers.broadcast(Scout.where)
 
 
 async def test_a_role_wakes_up_on_the_nodes_that_carry_its_label(runtime: Runtime) -> None:
@@ -103,7 +102,7 @@ async def test_gpus_that_no_node_carries_are_refused_with_what_the_cluster_has(r
 
 async def test_a_worker_that_spans_gpus_sees_them_all_on_one_node_beside_those_that_have_one(runtime: Runtime) -> None:
     devices = runtime.devices(TRAIN)
-    seats = engine_ranks(VllmEngine(kind="vllm", tensor_parallel=2, num_workers=2), devices)
+    seats = engine_ranks(VllmEngineConfig(kind="vllm", tp=2, num_workers=2), devices)
     engine = await scout(runtime, "engine", *seats)
     assert engine == [Where("train", "H100", visible, "cuda:0") for visible in ("0,1", "2,3")]
     whole, alone = await scout(runtime, "others", devices, devices[1])
@@ -117,5 +116,5 @@ async def test_a_worker_that_no_node_has_gpus_for_is_refused_with_the_sizes_of_t
     ):
         await scout(runtime, "engine", everything)
     await scout(runtime, "policy", "0", "1")
-    with pytest.raises(RerollError, match=r"GPUs 0, 1, which are not on one node.*Lower tensor_parallel"):
+    with pytest.raises(RerollError, match=r"GPUs 0, 1, which are not on one node.*Lower tp"):
         await scout(runtime, "engine", ("0", "1"))

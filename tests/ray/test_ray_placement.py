@@ -10,7 +10,7 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from reroll.config.parts import RayRuntime as RayConfig
+from reroll.config.parts import RayRuntimeConfig
 from reroll.errors import RerollError
 from reroll.runtime import make_runtime
 from reroll.runtime.base import Placement, Runtime, WorkerInfo
@@ -45,14 +45,14 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture
 async def runtime(cluster: Cluster) -> AsyncIterator[Runtime]:
-    async with make_runtime(RayConfig(kind="ray", address=cluster.address)) as made:
+    async with make_runtime(RayRuntimeConfig(kind="ray", address=cluster.address)) as made:
         yield made
     assert not ray.is_initialized()
 
 
 async def scout(runtime: Runtime, role: str, *devices: str) -> list[Where]:
     workers = await runtime.spawn(Scout, Placement(role, devices))
-    return await workers.all(Scout.where)
+    return await workers.broadcast(Scout.where)
 
 
 async def test_gpu_indices_run_through_the_nodes_and_roles_share_the_devices_they_both_name(runtime: Runtime) -> None:
@@ -77,14 +77,14 @@ async def test_a_gpu_that_does_not_exist_is_refused_with_the_number_there_is(run
 
 async def test_gpus_are_given_back_when_the_runtime_closes_and_the_cluster_lives_on(cluster: Cluster) -> None:
     for _ in range(2):
-        async with make_runtime(RayConfig(kind="ray", address=cluster.address)) as runtime:
+        async with make_runtime(RayRuntimeConfig(kind="ray", address=cluster.address)) as runtime:
             assert [place.visible_gpus for place in await scout(runtime, "policy", "2", "1")] == ["2", "1"]
 
 
 async def test_a_cpu_role_sees_the_cpu_and_gives_its_room_back_when_it_stops(runtime: Runtime) -> None:
     for _ in range(2):
         workers = await runtime.spawn(Scout, Placement("reward", ("cpu",) * 3))
-        assert [place.device for place in await workers.all(Scout.where)] == ["cpu"] * 3
+        assert [place.device for place in await workers.broadcast(Scout.where)] == ["cpu"] * 3
         await workers.stop()
 
 

@@ -34,7 +34,7 @@ def test_a_vllm_engine_over_two_ranks_gives_the_run_of_the_embedded_engine(
     rlvr_tree["policy"]["model"] = str(make_tiny(tmp_path / "model", hidden=128, max_positions=256))
     rlvr_tree["data"]["eval"] = []
     engine = {"kind": "vllm", "devices": "cpu", "max_running": 16, "cpu_cache_gib": 0.1, "enforce_eager": True}
-    spread = rlvr_tree | {"engine": {**engine, "tensor_parallel": 2}, "runtime": {"kind": "ray"}}
+    spread = rlvr_tree | {"engine": {**engine, "tp": 2}, "runtime": {"kind": "ray"}}
     on_vllm = steps(run(spread))
     embedded = steps(run(rlvr_tree | {"run": rlvr_tree["run"] | {"name": "embedded"}}))
     assert [row["step"] for row in on_vllm] == [1, 2, 3]

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from reroll.config.load import parse_config
-from reroll.config.parts import ModelConfig
-from reroll.config.parts import RayRuntime as RayConfig
+from reroll.config.parts import ModelConfig, RayRuntimeConfig
 from reroll.config.weights import WeightsConfig, WeightsKind
 from reroll.errors import WorkerDied
 from reroll.infer.cluster import CONCURRENCY, InferCluster
@@ -27,15 +26,15 @@ from reroll.infer.worker import InferWorker
 from reroll.pipeline.run import train
 from reroll.runtime import make_runtime
 from reroll.runtime.base import Placement, Runtime, Workers
-from reroll.train.cluster import TrainCluster
-from reroll.train.worker import TrainWorker
+from reroll.training.cluster import TrainCluster
+from reroll.training.worker import TrainWorker
 from reroll.types import Request, SamplingParams
-from reroll.weights.parcel import Parcel
+from reroll.weights.bucket import Bucket
 from reroll.weights.sync import WeightSync
 
 
 class MortalTrainer(TrainWorker):
-    """A policy whose weights change without a batch, and whose process ends at the second parcel if told so."""
+    """A policy whose weights change without a batch, and whose process ends at the second bucket if told so."""
 
     is_doomed = False
 
@@ -47,30 +46,30 @@ class MortalTrainer(TrainWorker):
     def doom(self) -> None:
         self.is_doomed = True
 
-    def next_parcel(self) -> Parcel | None:
-        parcel = super().next_parcel()
-        if self.is_doomed and parcel is not None and parcel.index == 1:
+    def next_bucket(self) -> Bucket | None:
+        bucket = super().next_bucket()
+        if self.is_doomed and bucket is not None and bucket.index == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        return parcel
+        return bucket
 
 
 class MortalEngine(InferWorker):
-    """An engine that shows its weights, and whose process ends at the second parcel if told so."""
+    """An engine that shows its weights, and whose process ends at the second bucket if told so."""
 
     is_doomed = False
 
     def held(self) -> dict[str, Tensor]:
         engine = self._engine
         assert isinstance(engine, EmbeddedEngine)
-        return {name: parameter.detach().clone() for name, parameter in engine._network._parameters.items()}
+        return {name: parameter.detach().clone() for name, parameter in engine._runner._parameters.items()}
 
     def doom(self) -> None:
         self.is_doomed = True
 
-    def take_weights(self, parcel: Parcel) -> None:
-        if self.is_doomed and parcel.index == 1:
+    def take_weights(self, bucket: Bucket) -> None:
+        if self.is_doomed and bucket.index == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        super().take_weights(parcel)
+        super().take_weights(bucket)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -105,7 +104,7 @@ class Scene:
 
 @pytest.fixture
 async def scene(tiny_model: Path) -> AsyncIterator[Scene]:
-    async with make_runtime(RayConfig(kind="ray")) as runtime:
+    async with make_runtime(RayRuntimeConfig(kind="ray")) as runtime:
         config = ModelConfig(model=str(tiny_model), devices="cpu")
         trainers = await runtime.spawn(MortalTrainer, Placement("policy", ("cpu",)), config, total_steps=1)
         placement = Placement("engine", ("cpu",) * 3, concurrency=CONCURRENCY)
@@ -118,26 +117,26 @@ async def scene(tiny_model: Path) -> AsyncIterator[Scene]:
 async def test_who_dies_in_the_middle_of_a_push_is_left_out_and_the_others_get_the_version(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("reroll.infer.cluster.REVIVAL_PAUSE_S", 3600.0)  # Those who die here stay dead.
+    monkeypatch.setattr("reroll.infer.cluster.RESTART_PAUSE_S", 3600.0)  # Those who die here stay dead.
     broadcast, store = scene.sync("broadcast"), scene.sync("store", delta=True)
     await broadcast.push(version=1)
     await scene.assert_in_step([0, 1, 2], version=1)
 
-    await scene.trainers.all(MortalTrainer.nudge)
+    await scene.trainers.broadcast(MortalTrainer.nudge)
     await scene.engines.one(0, MortalEngine.doom)
     stats = await broadcast.push(version=2)
     assert stats["push/tries"].value == 2, "a group that lost a member is formed anew"
     await scene.assert_in_step([1, 2], version=2)
 
     whole = (await store.push(version=3))["push/bytes"].value
-    await scene.trainers.all(MortalTrainer.nudge)
+    await scene.trainers.broadcast(MortalTrainer.nudge)
     await scene.engines.one(1, MortalEngine.doom)
     stats = await store.push(version=4)
     assert stats["push/tries"].value == 1, "the others need not wait for it"
     await scene.assert_in_step([2], version=4)
     assert (await store.push(version=5))["push/bytes"].value == whole, "whoever is there now may know no version"
 
-    await scene.trainers.all(MortalTrainer.doom)
+    await scene.trainers.broadcast(MortalTrainer.doom)
     with pytest.raises(WorkerDied, match=r"worker policy\[0\] is gone.*--resume"):
         await store.push(version=6)
 

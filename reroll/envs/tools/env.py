@@ -7,7 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from reroll.envs.base import InvalidAction, Outcome
+from reroll.config.env_tools import ToolLimits
+from reroll.envs.base import InvalidAction, StepResult
 from reroll.envs.tools.answers import final_answer, same_answer
 from reroll.envs.tools.calls import Call, MalformedCall, find_calls, write_call
 from reroll.envs.tools.tool import Tool, ToolError, run_call
@@ -34,13 +35,9 @@ class ToolLoop(ABC):
     by a message of role `tool`, and what goes wrong with a call is said there. The right answer pays 1.
     """
 
-    def __init__(
-        self, *, tools: Sequence[Tool] = (), max_calls: int, call_timeout_s: float = 10.0, max_result_chars: int = 2000
-    ) -> None:
+    def __init__(self, limits: ToolLimits, *, tools: Sequence[Tool] = ()) -> None:
         self.use(tools)
-        self._max_calls = max_calls
-        self._call_timeout_s = call_timeout_s
-        self._max_result_chars = max_result_chars
+        self._limits = limits
         self._made: list[Call | MalformedCall] = []
         self.task: Task | None = None
         """None when no episode is under way."""
@@ -71,7 +68,7 @@ class ToolLoop(ABC):
         rules = f"{first['content']} {RULES}".lstrip()
         return {"role": "system", "content": rules, "tools": [tool.schema for tool in self.tools.values()]}, *others
 
-    def step(self, action: str) -> Outcome:
+    def step(self, action: str) -> StepResult:
         if self.task is None:
             raise EnvError("no episode is under way: call reset, which starts one")
         if not action.strip():
@@ -81,7 +78,7 @@ class ToolLoop(ABC):
             return self._judge(final_answer(action), self.task)
         if not self._calls_left:
             self.task = None
-            return Outcome(truncated=True, info={"effective": 0.0, "success": 0.0}, state=self._state)
+            return StepResult(truncated=True, info={"effective": 0.0, "success": 0.0}, state=self._state)
         return self._answer_calls(calls)
 
     def close(self) -> None:
@@ -100,14 +97,14 @@ class ToolLoop(ABC):
 
     @property
     def _calls_left(self) -> int:
-        return self._max_calls - len(self._made)
+        return self._limits.max_calls - len(self._made)
 
-    def _judge(self, answer: str, task: Task) -> Outcome:
+    def _judge(self, answer: str, task: Task) -> StepResult:
         self.task = None
         success = float(self.is_right(answer, task.answer))
-        return Outcome(reward=success, terminated=True, info={"effective": 1.0, "success": success}, state=self._state)
+        return StepResult(reward=success, terminated=True, info={"effective": 1.0, "success": success}, state=self._state)
 
-    def _answer_calls(self, calls: Sequence[Call | MalformedCall]) -> Outcome:
+    def _answer_calls(self, calls: Sequence[Call | MalformedCall]) -> StepResult:
         made = calls[: self._calls_left]
         answers = [self._answer(call) for call in made]
         self._made += made
@@ -119,7 +116,7 @@ class ToolLoop(ABC):
         num_failed = sum(not worked for _, worked in answers)
         # Sibling episodes that have seen the same results are where they are, whatever they wrote to get there.
         self._state = hashlib.sha256(repr((self._state, texts)).encode()).hexdigest()[:16]
-        return Outcome(
+        return StepResult(
             messages=tuple(Message(role="tool", content=text) for text in texts),
             info={
                 "effective": float(num_failed < len(made)),
@@ -135,13 +132,13 @@ class ToolLoop(ABC):
         if isinstance(call, MalformedCall):
             return f"Error: {call.problem}", False
         try:
-            return self._cut(run_call(self.tools, call, timeout_s=self._call_timeout_s)), True
+            return self._cut(run_call(self.tools, call, timeout_s=self._limits.call_timeout_s)), True
         except ToolError as error:
             return self._cut(f"Error: {error}"), False
 
     def _cut(self, text: str) -> str:
-        over = len(text) - self._max_result_chars
+        over = len(text) - self._limits.max_result_chars
         if over <= 0:
             return text
-        head = self._max_result_chars // 2
+        head = self._limits.max_result_chars // 2
         return f"{text[:head]}\n... {over} characters left out ...\n{text[over + head :]}"

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import lru_cache
 
-from pydantic import TypeAdapter
-
 from reroll.config.data import RowSource
-from reroll.config.env_tools import FunctionToolConfig, McpHttpConfig, McpStdioConfig, PythonToolConfig, ToolConfig
+from reroll.config.env_tools import FunctionToolConfig, McpHttpConfig, McpStdioConfig, PythonToolConfig, ToolConfig, ToolEnv
 from reroll.config.imports import import_object
 from reroll.data.sources import load_source
 from reroll.envs.tools.env import Task, ToolLoop
@@ -20,25 +17,17 @@ from reroll.types import Message
 
 
 class ToolTasks(ToolLoop):
-    """An episode for each prompt of a source. Its options are the fields of `config.env_tools.ToolEnv`.
+    """An episode for each prompt of a source.
 
     MCP servers are started with an episode and closed with it: what one episode does to a server, no other sees.
     """
 
-    def __init__(
-        self,
-        *,
-        tasks: RowSource,
-        tools: Sequence[ToolConfig],
-        max_calls: int = 8,
-        call_timeout_s: float = 10.0,
-        max_result_chars: int = 2000,
-    ) -> None:
-        self._tasks = _load_tasks(tasks.model_dump_json())
-        self._own = [tool for config in tools if (tool := _own_tool(config))]
-        self._servers = [config for config in tools if isinstance(config, McpStdioConfig | McpHttpConfig)]
+    def __init__(self, options: ToolEnv) -> None:
+        self._tasks = _load_tasks(options.tasks.model_dump_json())
+        self._own = [tool for config in options.tools if (tool := _own_tool(config))]
+        self._servers = [config for config in options.tools if isinstance(config, McpStdioConfig | McpHttpConfig)]
         self._running = ExitStack()
-        super().__init__(tools=self._own, max_calls=max_calls, call_timeout_s=call_timeout_s, max_result_chars=max_result_chars)
+        super().__init__(options, tools=self._own)
 
     def draw_task(self, seed: int) -> Task:
         return self._tasks[seed % len(self._tasks)]
@@ -65,7 +54,7 @@ def _own_tool(config: ToolConfig) -> Tool | None:
     """A tool that needs no server."""
     match config:
         case PythonToolConfig():
-            return python_tool(memory_mb=config.memory_mb)
+            return python_tool(memory_mb=config.memory_mb, sandbox=config.sandbox)
         case FunctionToolConfig():
             return function_tool(import_object(config.path))
         case _:
@@ -75,7 +64,7 @@ def _own_tool(config: ToolConfig) -> Tool | None:
 @lru_cache(maxsize=8)
 def _load_tasks(source: str) -> tuple[Task, ...]:
     """The tasks of a source, given as JSON, once a process."""
-    config: RowSource = TypeAdapter(RowSource).validate_json(source)
+    config = RowSource.model_validate_json(source)
     prompts = load_source(config)
     bare = next((prompt for prompt in prompts if prompt.answer is None), None)
     if bare is not None:

@@ -37,10 +37,10 @@ class StepAttention:
         bounds = [0, *accumulate(lengths)]
         slots = np.repeat(np.arange(len(starts)), lengths)
         shifts = np.array(starts) - np.array(bounds[:-1])
-        self.places = torch.from_numpy(np.arange(bounds[-1]) + shifts[slots]).to(device)
+        self.positions = torch.from_numpy(np.arange(bounds[-1]) + shifts[slots]).to(device)
         """Where each packed token stands in its sequence."""
         self._cache = cache
-        self._rows = cache.rows(torch.from_numpy(slots).to(device), self.places)
+        self._rows = cache.rows(torch.from_numpy(slots).to(device), self.positions)
         self._parts: list[tuple[slice, Attention]] = []
         for (from_beginning, _), run in groupby(range(len(starts)), key=lambda slot: work_kind(starts[slot], lengths[slot])):
             slots_here = list(run)
@@ -71,9 +71,9 @@ class _CachedAttention:
         self._slots = slice(first_slot, first_slot + len(starts))
         sizes, steps = np.array(lengths)[:, None], np.arange(max(lengths))
         padded = np.minimum(steps, sizes - 1)
-        places = np.array(starts)[:, None] + padded  # [N, M]
-        width = -(-(int(places.max()) + 1) // LENGTH_BLOCK) * LENGTH_BLOCK
-        self._places = torch.from_numpy(places).to(device)
+        positions = np.array(starts)[:, None] + padded  # [N, M]
+        width = -(-(int(positions.max()) + 1) // LENGTH_BLOCK) * LENGTH_BLOCK
+        self._positions = torch.from_numpy(positions).to(device)
         self._offsets = torch.arange(min(width, cache.max_length), device=device)
         self._visible: dict[int | None, Tensor] = {}
         self._pad = self._real = None
@@ -86,7 +86,9 @@ class _CachedAttention:
         keys, values = self._cache.keys(layer)[self._slots, :, :width], self._cache.values(layer)[self._slots, :, :width]
         visible = self._visible_within(scoring.sliding_window)
         padded = query if self._pad is None else query[self._pad]
-        grouped = padded.reshape(*self._places.shape, keys.shape[1], -1, query.shape[-1]).to(keys.dtype)  # [N, M, H_kv, G, D]
+        grouped = padded.reshape(*self._positions.shape, keys.shape[1], -1, query.shape[-1]).to(
+            keys.dtype
+        )  # [N, M, H_kv, G, D]
         num_at_once = max(1, _MAX_SCORES // (visible.shape[0] * width * grouped.shape[3]))
         outputs = []
         for start in range(0, grouped.shape[1], num_at_once):
@@ -98,9 +100,9 @@ class _CachedAttention:
     def _visible_within(self, sliding_window: int | None) -> Tensor:
         """What each token may look at, [N, M, L]. Layers with the same window share it."""
         if sliding_window not in self._visible:
-            visible = self._offsets <= self._places[:, :, None]
+            visible = self._offsets <= self._positions[:, :, None]
             if sliding_window is not None:
-                visible &= self._offsets > self._places[:, :, None] - sliding_window
+                visible &= self._offsets > self._positions[:, :, None] - sliding_window
             self._visible[sliding_window] = visible
         return self._visible[sliding_window]
 

@@ -53,13 +53,13 @@ class SlotCache:
         """Slot `target` gets the first `length` places of slot `source`."""
         self._data[:, :, target, :, :length] = self._data[:, :, source, :, :length]
 
-    def take_out(self, slot: int, *, length: int) -> Tensor:
-        """A copy of the first `length` places of a slot, as `put_in` takes it."""
+    def save_prefix(self, slot: int, *, length: int) -> Tensor:
+        """A copy of the first `length` places of a slot, as `restore_prefix` takes it."""
         return self._data[:, :, slot, :, :length].clone()
 
-    def put_in(self, slot: int, kept: Tensor, *, length: int) -> None:
-        """The slot gets the first `length` places of what `take_out` gave."""
-        self._data[:, :, slot, :, :length] = kept[:, :, :, :length]
+    def restore_prefix(self, slot: int, saved: Tensor, *, length: int) -> None:
+        """The slot gets the first `length` places of what `save_prefix` gave."""
+        self._data[:, :, slot, :, :length] = saved[:, :, :, :length]
 
     def keys(self, layer: int) -> Tensor:
         """[slots, heads, length, dim], a view."""
@@ -69,11 +69,11 @@ class SlotCache:
         """[slots, heads, length, dim], a view."""
         return self._data[layer, 1]
 
-    def rows(self, slots: Tensor, places: Tensor) -> Tensor:
+    def rows(self, slots: Tensor, positions: Tensor) -> Tensor:
         """Where tokens at these slots and places go, as `store` takes it. Valid until the cache grows."""
         num_heads, length = self._data.shape[3:5]
         heads = torch.arange(num_heads, device=slots.device)
-        return ((slots[:, None] * num_heads + heads) * length + places[:, None]).flatten()
+        return ((slots[:, None] * num_heads + heads) * length + positions[:, None]).flatten()
 
     def store(self, layer: int, rows: Tensor, key: Tensor, value: Tensor) -> None:
         """Write keys and values [T, heads, dim] to their `rows`."""

@@ -12,19 +12,19 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from reroll.infer.base import Engine, EngineCounts, Finished
-from reroll.infer.draft import Draft, check_request, early_row
 from reroll.infer.embedded.attention import work_kind
-from reroll.infer.embedded.memory import Drawing, Memory
-from reroll.infer.embedded.network import Network
-from reroll.infer.embedded.sampler import Row
-from reroll.infer.embedded.slots import SlotMemory
+from reroll.infer.embedded.backend import CacheBackend, PendingTokens
+from reroll.infer.embedded.model_runner import ModelRunner
+from reroll.infer.embedded.sampler import RowSampling
+from reroll.infer.embedded.slots import SlotBackend
 from reroll.infer.prefixes import PrefixIndex
+from reroll.infer.sequence import SequenceState, check_request, sampling_until_min_tokens
 from reroll.types import FinishReason, Request
 
 _MAX_PREFILL_TOKENS = 8192
 """Context tokens that one step reads: bounds its memory and the pause of those already running."""
 
-_MAX_PARKED_BYTES = 2 << 30
+_MAX_CACHED_BYTES = 2 << 30
 """Memory for the keys and values of ended requests."""
 
 _MIN_REUSED_TOKENS = 16
@@ -35,57 +35,57 @@ _MIN_REUSED_SHARE = 0.2
 
 
 @dataclass(slots=True, eq=False)
-class _Sequence(Draft):
-    """A draft, and how much of it the cache holds."""
+class _Sequence(SequenceState):
+    """A request's state, and how much of its context the KV cache holds."""
 
     cached: int = 0
     """Leading tokens of the context whose keys and values are in its slot."""
     is_current: bool = False
     """Whether the weights now in use computed all that is cached."""
-    _row: Row = field(init=False)
-    _early_row: Row = field(init=False)
+    _sampling: RowSampling = field(init=False)
+    _early_sampling: RowSampling = field(init=False)
 
     def __post_init__(self) -> None:
-        Draft.__post_init__(self)
-        self._early_row = early_row(self)
-        self._row = replace(self._early_row, forbidden=())
+        SequenceState.__post_init__(self)
+        self._early_sampling = sampling_until_min_tokens(self)
+        self._sampling = replace(self._early_sampling, forbidden=())
 
     @property
-    def unread(self) -> tuple[int, ...]:
-        """The end of the context, which is not cached."""
+    def uncached(self) -> tuple[int, ...]:
+        """The tokens at the end of the context that are not cached yet."""
         if self.cached == self.length - 1 and self.tokens:  # Nearly always: it writes.
             return (self.tokens[-1],)
         return self.context[self.cached :]
 
     @property
-    def row(self) -> Row:
-        """How the next token is drawn. Stop tokens are out of the draw, though not out of its log-prob, before `min_tokens`."""
-        return self._row if len(self.tokens) >= self.request.sampling.min_tokens else self._early_row
+    def sampling(self) -> RowSampling:
+        """How the next token is sampled. Before `min_tokens`, stop tokens are left out, though not of the log-prob."""
+        return self._sampling if len(self.tokens) >= self.request.sampling.min_tokens else self._early_sampling
 
     @property
-    def row_after(self) -> Row:
-        """How the token after that is drawn."""
-        return self._row if len(self.tokens) + 1 >= self.request.sampling.min_tokens else self._early_row
+    def sampling_after(self) -> RowSampling:
+        """How the token after that is sampled."""
+        return self._sampling if len(self.tokens) + 1 >= self.request.sampling.min_tokens else self._early_sampling
 
 
 @dataclass(slots=True)
 class _Group:
-    """Siblings admitted together: the first reads the context, or what `source` lacks of it, for all."""
+    """Siblings admitted together: the first prefills for all what is not cached of their context."""
 
     num_reused: int = 0
-    """Leading tokens that are cached already."""
+    """Leading tokens that are cached already, in one of two places:"""
     sibling: int | None = None
-    """In the slot of this running sequence,"""
-    parked: Any = None
-    """or else in this parked context."""
+    """the slot of a running sequence, or"""
+    cached_prefix: Any = None
+    """a prefix that the backend saved when an earlier request ended."""
     members: list[_Sequence] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
-    """A step under way, and whose tokens it draws."""
+class _RunningStep:
+    """A step under way, and the sequences that it samples for."""
 
-    drawing: Drawing
+    pending: PendingTokens
     sequences: tuple[_Sequence, ...]
 
 
@@ -95,10 +95,10 @@ class EmbeddedEngine(Engine):
     Running sequence i lives in cache slot i: `_running` is the slot table. A step is one forward pass over what the
     running sequences have not read yet: the newest token of most, the context of those just admitted.
 
-    When a request ends, its keys and values are parked: copied out of its slot and kept until memory is short (the
-    least recently used go first) or the weights change. A prompt that begins like a parked context, such as the next
-    turn of a conversation, or like a running prompt, gets a copy and reads only the rest. `max_parked` contexts are
-    kept: by default four times as many as may run, because the conversations under way are more than those; 0 for none.
+    When a request ends, its keys and values stay cached: saved from its slot and kept until memory is short (the least
+    recently used go first) or the weights change. A prompt that begins like a cached prefix, such as the next turn of a
+    conversation, or like a running prompt, gets a copy and prefills only the rest. `max_cached` prefixes are kept: by
+    default four times as many as may run, because the conversations under way are more than those; 0 for none.
     """
 
     def __init__(
@@ -107,22 +107,22 @@ class EmbeddedEngine(Engine):
         tokenizer: PreTrainedTokenizerBase,
         *,
         max_running: int = 64,
-        max_parked: int | None = None,
+        max_cached: int | None = None,
     ) -> None:
-        self._network = Network(model)
+        self._runner = ModelRunner(model)
         self._tokenizer = tokenizer
         self._max_running = max_running
         self._max_length: int = model.config.max_position_embeddings
         self._end_ids = _end_ids(model, tokenizer)
-        self._memory = make_memory(self._network, sorted(self._end_ids))
+        self._backend = make_backend(self._runner, sorted(self._end_ids))
         self._waiting: deque[_Sequence] = deque()
         self._running: list[_Sequence] = []
-        self._max_parked = 4 * max_running if max_parked is None else max_parked
-        self._parked: PrefixIndex[Any] = PrefixIndex(
-            max_entries=self._max_parked, max_tokens=_MAX_PARKED_BYTES // self._memory.bytes_per_token
+        self._max_cached = 4 * max_running if max_cached is None else max_cached
+        self._cached_prefixes: PrefixIndex[Any] = PrefixIndex(
+            max_entries=self._max_cached, max_tokens=_MAX_CACHED_BYTES // self._backend.bytes_per_token
         )
         self._reports: list[Finished] = []
-        self._ahead: _Step | None = None
+        self._ahead: _RunningStep | None = None
         self._version = 0
         self._asleep = False
         self.counts = EngineCounts()
@@ -140,7 +140,7 @@ class EmbeddedEngine(Engine):
                 return
         for slot, sequence in enumerate(self._running):
             if sequence.request.id == request_id:
-                self._vacate(slot)
+                self._free_slot(slot)
                 self._reports.append(sequence.finish(FinishReason.ABORT))
                 return
 
@@ -148,6 +148,13 @@ class EmbeddedEngine(Engine):
     def num_unfinished(self) -> int:
         """Requests waiting or running, and ended ones not reported yet."""
         return len(self._waiting) + len(self._running) + len(self._reports)
+
+    def tokens_so_far(self, request_id: str) -> tuple[int, ...]:
+        """What is written of a request that has not ended; empty for one that waits, has ended or is not known."""
+        for sequence in self._running:
+            if sequence.request.id == request_id:
+                return tuple(sequence.tokens)
+        return ()
 
     @torch.inference_mode()
     def step(self) -> list[Finished]:
@@ -160,7 +167,7 @@ class EmbeddedEngine(Engine):
         else:
             groups = self._admit()
             if self._running or groups:
-                step = self._start(self._seat(groups))
+                step = self._start(self._assign_slots(groups))
         if step is not None:
             self._ahead = self._start_ahead(step)
             self._finish(step)
@@ -171,15 +178,15 @@ class EmbeddedEngine(Engine):
 
     def load_part(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """In place: no second copy of the weights is held."""
-        self._network.load_part(weights)
+        self._runner.load_part(weights)
         return {}
 
     def load_weights(self, weights: Mapping[str, Tensor], *, version: int) -> None:
         self._ahead = None  # The old weights drew it.
-        self._parked.clear()
+        self._cached_prefixes.clear()
         for sequence in self._running:
             sequence.is_current = False
-        self._network.load(weights)
+        self._runner.load(weights)
         self._version = version
 
     def sleep(self) -> None:
@@ -188,8 +195,8 @@ class EmbeddedEngine(Engine):
             sequence.cached = 0
         self._waiting.extendleft(reversed(self._running))
         self._running = []
-        self._parked.clear()
-        self._memory.free()
+        self._cached_prefixes.clear()
+        self._backend.free()
         self._asleep = True
 
     def wake(self) -> None:
@@ -224,17 +231,17 @@ class EmbeddedEngine(Engine):
 
     def _find_reusable(self, context: tuple[int, ...], running_prompts: PrefixIndex[int]) -> _Group:
         """A group that begins with what is cached of this context already, if that is enough to be worth a copy."""
-        sibling, parked = running_prompts.find(context), self._parked.find(context)
-        num_common = max(match[0] if match else 0 for match in (sibling, parked))
+        sibling, cached = running_prompts.find(context), self._cached_prefixes.find(context)
+        num_common = max(match[0] if match else 0 for match in (sibling, cached))
         # The last token is always read: its logits are what the first new token is drawn from.
         num_reused = min(num_common, len(context) - 1)
         if num_reused < max(_MIN_REUSED_TOKENS, _MIN_REUSED_SHARE * len(context)):
             return _Group()
         if sibling and sibling[0] == num_common:
             return _Group(num_reused, sibling=sibling[1])
-        return _Group(num_reused, parked=parked[1] if parked else None)
+        return _Group(num_reused, cached_prefix=cached[1] if cached else None)
 
-    def _seat(self, groups: list[_Group]) -> list[int]:
+    def _assign_slots(self, groups: list[_Group]) -> list[int]:
         """Give admitted sequences the next slots: first one of each group, then the siblings that only copy it.
 
         Returns, for each of the latter, the slot of its sibling.
@@ -246,9 +253,9 @@ class EmbeddedEngine(Engine):
         for group in sorted(groups, key=lambda group: work_kind(group.num_reused, group.members[0].length - group.num_reused)):
             slot, (leader, *others) = len(self._running), group.members
             if group.sibling is not None:
-                self._memory.copy(group.sibling, slot, length=group.num_reused)
+                self._backend.copy(group.sibling, slot, length=group.num_reused)
             elif group.num_reused:
-                self._memory.put_in(slot, group.parked, length=group.num_reused)
+                self._backend.restore_prefix(slot, group.cached_prefix, length=group.num_reused)
             leader.cached = group.num_reused
             self._running.append(leader)
             followers += others
@@ -260,21 +267,21 @@ class EmbeddedEngine(Engine):
             sequence.is_current = True
         return leaders
 
-    def _start(self, leaders: list[int]) -> _Step:
+    def _start(self, leaders: list[int]) -> _RunningStep:
         """Start a forward pass that draws a token for every running sequence. The last ones copy what their `leaders` read."""
         num_readers = len(self._running) - len(leaders)
         readers = self._running[:num_readers]
-        starts, unread = [sequence.cached for sequence in readers], [sequence.unread for sequence in readers]
-        rows = [sequence.row for sequence in self._running]
-        drawing = self._memory.read(starts, unread, leaders=leaders, rows=rows)
+        starts, uncached = [sequence.cached for sequence in readers], [sequence.uncached for sequence in readers]
+        rows = [sequence.sampling for sequence in self._running]
+        pending = self._backend.forward_and_sample(starts, uncached, leaders=leaders, rows=rows)
         for sequence in readers:
             sequence.cached = sequence.length
         for slot, leader in enumerate(leaders, num_readers):
             self._running[slot].cached = self._running[leader].cached
-            self._memory.copy(leader, slot, length=self._running[leader].cached)
-        return _Step(drawing, tuple(self._running))
+            self._backend.copy(leader, slot, length=self._running[leader].cached)
+        return _RunningStep(pending, tuple(self._running))
 
-    def _start_ahead(self, step: _Step) -> _Step | None:
+    def _start_ahead(self, step: _RunningStep) -> _RunningStep | None:
         """Start the step after this one, before its tokens are known: the device need not wait for the host.
 
         What it draws for sequences that turn out to have ended is thrown away. None if others should be admitted first,
@@ -289,20 +296,20 @@ class EmbeddedEngine(Engine):
         if 2 * num_going_on < len(running):
             return None
         place = {id(sequence): row for row, sequence in enumerate(step.sequences)}
-        drawing = self._memory.read_on(
-            step.drawing,
+        pending = self._backend.forward_next(
+            step.pending,
             [place[id(sequence)] for sequence in running],
             [sequence.length for sequence in running],
-            rows=[sequence.row_after for sequence in running],
+            rows=[sequence.sampling_after for sequence in running],
         )
-        return None if drawing is None else _Step(drawing, tuple(running))
+        return None if pending is None else _RunningStep(pending, tuple(running))
 
-    def _finish(self, step: _Step) -> None:
+    def _finish(self, step: _RunningStep) -> None:
         """Write down what a step drew, and report the sequences that ended with it."""
         self.counts.add_step(num_running=len(self._running))
         ended = []
         slots = {id(sequence): slot for slot, sequence in enumerate(self._running)}
-        for sequence, token, logprob in zip(step.sequences, *step.drawing.wait(), strict=True):
+        for sequence, token, logprob in zip(step.sequences, *step.pending.result(), strict=True):
             if id(sequence) not in slots:
                 continue
             sequence.append(token, logprob, self._version)
@@ -310,28 +317,28 @@ class EmbeddedEngine(Engine):
                 ended.append((slots[id(sequence)], reason))
         for slot, reason in sorted(ended, reverse=True):
             sequence = self._running[slot]
-            self._vacate(slot)
+            self._free_slot(slot)
             self._reports.append(sequence.finish(reason))
 
-    def _vacate(self, slot: int) -> None:
-        """Park what a slot holds and free it: the last running sequence moves in, so that running slots stay contiguous."""
+    def _free_slot(self, slot: int) -> None:
+        """Cache what a slot holds and free it: the last running sequence moves in, so that running slots stay contiguous."""
         ended = self._running[slot]
-        if self._max_parked and ended.is_current and ended.cached >= _MIN_REUSED_TOKENS:
-            kept = self._memory.take_out(slot, length=ended.cached)
-            self._parked.keep(ended.context[: ended.cached], kept)
+        if self._max_cached and ended.is_current and ended.cached >= _MIN_REUSED_TOKENS:
+            saved = self._backend.save_prefix(slot, length=ended.cached)
+            self._cached_prefixes.keep(ended.context[: ended.cached], saved)
         last = self._running.pop()
-        self._memory.close_gap(slot, len(self._running), length=last.cached)
+        self._backend.free_slot(slot, len(self._running), length=last.cached)
         if slot < len(self._running):
             self._running[slot] = last
 
 
-def make_memory(network: Network, end_ids: Sequence[int]) -> Memory[Any]:
+def make_backend(runner: ModelRunner, end_ids: Sequence[int]) -> CacheBackend[Any]:
     """Pages and CUDA graphs on a GPU, dense slots elsewhere."""
-    if network.device.type == "cuda":
-        from reroll.infer.embedded.paged import PagedMemory  # Imports triton, which CPU builds of PyTorch lack.
+    if runner.device.type == "cuda":
+        from reroll.infer.embedded.paged import PagedBackend  # Imports triton, which CPU builds of PyTorch lack.
 
-        return PagedMemory(network, end_ids)
-    return SlotMemory(network)
+        return PagedBackend(runner, end_ids)
+    return SlotBackend(runner)
 
 
 def _end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

@@ -184,7 +184,7 @@ def _attend(
     is_real = is_row[:, None] & (dims < DIM)[None, :]
     source = (begin + tokens).to(tl.int64)[:, None] * query_token + heads[:, None] * query_head + dims[None, :]
     queries = tl.load(query + source, mask=is_real, other=0.0)
-    places = start + tokens
+    positions = start + tokens
     end = start + tl.minimum(count, first + TOKENS)
 
     highest = tl.full([BLOCK_M], LOWEST, tl.float32)
@@ -207,9 +207,9 @@ def _attend(
             bent = tl.exp(-2.0 * tl.abs(scores) / softcap)
             size = softcap * (1.0 - bent) / (1.0 + bent)
             scores = tl.where(scores < 0, -size, size)
-        visible = seen[None, :] <= places[:, None]
+        visible = seen[None, :] <= positions[:, None]
         if HAS_WINDOW:
-            visible = visible & (seen[None, :] > places[:, None] - window)
+            visible = visible & (seen[None, :] > positions[:, None] - window)
         scores = tl.where(visible, scores, LOWEST)
         higher = tl.maximum(highest, tl.max(scores, 1))
         weights = tl.where(visible, tl.exp(scores - higher[:, None]), 0.0)

@@ -1,4 +1,4 @@
-"""Memory in pages, on a GPU: contexts share pages, one kernel attends for a whole step, and a step is a CUDA graph."""
+"""The KV cache in pages, on a GPU: contexts share pages, one kernel attends for a whole step, and a step is a CUDA graph."""
 
 from __future__ import annotations
 
@@ -8,48 +8,48 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from reroll.infer.embedded.backend import CacheBackend, PendingTokens
+from reroll.infer.embedded.graph_runner import DeviceTokens, GraphRunner, StepTensors
 from reroll.infer.embedded.kernels import PAGE, attend, store
-from reroll.infer.embedded.memory import Drawing, Memory
-from reroll.infer.embedded.network import Network
-from reroll.infer.embedded.pages import KeptPages, PagePool
-from reroll.infer.embedded.sampler import Row
-from reroll.infer.embedded.steps import StepDrawing, Steps, StepTensors
+from reroll.infer.embedded.model_runner import ModelRunner
+from reroll.infer.embedded.pages import PagePool, SavedPages
+from reroll.infer.embedded.sampler import RowSampling
 from reroll.models.attention import Scoring
 
 
-class PagedMemory(Memory[KeptPages]):
+class PagedBackend(CacheBackend[SavedPages]):
     """Slot i's tokens are in the pages `_tables[i]`, in order. Full pages may be shared; the last one, if it is being
     written, is its slot's alone."""
 
-    def __init__(self, network: Network, end_ids: Sequence[int]) -> None:
-        self._network = network
+    def __init__(self, runner: ModelRunner, end_ids: Sequence[int]) -> None:
+        self._runner = runner
         self._data = self._zeros(1)
         self._pool = PagePool()
         self._tables: list[list[int]] = []
         self._table_rows = np.zeros((0, 16), np.int32)
         self._copies: list[tuple[int, int]] = []
-        self._steps = Steps(network, self.attention, end_ids)
+        self._graphs = GraphRunner(runner, self.attention, end_ids)
 
     @property
     def bytes_per_token(self) -> int:
         data = self._data
         return data.shape[0] * 2 * data.shape[4] * data.shape[5] * data.element_size()
 
-    def read(
-        self, starts: Sequence[int], unread: Sequence[Sequence[int]], *, leaders: Sequence[int], rows: Sequence[Row]
-    ) -> Drawing:
-        self._make_room([start + len(tokens) for start, tokens in zip(starts, unread, strict=True)])
-        return self._steps.run(starts, unread, leaders, rows, self._table_rows)
+    def forward_and_sample(
+        self, starts: Sequence[int], uncached: Sequence[Sequence[int]], *, leaders: Sequence[int], rows: Sequence[RowSampling]
+    ) -> PendingTokens:
+        self._make_room([start + len(tokens) for start, tokens in zip(starts, uncached, strict=True)])
+        return self._graphs.run(starts, uncached, leaders, rows, self._table_rows)
 
-    def read_on(
-        self, before: Drawing, drawn_as: Sequence[int], starts: Sequence[int], *, rows: Sequence[Row]
-    ) -> Drawing | None:
-        assert isinstance(before, StepDrawing)
-        if not before.is_plain or not self._steps.are_plain(rows):
+    def forward_next(
+        self, previous: PendingTokens, source_rows: Sequence[int], starts: Sequence[int], *, rows: Sequence[RowSampling]
+    ) -> PendingTokens | None:
+        assert isinstance(previous, DeviceTokens)
+        if not previous.is_plain or not self._graphs.are_plain(rows):
             return None
         self._make_room([start + 1 for start in starts])
-        tokens = before.tokens_of(drawn_as)
-        return self._steps.run(starts, [(0,)] * len(starts), (), rows, self._table_rows, tokens=tokens)
+        tokens = previous.tokens_of(source_rows)
+        return self._graphs.run(starts, [(0,)] * len(starts), (), rows, self._table_rows, tokens=tokens)
 
     def _make_room(self, ends: Sequence[int]) -> None:
         """Slot i gets pages for `ends[i]` tokens."""
@@ -68,13 +68,13 @@ class PagedMemory(Memory[KeptPages]):
     def copy(self, source: int, target: int, *, length: int) -> None:
         self._fill(target, self._tables[source], length=length)
 
-    def take_out(self, slot: int, *, length: int) -> KeptPages:
-        return KeptPages(self._pool, self._tables[slot][: -(-length // PAGE)])
+    def save_prefix(self, slot: int, *, length: int) -> SavedPages:
+        return SavedPages(self._pool, self._tables[slot][: -(-length // PAGE)])
 
-    def put_in(self, slot: int, kept: KeptPages, *, length: int) -> None:
-        self._fill(slot, kept.pages, length=length)
+    def restore_prefix(self, slot: int, saved: SavedPages, *, length: int) -> None:
+        self._fill(slot, saved.pages, length=length)
 
-    def close_gap(self, slot: int, last: int, *, length: int) -> None:
+    def free_slot(self, slot: int, last: int, *, length: int) -> None:
         self._pool.give_back(self._tables[slot])
         moved = self._tables.pop()
         if slot != last:
@@ -86,7 +86,7 @@ class PagedMemory(Memory[KeptPages]):
             self._pool.give_back(table)
         self._tables.clear()
         self._copies.clear()
-        self._steps.forget()
+        self._graphs.invalidate()
         self._pool = PagePool()
         self._data = self._zeros(1)
 
@@ -143,14 +143,14 @@ class PagedMemory(Memory[KeptPages]):
                 f"max_prompt_tokens, or policy.strategy.micro_batch_tokens ({error})"
             ) from error
         self._data[:, :, : old.shape[2]] = old
-        self._steps.forget()
+        self._graphs.invalidate()
         self._pool.grow(num_pages)
 
     def _zeros(self, num_pages: int) -> Tensor:
         """[layers, 2, pages, PAGE, heads, dim]"""
-        network = self._network
-        shape = (network.num_layers, 2, num_pages, PAGE, network.num_kv_heads, network.head_dim)
-        return torch.zeros(shape, dtype=network.dtype, device=network.device)
+        runner = self._runner
+        shape = (runner.num_layers, 2, num_pages, PAGE, runner.num_kv_heads, runner.head_dim)
+        return torch.zeros(shape, dtype=runner.dtype, device=runner.device)
 
 
 class PagedAttention:

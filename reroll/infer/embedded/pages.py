@@ -45,7 +45,7 @@ class PagePool:
                 self._free.append(page)
 
 
-class KeptPages:
+class SavedPages:
     """Pages that are kept for a context that left its slot. They are given back when nobody holds this any more."""
 
     __slots__ = ("_pool", "pages")

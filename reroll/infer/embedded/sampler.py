@@ -25,8 +25,8 @@ _HEAD = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """How the next token of one sequence is drawn."""
+class RowSampling:
+    """How the next token of one sequence is sampled."""
 
     seed: int
     temperature: float = 1.0
@@ -45,13 +45,13 @@ def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.float
     return uniform
 
 
-def sample(logits: Tensor, rows: Sequence[Row], positions: Sequence[int]) -> tuple[list[int], list[float]]:
-    """As `choose`, on the host."""
-    tokens, logprobs = choose(logits, rows, positions)
+def sample(logits: Tensor, rows: Sequence[RowSampling], positions: Sequence[int]) -> tuple[list[int], list[float]]:
+    """As `sample_on_device`, with the result on the host."""
+    tokens, logprobs = sample_on_device(logits, rows, positions)
     return tokens.tolist(), logprobs.tolist()
 
 
-def choose(logits: Tensor, rows: Sequence[Row], positions: Sequence[int]) -> tuple[Tensor, Tensor]:
+def sample_on_device(logits: Tensor, rows: Sequence[RowSampling], positions: Sequence[int]) -> tuple[Tensor, Tensor]:
     """One token for each row of `logits` [R, vocab], and its log-prob under softmax(logits / temperature).
 
     `positions` are the places of the drawn tokens in their sequences, prompts included.
@@ -69,20 +69,24 @@ def choose(logits: Tensor, rows: Sequence[Row], positions: Sequence[int]) -> tup
     return tokens, probs.gather(1, tokens[:, None])[:, 0].log()
 
 
-def is_plain(row: Row, end_ids: tuple[int, ...]) -> bool:
-    """Whether `draw` draws this row as `sample` does: from the whole vocabulary or greedily, with or without `end_ids`."""
+def is_plain(row: RowSampling, end_ids: tuple[int, ...]) -> bool:
+    """Whether `sample_plain_on_device` takes this row: from the whole vocabulary or greedily, with or without `end_ids`."""
     return (not row.forbidden or row.forbidden == end_ids) and (not row.temperature or (row.top_p >= 1 and not row.top_k))
 
 
-def draw(logits: Tensor, *, temperatures: Tensor, uniform: Tensor, may_end: Tensor, end_ids: Tensor) -> Tensor:
+def sample_plain_on_device(
+    logits: Tensor, *, temperatures: Tensor, uniform: Tensor, may_end: Tensor, end_ids: Tensor
+) -> Tensor:
     """As `sample` for plain rows, without waiting for the device: [2, R], tokens and log-probs, both in fp64.
 
     Where `may_end` is 0, the tokens `end_ids` are not drawn; it is 1 elsewhere.
     """
     if fused.runs_kernels(logits):
-        from reroll.infer.embedded import draw_kernel
+        from reroll.infer.embedded import sample_kernel
 
-        return draw_kernel.draw(logits, temperatures=temperatures, uniform=uniform, may_end=may_end, end_ids=end_ids)
+        return sample_kernel.sample_plain_on_device(
+            logits, temperatures=temperatures, uniform=uniform, may_end=may_end, end_ids=end_ids
+        )
     scale = torch.where(temperatures > 0, temperatures, 1.0)
     probs = torch.softmax(logits.float() / scale[:, None].float(), -1)
     probs[:, end_ids] *= may_end[:, None].float()  # Nothing is lost: no such token is asked for its log-prob.
@@ -133,7 +137,7 @@ def _search(weights: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
     return entry[:, 0], into[:, 0].clamp(0, 1 - 2.0**-53)
 
 
-def _sample_cut(weights: Tensor, uniform: Tensor, rows: Sequence[Row]) -> Tensor:
+def _sample_cut(weights: Tensor, uniform: Tensor, rows: Sequence[RowSampling]) -> Tensor:
     """As `_invert`, among the tokens that top-k and then top-p keep."""
     width = weights.shape[1]
     top_k = torch.tensor([row.top_k or width for row in rows], device=weights.device)[:, None]

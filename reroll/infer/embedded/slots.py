@@ -1,4 +1,4 @@
-"""Memory in dense slots: decoding works on contiguous views, which suits a CPU."""
+"""The KV cache in dense slots: decoding works on contiguous views, which suits a CPU."""
 
 from __future__ import annotations
 
@@ -9,69 +9,69 @@ import torch
 from torch import Tensor
 
 from reroll.infer.embedded.attention import StepAttention
+from reroll.infer.embedded.backend import CacheBackend, PendingTokens
 from reroll.infer.embedded.cache import SlotCache
-from reroll.infer.embedded.memory import Drawing, Memory
-from reroll.infer.embedded.network import Network
-from reroll.infer.embedded.sampler import Row, sample
+from reroll.infer.embedded.model_runner import ModelRunner
+from reroll.infer.embedded.sampler import RowSampling, sample
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
-    """A step that is over."""
+class KnownTokens:
+    """The tokens of a step that is over."""
 
     tokens: list[int]
     logprobs: list[float]
 
-    def wait(self) -> tuple[list[int], list[float]]:
+    def result(self) -> tuple[list[int], list[float]]:
         return self.tokens, self.logprobs
 
 
-class SlotMemory(Memory[Tensor]):
-    """A context kept beyond its slot is a copy."""
+class SlotBackend(CacheBackend[Tensor]):
+    """One dense tensor of slots. A saved prefix is a copy."""
 
-    def __init__(self, network: Network) -> None:
-        self._network = network
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
         self._cache = SlotCache(
-            num_layers=network.num_layers,
-            num_heads=network.num_kv_heads,
-            head_dim=network.head_dim,
-            dtype=network.dtype,
-            device=network.device,
+            num_layers=runner.num_layers,
+            num_heads=runner.num_kv_heads,
+            head_dim=runner.head_dim,
+            dtype=runner.dtype,
+            device=runner.device,
         )
 
     @property
     def bytes_per_token(self) -> int:
         return self._cache.bytes_per_token
 
-    def read(
-        self, starts: Sequence[int], unread: Sequence[Sequence[int]], *, leaders: Sequence[int], rows: Sequence[Row]
-    ) -> Drawing:
-        lengths = [len(tokens) for tokens in unread]
+    def forward_and_sample(
+        self, starts: Sequence[int], uncached: Sequence[Sequence[int]], *, leaders: Sequence[int], rows: Sequence[RowSampling]
+    ) -> PendingTokens:
+        lengths = [len(tokens) for tokens in uncached]
         ends = [start + length for start, length in zip(starts, lengths, strict=True)]
         self._cache.reserve(num_slots=len(rows), length=max(ends))
         attention = StepAttention(self._cache, starts=starts, lengths=lengths)
-        device = self._network.device
-        ids = torch.tensor([token for tokens in unread for token in tokens], device=device)
-        hidden = self._network.hidden(ids, attention.places, attention)
+        device = self._runner.device
+        ids = torch.tensor([token for tokens in uncached for token in tokens], device=device)
+        hidden = self._runner.hidden(ids, attention.positions, attention)
         if len(hidden) > len(lengths):
             hidden = hidden[torch.tensor(lengths, device=device).cumsum(0) - 1]
-        logits = self._network.logits(hidden)
+        logits = self._runner.logits(hidden)
         if leaders:
             logits = logits[torch.tensor([*range(len(lengths)), *leaders], device=device)]
-        return Drawn(*sample(logits, rows, [*ends, *(ends[leader] for leader in leaders)]))
+        return KnownTokens(*sample(logits, rows, [*ends, *(ends[leader] for leader in leaders)]))
 
     def copy(self, source: int, target: int, *, length: int) -> None:
         self._cache.reserve(num_slots=target + 1, length=length)
         self._cache.copy(source, target, length=length)
 
-    def take_out(self, slot: int, *, length: int) -> Tensor:
-        return self._cache.take_out(slot, length=length)
+    def save_prefix(self, slot: int, *, length: int) -> Tensor:
+        return self._cache.save_prefix(slot, length=length)
 
-    def put_in(self, slot: int, kept: Tensor, *, length: int) -> None:
+    def restore_prefix(self, slot: int, saved: Tensor, *, length: int) -> None:
         self._cache.reserve(num_slots=slot + 1, length=length)
-        self._cache.put_in(slot, kept, length=length)
+        self._cache.restore_prefix(slot, saved, length=length)
 
-    def close_gap(self, slot: int, last: int, *, length: int) -> None:
+    def free_slot(self, slot: int, last: int, *, length: int) -> None:
         if slot != last:
             self._cache.copy(last, slot, length=length)
 

@@ -1,4 +1,4 @@
-"""vLLM behind reroll's engine seam: stepped in this process, drawing as reroll draws."""
+"""vLLM behind reroll's engine seam: stepped in this process, with reroll's sampling."""
 
 from __future__ import annotations
 
@@ -18,24 +18,23 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.executor.abstract import Executor
 
-from reroll.config.parts import LoraConfig
-from reroll.config.parts import VllmEngine as VllmConfig
-from reroll.infer.draft import early_row, end_ids
-from reroll.infer.guest import GuestEngine
-from reroll.infer.vllm.draw import Draw, instructions
-from reroll.infer.vllm.steps import DrawingExecutor, Steps, Taken
-from reroll.infer.whole import Weights
+from reroll.config.parts import LoraConfig, VllmEngineConfig
+from reroll.infer.external import ExternalEngine
+from reroll.infer.hf_weights import HFWeightAssembler
+from reroll.infer.sequence import end_ids, sampling_until_min_tokens
+from reroll.infer.vllm.sampling import SamplingProcessor, sampling_args
+from reroll.infer.vllm.steps import SamplingExecutor, StepQueue, TakenStep
 from reroll.models.load import Precision, load_tokenizer, resolve_base
 
 _CPU_BLOCK_TOKENS = 32
 """The smallest blocks that vLLM's attention takes on a CPU: the smaller they are, the more of a context siblings share."""
 
 
-class VllmEngine(GuestEngine):
-    """vLLM in this process. See `draw` for how tokens are drawn, and `steps` for how a step is launched ahead."""
+class VllmEngine(ExternalEngine):
+    """vLLM in this process. See `sampling` for how tokens are sampled, and `steps` for how a step is launched ahead."""
 
     def __init__(
-        self, llm: LLMEngine, tokenizer: PreTrainedTokenizerBase, weights: Weights, *, end_ids: frozenset[int]
+        self, llm: LLMEngine, tokenizer: PreTrainedTokenizerBase, weights: HFWeightAssembler, *, end_ids: frozenset[int]
     ) -> None:
         self._llm, self._is_plain = llm, _is_plain(llm)
         super().__init__(
@@ -47,19 +46,19 @@ class VllmEngine(GuestEngine):
             takes_parts=self._is_plain,
             can_sleep=bool(llm.model_config.enable_sleep_mode),
         )
-        self._steps = Steps(llm)
+        self._steps = StepQueue(llm)
         self._draws_here = llm.vllm_config.parallel_config.tensor_parallel_size == 1
 
     @classmethod
     def open(
-        cls, model: str, config: VllmConfig, *, precision: Precision, device: str, lora: LoraConfig | None = None
+        cls, model: str, config: VllmEngineConfig, *, precision: Precision, device: str, lora: LoraConfig | None = None
     ) -> VllmEngine:
         """Load `model` into a vLLM of its own, on `device` and, for tensor parallelism, those that follow it."""
         source, tokenizer = resolve_base(model), load_tokenizer(model)
         engine = cls(
             open_llm(source, config, precision=precision, device=device),
             tokenizer,
-            Weights(model, lora=lora),
+            HFWeightAssembler(model, lora=lora),
             end_ids=end_ids(source, tokenizer),
         )
         engine._adapt(model, precision=precision, lora=lora)
@@ -70,41 +69,41 @@ class VllmEngine(GuestEngine):
         close_llm(self._llm)
         del self._llm, self._steps
 
-    def _hand_in(self, ticket: str) -> None:
-        draft = self._drafts[ticket]
-        num_held_back = draft.request.sampling.min_tokens - len(draft.tokens)
+    def _submit_external(self, external_id: str) -> None:
+        state = self._states[external_id]
+        num_held_back = state.request.sampling.min_tokens - len(state.tokens)
         params = VllmParams(
             temperature=0.0,  # The processor draws.
-            max_tokens=self._num_left(draft),
+            max_tokens=self._num_left(state),
             ignore_eos=True,  # What ends a completion is decided here, once for all engines.
             logprobs=None if self._draws_here else 0,
             detokenize=False,
-            extra_args=instructions(ticket, early_row(draft), num_held_back=num_held_back),
+            extra_args=sampling_args(external_id, sampling_until_min_tokens(state), num_held_back=num_held_back),
             skip_clone=True,
         )
-        # Past vLLM's front end, which makes an object of every token: what is made of them is a Draft.
+        # Past vLLM's front end, which makes an object of every token: here they go to a SequenceState.
         request = self._llm.input_processor.process_inputs(
-            ticket,
-            TokensPrompt(prompt_token_ids=list(draft.context)),
+            external_id,
+            TokensPrompt(prompt_token_ids=list(state.context)),
             params,
             supported_tasks=self._llm.get_supported_tasks(),
         )
         self._llm.engine_core.add_request(request)
 
-    def _withdraw(self, tickets: Sequence[str]) -> None:
-        self._llm.engine_core.abort_requests(list(tickets))
+    def _abort_external(self, external_ids: Sequence[str]) -> None:
+        self._llm.engine_core.abort_requests(list(external_ids))
 
-    def _advance(self) -> None:
+    def _step_external(self) -> None:
         self._write(self._steps.take())
 
     def _clear(self) -> None:
-        self._settle()
-        self._withdraw(list(self._drafts))
+        self._take_in_flight()
+        self._abort_external(list(self._states))
         if not self._llm.reset_prefix_cache():
             raise RuntimeError("vLLM could not empty its cache: what old weights have read must not be used again")
 
-    def _copy_in(self, weights: Mapping[str, Tensor]) -> None:
-        self._settle()
+    def _copy_weights(self, weights: Mapping[str, Tensor]) -> None:
+        self._take_in_flight()
         if self._is_plain:
             self._llm.apply_model(lambda model: model.load_weights(weights.items()))
             return
@@ -118,34 +117,34 @@ class VllmEngine(GuestEngine):
     def _occupy(self, *, weights: bool, cache: bool) -> None:
         self._llm.wake_up(["weights"] * weights + ["kv_cache"] * cache)
 
-    def _settle(self) -> None:
+    def _take_in_flight(self) -> None:
         """Take what is in flight: it was drawn under the weights that are there now."""
         for taken in self._steps.drain():
             self._write(taken)
 
-    def _write(self, taken: Taken) -> None:
+    def _write(self, taken: TakenStep) -> None:
         ended = []
         for output in taken.outputs:
-            ticket, [token] = output.request_id, output.new_token_ids
+            external_id, [token] = output.request_id, output.new_token_ids
             if output.prefill_stats is not None:  # With the first token since it was handed in.
-                self._count_context(ticket, num_reused=output.prefill_stats.num_cached_tokens)
-            if self._append(ticket, token, taken.logprobs[ticket]) and not output.finished:
-                ended.append(ticket)
-        self._withdraw(ended)
+                self._count_context(external_id, num_reused=output.prefill_stats.num_cached_tokens)
+            if self._append(external_id, token, taken.logprobs[external_id]) and not output.finished:
+                ended.append(external_id)
+        self._abort_external(ended)
         self.counts.add_step(num_running=len(taken.outputs))
 
 
-def open_llm(folder: str, config: VllmConfig, *, precision: Precision, device: str) -> LLMEngine:
+def open_llm(folder: str, config: VllmEngineConfig, *, precision: Precision, device: str) -> LLMEngine:
     """vLLM's engine with its core in this process. With tensor parallelism, vLLM starts a process per device."""
     where = torch.device(device)
     is_cuda = where.type == "cuda"
     arguments = EngineArgs(
         model=folder,
         dtype={"fp32": "float32", "bf16": "bfloat16"}[precision],
-        tensor_parallel_size=config.tensor_parallel,
+        tensor_parallel_size=config.tp,
         # In a Ray actor vLLM would ask Ray for workers of its own; the GPUs are this actor's already.
-        distributed_executor_backend="mp" if config.tensor_parallel > 1 else None,
-        device_ids=[(where.index or 0) + rank for rank in range(config.tensor_parallel)] if is_cuda else None,
+        distributed_executor_backend="mp" if config.tp > 1 else None,
+        device_ids=[(where.index or 0) + rank for rank in range(config.tp)] if is_cuda else None,
         max_model_len=config.max_model_len,
         max_num_seqs=config.max_running,
         enforce_eager=config.enforce_eager,
@@ -154,9 +153,9 @@ def open_llm(folder: str, config: VllmConfig, *, precision: Precision, device: s
         gpu_memory_utilization=config.gpu_memory_utilization,
         kv_cache_memory_bytes=None if is_cuda else int(config.cpu_cache_gib * 2**30),
         enable_sleep_mode=is_cuda,
-        logits_processors=[Draw],
+        logits_processors=[SamplingProcessor],
         logprobs_mode="processed_logits",
-        async_scheduling=is_cuda and config.tensor_parallel == 1,  # On a CPU there is no other device to keep busy.
+        async_scheduling=is_cuda and config.tp == 1,  # On a CPU there is no other device to keep busy.
         disable_log_stats=True,
         use_tqdm_on_load=False,
     )
@@ -164,13 +163,13 @@ def open_llm(folder: str, config: VllmConfig, *, precision: Precision, device: s
     settings = arguments.create_engine_config(UsageContext.LLM_CLASS)  # Prompts are read in large batches.
     _hush()  # Again: some versions have set up logging anew.
     # The core in this process: steps are calls, and weights of the same device are passed by reference.
-    executor = DrawingExecutor if config.tensor_parallel == 1 else Executor.get_class(settings)
+    executor = SamplingExecutor if config.tp == 1 else Executor.get_class(settings)
     return LLMEngine(settings, executor, log_stats=False, multiprocess_mode=False)
 
 
 def close_llm(llm: LLMEngine) -> None:
     """End vLLM's processes and free what it holds in this one."""
-    for _ in Steps(llm).drain():  # It reads what is freed here.
+    for _ in StepQueue(llm).drain():  # It reads what is freed here.
         pass
     settings = llm.vllm_config
     if settings.model_config.enable_sleep_mode and settings.parallel_config.tensor_parallel_size == 1:

@@ -82,12 +82,13 @@ def _draw_time(axes: Any, lanes: Sequence[Lane], plan: Plan, colours: dict[str, 
             if bar.seconds > 0.07 * plan.step_s:
                 label = bar.phase if bar.role in ("policy", "engine", "push") else f"{bar.phase} {bar.role}"
                 middle = bar.start_s + bar.seconds / 2
-                axes.text(middle, row, f"{label}\n{bar.seconds:.3g} s", ha="center", va="center", fontsize=7.5, color="white")
+                text = f"{label}\n{in_seconds(bar.seconds)}"
+                axes.text(middle, row, text, ha="center", va="center", fontsize=7.5, color="white")
     axes.set_yticks(range(len(lanes)), [_label(lane, plan) for lane in lanes], fontsize=9)
     axes.set_ylim(len(lanes) - 0.5, -0.5)
     axes.set_xlim(0, plan.step_s * 1.01)
     axes.set_xlabel("seconds of one step", fontsize=9, color=INK)
-    axes.set_title(f"time: {plan.step_s:.3g} s a step", loc="left", fontsize=10, color=INK)
+    axes.set_title(f"time: {in_seconds(plan.step_s)} a step", loc="left", fontsize=10, color=INK)
     _style(axes)
 
 
@@ -117,8 +118,8 @@ def _draw_memory(axes: Any, lanes: Sequence[Lane], plan: Plan, colours: dict[str
             left += width
         full = lane.load in plan.overfull
         note = f"{left:.1f} GiB, {lane.load.phase}" + (": too much" if full else "")
-        box = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
-        axes.text(left + 0.01 * widest, row, note, va="center", fontsize=8, color=RED if full else INK, bbox=box, zorder=4)
+        beside = max(left, sizes[row]) + 0.01 * widest  # Right of the limits, so that no line runs through the words.
+        axes.text(beside, row, note, va="center", fontsize=8, color=RED if full else INK)
         room = plan.cluster.memory_bytes_of(lane.devices[0]) / GIB
         axes.vlines(room, row - 0.5, row + 0.5, color=RED, linewidth=1, linestyle="--", zorder=3)
         axes.vlines(sizes[row], row - 0.5, row + 0.5, color=INK, linewidth=1, zorder=3)
@@ -129,6 +130,11 @@ def _draw_memory(axes: Any, lanes: Sequence[Lane], plan: Plan, colours: dict[str
     axes.set_xlabel(f"GiB; {known}, of which {share} are planned with", fontsize=9, color=INK)
     axes.set_title("memory at its fullest", loc="left", fontsize=10, color=INK)
     _style(axes)
+
+
+def in_seconds(value: float) -> str:
+    """A duration with as many digits as say something."""
+    return f"{value:,.0f} s" if value >= 100 else f"{value:.3g} s"
 
 
 def _label(lane: Lane, plan: Plan) -> str:

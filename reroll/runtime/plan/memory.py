@@ -22,7 +22,7 @@ ZERO_BUCKET_BYTES = 4 * 50_000_000
 """DeepSpeed's buffer of numbers on their way to other ranks."""
 PREFILL_TOKENS = 8192
 """Context tokens that an engine reads in one step."""
-MAX_PARKED_BYTES = 2 * GIB
+MAX_CACHED_BYTES = 2 * GIB
 """What the embedded engine may keep of ended requests."""
 PAGE_TOKENS, FIRST_PAGES = 64, 256
 """The embedded engine's pages on a GPU, and how many it starts with; then it doubles them."""
@@ -48,7 +48,7 @@ class Training:
     """How a model is trained, or asked: what its memory follows from beside its sizes."""
 
     value_bytes: int
-    """Of one number in the precision that the model computes in."""
+    """Bytes of one value in the precision that the model computes in."""
     micro_batch_tokens: int
     """That one rank holds: of a sequence that several share, its part."""
     logprob_chunk: int = 1024
@@ -56,7 +56,7 @@ class Training:
     longest: int = 1024
     """Tokens of the longest sequence."""
     lora_parameters: int = 0
-    """Of the adapter, where that alone is trained."""
+    """Parameters of the adapter, where that alone is trained."""
     has_language_head: bool = True
     shards: int | None = None
     """Ranks that the parameters are cut over; None: every rank holds them whole."""
@@ -82,7 +82,7 @@ class Training:
 
 
 def parameter_count(shape: ModelShape, *, has_language_head: bool = True) -> int:
-    """Of a language model, or of the same decoder with a scalar head."""
+    """Parameters of a language model, or of the same decoder with a scalar head."""
     if has_language_head:
         return shape.num_parameters
     return shape.num_parameters - (0 if shape.is_tied else shape.head_parameters) + shape.hidden
@@ -205,7 +205,7 @@ def engine_memory(
             {
                 "KV cache": cache,
                 "cache growth": cache // 2,  # Doubling holds the old pages while they are copied.
-                "kept contexts": min(MAX_PARKED_BYTES, num_requests * longest * per_token),
+                "kept contexts": min(MAX_CACHED_BYTES, num_requests * longest * per_token),
                 "engine step": (step + logits) // tp,
             }
         ),

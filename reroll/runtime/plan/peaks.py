@@ -20,6 +20,10 @@ class Term:
     num_bytes: int
 
 
+CERTAIN = {"parameters", "weights", "gradients", "optimizer", "CUDA context"}
+"""Terms that follow from the model's sizes alone."""
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceLoad:
     """A device at its fullest."""
@@ -32,6 +36,11 @@ class DeviceLoad:
     @property
     def num_bytes(self) -> int:
         return sum(term.num_bytes for term in self.terms)
+
+    @property
+    def num_certain_bytes(self) -> int:
+        """Without what is an upper bound: kernels that are fused keep less, and caches are seldom full."""
+        return sum(term.num_bytes for term in self.terms if term.name in CERTAIN)
 
 
 def loads_of(config: AnyConfig, roles: Sequence[Role]) -> tuple[DeviceLoad, ...]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from reroll.config.cluster import DEVICES, ClusterConfig
+from reroll.config.cluster import DEVICES, ClusterConfig, DeviceSpec
 from reroll.config.host import gpu_names, host_memory_bytes, num_visible_gpus
-from reroll.config.parts import RayRuntime
+from reroll.config.parts import RayRuntimeConfig
 from reroll.config.tree import AnyConfig
 from reroll.runtime.plan.memory import GIB
 from reroll.runtime.plan.peaks import DeviceLoad, loads_of
@@ -68,21 +68,27 @@ def make_plan(config: AnyConfig, cluster: ClusterConfig) -> Plan:
 
 
 def cluster_here(config: AnyConfig) -> ClusterConfig | None:
-    """The machines that a config will run on: those it names, else this one; None where its devices are not known."""
+    """The machines that a config will run on: those it names, else this one; None where its devices are not known.
+
+    A cluster that is plainly `cpu` is this machine too, with the memory that it has.
+    """
     if config.cluster is not None:
-        return config.cluster
+        return config.cluster.model_copy(update={"device": _cpu_here()}) if config.cluster.device == "cpu" else config.cluster
     num_gpus = num_visible_gpus()
-    if isinstance(config.runtime, RayRuntime):
+    if isinstance(config.runtime, RayRuntimeConfig):
         if config.runtime.address is not None:
             return None
         num_gpus = num_gpus if config.runtime.num_gpus is None else config.runtime.num_gpus
     if not num_gpus:
-        memory = host_memory_bytes()
-        spec = DEVICES["cpu"]
-        return ClusterConfig(device=spec.model_copy(update={"memory_gib": memory / GIB}) if memory else spec, num=1)
+        return ClusterConfig(device=_cpu_here(), num=1)
     names = [name.lower().replace(" ", "").replace("-", "") for name in gpu_names()]
     found = {kind for name in names for kind in DEVICES if kind in name and "40gb" not in name}
     return ClusterConfig(device=found.pop(), num=num_gpus) if len(found) == 1 else None
+
+
+def _cpu_here() -> DeviceSpec:
+    memory, spec = host_memory_bytes(), DEVICES["cpu"]
+    return spec.model_copy(update={"memory_gib": memory / GIB}) if memory else spec
 
 
 def _notes(roles: Sequence[Role], cluster: ClusterConfig) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from reroll.config.parts import RayRuntime
+from reroll.config.parts import LocalRuntimeConfig
 from reroll.config.tree import AnyConfig, RlvrConfig
 from reroll.runtime.plan.roles import Role, engine_of
 
@@ -27,7 +27,7 @@ class Planned:
 
     @property
     def one_process(self) -> bool:
-        return not isinstance(self.config.runtime, RayRuntime)
+        return isinstance(self.config.runtime, LocalRuntimeConfig)
 
     @property
     def is_async(self) -> bool:

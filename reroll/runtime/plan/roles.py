@@ -13,18 +13,17 @@ from reroll.config.host import parse_devices
 from reroll.config.parts import (
     Devices,
     DeviceSelection,
-    EmbeddedEngine,
     EngineConfig,
+    ExternalEngineConfig,
     FixedModel,
+    LocalRuntimeConfig,
     ModelConfig,
-    RayRuntime,
-    SglangEngine,
-    VllmEngine,
+    VllmEngineConfig,
 )
 from reroll.config.preference import DpoConfig, RewardModelConfig
 from reroll.config.reward_judge import HostedJudge, JudgeReward, ModelReward
 from reroll.config.rewards import walk
-from reroll.config.strategy import DeepspeedStrategy, Fsdp2Strategy, StrategyConfig, TorchStrategy
+from reroll.config.strategy import Fsdp2StrategyConfig, RanksStrategy, StrategyConfig
 from reroll.config.tree import AnyConfig, RlvrConfig
 from reroll.errors import ConfigError, Violation
 from reroll.runtime.devices import DeviceMap, Ranks
@@ -96,7 +95,7 @@ class _Reader:
 
     @property
     def one_process(self) -> bool:
-        return not isinstance(self.config.runtime, RayRuntime)
+        return isinstance(self.config.runtime, LocalRuntimeConfig)
 
     @property
     def longest(self) -> int:
@@ -116,8 +115,8 @@ class _Reader:
         yield self._trained("policy", "policy", policy, policy.model, has_language_head=head)
         if isinstance(config, RlvrConfig):
             yield self._engine(config)
-            if config.kl.coef and not policy.lora:
-                yield self._fixed("reference", "policy", policy, policy.model)
+            if config.has_own_reference:
+                yield self._fixed("reference", "policy", policy, config.reference.model or policy.model)
             if isinstance(config.critic, OwnCritic):
                 model = config.critic.model or policy.model
                 yield self._trained("critic", "critic", config.critic, model, has_language_head=False)
@@ -168,7 +167,7 @@ class _Reader:
             "none": memory.held if self.one_process else memory.held | memory.working,
             "optimizer": {term: count for term, count in memory.held.items() if term == "parameters"},
             "all": {},
-        }[config.offload]
+        }[config.swap]
         return Role(
             name=name,
             path=path,
@@ -211,7 +210,9 @@ class _Reader:
             and size == VALUE_BYTES[policy.strategy.precision]
             and {device for rank in ranks for device in rank} <= {device for rank in policy_devices for device in rank}
         )
-        if isinstance(engine, EmbeddedEngine):
+        if isinstance(engine, ExternalEngineConfig):
+            memory = self._pooled(engine, shape, size)
+        else:
             memory = engine_memory(
                 shape,
                 value_bytes=size,
@@ -221,15 +222,13 @@ class _Reader:
                 shares_weights=shares,
                 on_cpu=ranks[0] == ("cpu",),
             )
-        else:
-            memory = self._pooled(engine, shape, size)
         # The embedded engine loads weights before it is given the trainer's; the others take their pool at once.
         weights = {"weights": shape.num_parameters * size // tp}
-        built = weights if isinstance(engine, EmbeddedEngine) else memory.held | memory.working
-        if engine.offload == "none":
+        built = memory.held | memory.working if isinstance(engine, ExternalEngineConfig) else weights
+        if not engine.sleep:
             left = memory.held | memory.working
         else:  # Asleep, the embedded engine keeps its weights; the others put them into the host's memory.
-            left = memory.held if isinstance(engine, EmbeddedEngine) else {}
+            left = {} if isinstance(engine, ExternalEngineConfig) else memory.held
         room = memory.working["KV cache"] * tp // (self._context(shape, self.longest) * shape.kv_bytes_per_token(size))
         return Role(
             name="engine",
@@ -250,18 +249,18 @@ class _Reader:
         ranks = engine_ranks(engine, self._devices("engine", engine.devices))
         if torn := torn_seat(ranks, self.cluster):
             problem = f"a worker would span GPUs {', '.join(torn)}, which are on several nodes"
-            fix = "lower engine.tensor_parallel, or name GPUs that fill whole nodes"
+            fix = "lower engine.tp, or name GPUs that fill whole nodes"
             raise ConfigError([Violation("engine.devices", problem, fix)])
         return ranks
 
-    def _pooled(self, engine: VllmEngine | SglangEngine, shape: ModelShape, value_bytes: int) -> RoleMemory:
+    def _pooled(self, engine: ExternalEngineConfig, shape: ModelShape, value_bytes: int) -> RoleMemory:
         longest = min(engine.max_model_len or self.longest, self.longest, shape.max_positions)
-        if isinstance(engine, VllmEngine) and self._devices("engine", engine.devices) == ("cpu",):
+        if isinstance(engine, VllmEngineConfig) and self._devices("engine", engine.devices) == ("cpu",):
             pool = shape.num_parameters * value_bytes + int(engine.cpu_cache_gib * GIB)
         else:
             spec = self.cluster.part(self._devices("engine", engine.devices)).spec
             pool = int(spec.memory_gib * GIB * engine.gpu_memory_utilization)
-        return pooled_engine_memory(shape, value_bytes=value_bytes, tp=engine.tensor_parallel, pool_bytes=pool, longest=longest)
+        return pooled_engine_memory(shape, value_bytes=value_bytes, tp=engine.tp, pool_bytes=pool, longest=longest)
 
     def _training(
         self,
@@ -271,8 +270,8 @@ class _Reader:
         has_language_head: bool,
         lora_parameters: int = 0,
     ) -> Training:
-        sharded = strategy if isinstance(strategy, Fsdp2Strategy) else None
-        zero = strategy if isinstance(strategy, DeepspeedStrategy) else None
+        sharded = strategy if isinstance(strategy, Fsdp2StrategyConfig) else None
+        zero = strategy.zero_stage if isinstance(strategy, RanksStrategy) else None
         shards = max(1, len(ranks) // (sharded.tp * sharded.replicas)) if sharded else None
         sp = sharded.sp if sharded else 1
         return Training(
@@ -284,14 +283,14 @@ class _Reader:
             longest=self.longest,
             lora_parameters=lora_parameters,
             has_language_head=has_language_head,
-            shards=len(ranks) if zero and zero.stage == 3 else shards,
-            zero_stage=zero.stage if zero else None,
+            shards=len(ranks) if zero == 3 else shards,
+            zero_stage=zero,
             zero_ranks=len(ranks) if zero else 1,
             reshard=sharded is None or sharded.reshard_after_forward,
             tp=sharded.tp if sharded else 1,
             sp=sp,
             ep=sharded.ep if sharded else 1,
-            offload=not isinstance(strategy, TorchStrategy) and strategy.offload,
+            offload=isinstance(strategy, RanksStrategy) and strategy.cpu_offload,
             on_cpu=ranks[0] == ("cpu",),
         )
 
@@ -324,12 +323,12 @@ class _Reader:
         """Requests that are in flight at the same time."""
         rollout = config.rollout
         prompts = round(rollout.prompts_per_step * rollout.oversample) * (rollout.max_staleness + 1)
-        return prompts * (rollout.group_size + rollout.redundant)
+        return prompts * (rollout.group_size + rollout.extra_samples)
 
 
 def train_ranks(strategy: StrategyConfig, devices: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
     """The device of each training rank: one for `torch`, every one for the others."""
-    if isinstance(strategy, TorchStrategy):
+    if not isinstance(strategy, RanksStrategy):
         return ((devices[0],),)
     return tuple((devices[rank % len(devices)],) for rank in range(strategy.num_ranks or len(devices)))
 
@@ -348,4 +347,4 @@ def torn_seat(ranks: tuple[tuple[str, ...], ...], cluster: ClusterConfig) -> tup
 
 def engine_tp(engine: EngineConfig) -> int:
     """Devices that one engine worker is cut over."""
-    return 1 if isinstance(engine, EmbeddedEngine) else engine.tensor_parallel
+    return engine.tp if isinstance(engine, ExternalEngineConfig) else 1

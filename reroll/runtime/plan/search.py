@@ -10,8 +10,8 @@ from reroll.config.algorithm import OwnCritic
 from reroll.config.base import Node
 from reroll.config.cluster import ClusterConfig
 from reroll.config.host import parse_devices
-from reroll.config.parts import EngineConfig, ModelConfig, PolicyConfig, PooledEngine, RayRuntime
-from reroll.config.strategy import Fsdp2Strategy, StrategyConfig, TorchStrategy
+from reroll.config.parts import EngineConfig, ExternalEngineConfig, LocalRuntimeConfig, ModelConfig, PolicyConfig
+from reroll.config.strategy import Fsdp2StrategyConfig, RanksStrategy, StrategyConfig, TorchStrategyConfig
 from reroll.config.tree import AnyConfig, RlvrConfig
 from reroll.errors import ModelError, Violation
 from reroll.runtime.plan.memory import GIB
@@ -102,7 +102,7 @@ def _policy_maps(config: RlvrConfig, cluster: ClusterConfig, shape: ModelShape) 
     strategy = policy.strategy
     if policy.devices != "auto":
         starts = [parse_devices(policy.devices, nodes=cluster.gpu_nodes)]
-    elif isinstance(strategy, TorchStrategy):
+    elif isinstance(strategy, TorchStrategyConfig):
         starts = [("0",), (str(num - 1),)]
     else:
         starts = [_span(0, size) for size in _sizes(num, cluster.devices_per_node)]
@@ -112,7 +112,7 @@ def _policy_maps(config: RlvrConfig, cluster: ClusterConfig, shape: ModelShape) 
     for devices in starts:
         if not devices:
             continue
-        if not isinstance(strategy, Fsdp2Strategy):
+        if not isinstance(strategy, Fsdp2StrategyConfig):
             yield _with(policy, devices=as_devices(devices))
             continue
         ranks = strategy.num_ranks or len(devices)
@@ -121,7 +121,7 @@ def _policy_maps(config: RlvrConfig, cluster: ClusterConfig, shape: ModelShape) 
                 yield _with(policy, devices=as_devices(devices), strategy=_with(strategy, tp=tp))
 
 
-def _can_lay_out(strategy: Fsdp2Strategy, shape: ModelShape, *, num_ranks: int, tp: int) -> bool:
+def _can_lay_out(strategy: Fsdp2StrategyConfig, shape: ModelShape, *, num_ranks: int, tp: int) -> bool:
     """Whether so many ranks can hold a model with its layers cut by `tp`, which cuts no experts."""
     if num_ranks % (tp * strategy.sp * strategy.replicas) or shape.num_heads % (tp * strategy.sp):
         return False
@@ -140,26 +140,26 @@ def _engine_maps(
         others = tuple(device for device in _span(0, num) if device not in policy)
         options = [policy, others, _span(0, num)]
     for devices in options:
-        tps = _engine_tps(engine, shape, devices, cluster) if isinstance(engine, PooledEngine) else [1]
+        tps = _engine_tps(engine, shape, devices, cluster) if isinstance(engine, ExternalEngineConfig) else [1]
         for tp in tps if devices else ():
             seats = len(devices) // tp
             # Threads of one process share one interpreter: more engines in it would wait for each other.
-            may_grow = isinstance(config.runtime, RayRuntime) and "num_workers" not in engine.model_fields_set
+            may_grow = not isinstance(config.runtime, LocalRuntimeConfig) and "num_workers" not in engine.model_fields_set
             num_workers = seats if may_grow else engine.num_workers
             used = devices[: min(seats, num_workers) * tp] if engine.devices == "auto" else devices
             if engine.devices == "auto" and num_workers * tp % len(used):
                 continue  # Some devices would carry more workers than others.
             changes: dict[str, Any] = {"devices": as_devices(used), "num_workers": num_workers}
-            if isinstance(engine, PooledEngine):
-                changes["tensor_parallel"] = tp
+            if isinstance(engine, ExternalEngineConfig):
+                changes["tp"] = tp
             option = _with(engine, **changes)
             if not torn_seat(engine_ranks(option, used), cluster):
                 yield option
 
 
-def _engine_tps(engine: PooledEngine, shape: ModelShape, devices: tuple[str, ...], cluster: ClusterConfig) -> list[int]:
-    if "tensor_parallel" in engine.model_fields_set:
-        return [engine.tensor_parallel]
+def _engine_tps(engine: ExternalEngineConfig, shape: ModelShape, devices: tuple[str, ...], cluster: ClusterConfig) -> list[int]:
+    if "tp" in engine.model_fields_set:
+        return [engine.tp]
     return _tp_sizes(shape, len(devices), cluster)
 
 
@@ -226,7 +226,7 @@ def _fix(plan: Plan) -> str:
     least = make_plan(config, cluster).fullest.num_bytes / cluster.efficiency.memory / GIB
     return (
         f"even with {', '.join(done)} it needs devices of {math.ceil(least)} GiB: cut the model over more of them "
-        "(strategy.kind=fsdp2 and more devices; engine.kind=vllm and engine.tensor_parallel), let ranks share long "
+        "(strategy.kind=fsdp2 and more devices; engine.kind=vllm and engine.tp), let ranks share long "
         "rows (strategy.sp), train an adapter (lora), or take a smaller model"
     )
 
@@ -239,12 +239,12 @@ def _remedies(config: AnyConfig, cluster: ClusterConfig, longest: int) -> dict[s
     changes: list[tuple[str, Sequence[Any]]] = []
     trained: dict[str, ModelConfig] = {"policy": config.policy}
     if isinstance(config, RlvrConfig):
-        changes += [("engine.offload", ["all"])] if config.engine.offload == "none" else []
-        changes += [("policy.offload", ["optimizer"])] if config.policy.offload == "none" else []
+        changes += [("engine.sleep", [True])] if not config.engine.sleep else []
+        changes += [("policy.swap", ["optimizer"])] if config.policy.swap == "none" else []
         trained |= {"critic": config.critic} if isinstance(config.critic, OwnCritic) else {}
     for name, model in trained.items():
         changes += _strategy_changes(f"{name}.strategy", model.strategy, longest)
-    if isinstance(config, RlvrConfig) and isinstance(config.engine, PooledEngine):
+    if isinstance(config, RlvrConfig) and isinstance(config.engine, ExternalEngineConfig):
         shares = [share / 20 for share in range(19, 3, -1) if share / 20 < config.engine.gpu_memory_utilization]
         changes.append(("engine.gpu_memory_utilization", shares))
     elif isinstance(config, RlvrConfig):
@@ -259,14 +259,14 @@ def _remedies(config: AnyConfig, cluster: ClusterConfig, longest: int) -> dict[s
 
 
 def _strategy_changes(path: str, strategy: StrategyConfig, longest: int) -> Iterator[tuple[str, Sequence[Any]]]:
-    sp = strategy.sp if isinstance(strategy, Fsdp2Strategy) else 1
+    sp = strategy.sp if isinstance(strategy, Fsdp2StrategyConfig) else 1
     yield f"{path}.micro_batch_tokens", _halves(strategy.micro_batch_tokens, at_least=-(-longest // sp))
     if not strategy.gradient_checkpointing:
         yield f"{path}.gradient_checkpointing", [True]
     if strategy.precision == "fp32":
         yield f"{path}.precision", ["bf16"]
-    if not isinstance(strategy, TorchStrategy) and not strategy.offload:
-        yield f"{path}.offload", [True]
+    if isinstance(strategy, RanksStrategy) and not strategy.cpu_offload:
+        yield f"{path}.cpu_offload", [True]
 
 
 def _halves(value: int, *, at_least: int) -> list[int]:

@@ -57,7 +57,7 @@ class ModelShape:
 
     @property
     def kv_width(self) -> int:
-        """Of the keys; the values have as much again."""
+        """Width of the keys of all heads; the values have the same."""
         return self.num_kv_heads * self.head_dim
 
     @property
@@ -67,34 +67,34 @@ class ModelShape:
 
     @property
     def attention_parameters(self) -> int:
-        """Of one layer."""
+        """Attention parameters of one layer."""
         weights = self.hidden * (2 * self.query_width + 2 * self.kv_width)
         biases = (self.query_width + 2 * self.kv_width) * self.qkv_bias + self.hidden * self.o_bias
         return weights + biases + 2 * self.head_dim * self.has_qk_norm
 
     @property
     def dense_mlp_parameters(self) -> int:
-        """Of one layer without experts."""
+        """MLP parameters of one layer without experts."""
         return 3 * self.hidden * self.intermediate + (2 * self.intermediate + self.hidden) * self.mlp_bias
 
     @property
     def expert_parameters(self) -> int:
-        """Of one expert."""
+        """Parameters of one expert."""
         return 3 * self.hidden * self.expert_intermediate
 
     @property
     def all_expert_parameters(self) -> int:
-        """Of all experts of all layers."""
+        """Parameters of all experts of all layers."""
         return self.num_sparse_layers * self.num_experts * self.expert_parameters
 
     @property
     def head_parameters(self) -> int:
-        """Of the matrix that words are told by, whether it is the embedding or not."""
+        """Parameters of the LM head, tied to the embedding or not."""
         return self.vocabulary * self.hidden
 
     @property
     def norm_parameters(self) -> int:
-        """Of one layer."""
+        """Norm parameters of one layer."""
         return self.hidden * (4 if self.family in _FOUR_NORMS else 2)
 
     @property
@@ -119,7 +119,7 @@ class ModelShape:
         return self.num_parameters - self.all_expert_parameters * (ep - 1) // ep
 
     def largest_layer_parameters(self, *, ep: int = 1) -> int:
-        """Of them, those of one layer."""
+        """Those of them in the largest layer."""
         experts = self.hidden * self.num_experts + self.num_experts // ep * self.expert_parameters
         dense = self.dense_mlp_parameters if self.num_sparse_layers < self.num_layers else 0
         return self.attention_parameters + self.norm_parameters + max(dense, experts if self.num_sparse_layers else 0)

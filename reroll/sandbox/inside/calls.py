@@ -5,8 +5,14 @@ from __future__ import annotations
 Calls = dict[str, tuple[int | None, int | None]]
 
 DENIED: Calls = {
-    # The network. Pairs of connected local sockets stay: asyncio and multiprocessing live on them.
+    # The network, and sockets of others on this machine. Pairs of connected local sockets stay: asyncio and multiprocessing
+    # live on them. A pair has its two ends and needs no name.
     "socket": (41, 198),
+    "connect": (42, 203),
+    "bind": (49, 200),
+    "listen": (50, 201),
+    "accept": (43, 202),
+    "accept4": (288, 242),
     # Other namespaces, mounts and roots.
     "mount": (165, 40),
     "umount2": (166, 39),
@@ -41,11 +47,21 @@ DENIED: Calls = {
     "sched_setattr": (314, 274),
     "migrate_pages": (256, 238),
     "move_pages": (279, 239),
-    # Memory that no limit counts.
+    "get_robust_list": (274, 100),
+    # What processes share by number or by name: memory that no limit counts, and that of others. A number needs no "get".
     "shmget": (29, 194),
+    "shmat": (30, 196),
+    "shmctl": (31, 195),
     "semget": (64, 190),
+    "semop": (65, 193),
+    "semtimedop": (220, 192),
+    "semctl": (66, 191),
     "msgget": (68, 186),
+    "msgsnd": (69, 189),
+    "msgrcv": (70, 188),
+    "msgctl": (71, 187),
     "mq_open": (240, 180),
+    "mq_unlink": (241, 181),
     "memfd_create": (319, 279),
     "memfd_secret": (447, 447),
     # The kernel itself: wide doors that ordinary programs do not use.
@@ -59,6 +75,8 @@ DENIED: Calls = {
     "request_key": (249, 218),
     "keyctl": (250, 219),
     "fanotify_init": (300, 262),
+    "inotify_init": (253, None),
+    "inotify_init1": (294, 26),
     "personality": (135, 92),
     "modify_ldt": (154, None),
     "iopl": (172, None),
@@ -112,8 +130,9 @@ WRITES: Calls = {
     "rmdir": (84, None),
     "mknod": (133, None),
     "mknodat": (259, 33),
+    "flock": (73, 32),
 }
-"""A process makes, moves, cuts or removes a file; `open` and `openat` are judged by their flags."""
+"""A process makes, moves, cuts, removes or locks a file; `open`, `openat` and `fcntl` are judged by their arguments."""
 
 ATTRIBUTES: Calls = {
     "chmod": (90, None),
@@ -139,7 +158,8 @@ ATTRIBUTES: Calls = {
 OPEN, OPENAT, OPENAT2 = (2, None), (257, 56), (437, 437)
 CLONE, CLONE3 = (56, 220), (435, 435)
 KILL, TGKILL = (62, 129), (234, 131)
-PRCTL, PRLIMIT, SOCKETPAIR, IOCTL = (157, 167), (302, 261), (53, 199), (16, 29)
+PRCTL, PRLIMIT, SOCKETPAIR = (157, 167), (302, 261), (53, 199)
+IOCTL, FCNTL, MMAP = (16, 29), (72, 25), (9, 222)
 
 LAST_KNOWN = 450
 """Calls with a higher number are newer than these lists: to a program they do not exist yet."""

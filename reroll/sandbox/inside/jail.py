@@ -11,7 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from reroll.sandbox.inside import kernel, landlock, seccomp, tree
+from reroll.sandbox.inside import kernel, landlock, seccomp, tree, usage
+from reroll.sandbox.inside.cgroup import Group
 from reroll.sandbox.inside.wire import Job
 
 _ZYGOTE_NAMESPACES = (
@@ -24,9 +25,9 @@ _ZYGOTE_NAMESPACES = (
 )
 _OWN_ID = 1000
 """Who a program is in a user namespace of its own."""
+_REMOVE_ATTEMPTS = 4
 _FIRST_SPARE_UID = 1 << 30
 """Users from here on own nothing."""
-_HUGE = 1 << 62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,15 +41,22 @@ class Settings:
     """Which of them are searched for modules."""
     scratch: str
     """A folder of this interpreter's own on disk; empty where programs get theirs in memory."""
+    group: str
+    """The control group of its programs; empty where there is none, or where programs are one process each."""
+    preload: tuple[str, ...]
+    """Modules that all programs find imported."""
 
     @staticmethod
     def from_json(text: str) -> Settings:
         fields = json.loads(text)
-        return Settings(**{**fields, "folders": tuple(fields["folders"]), "packages": tuple(fields["packages"])})
+        return Settings(**fields | {name: tuple(fields[name]) for name in ("folders", "packages", "preload")})
 
 
 class Jail(Protocol):
     """One level of containment. The methods are called in this order, each in the process it names."""
+
+    group: Group
+    """Counts the CPU time of all processes together, where there is one."""
 
     def enter(self, control: socket.socket) -> None:
         """In the zygote, once."""
@@ -62,8 +70,8 @@ class Jail(Protocol):
     def pids(self, child: int) -> list[int]:
         """In the supervisor: the program's processes."""
 
-    def written_bytes(self) -> int:
-        """In the supervisor: what the program has on disk, where nothing else limits it."""
+    def written_bytes(self, child: int, *, largest_bytes: int) -> int:
+        """In the supervisor: what the program has on disk, where nothing else limits it but the size of each file."""
 
     def lock(self, job: Job) -> None:
         """In the program's own process, last of all."""
@@ -85,6 +93,7 @@ class Namespaces:
     """
 
     def __init__(self, settings: Settings) -> None:
+        self.group = Group(settings.group)
         self._folders = settings.folders
         self._uid = spare_user()
         self._own_user = self._uid < 0
@@ -100,6 +109,7 @@ class Namespaces:
             _, status = os.waitpid(zygote, 0)
             os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
         die_with_parent()
+        self.group.join()
         kernel.call("sethostname", b"sandbox", 7)
         tree.enter(self._folders)
 
@@ -122,7 +132,7 @@ class Namespaces:
     def pids(self, child: int) -> list[int]:
         return [int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1"]
 
-    def written_bytes(self) -> int:
+    def written_bytes(self, child: int, *, largest_bytes: int) -> int:
         return 0
 
     def lock(self, job: Job) -> None:
@@ -137,7 +147,8 @@ class Namespaces:
         """Nothing to do: the folder was in memory and is gone."""
 
     def leave(self) -> None:
-        """Nothing to do: all mounts were this process's own."""
+        """All mounts were this process's own."""
+        self.group.leave()
 
     @property
     def _user_flag(self) -> int:
@@ -152,6 +163,7 @@ class Alone:
     """
 
     def __init__(self, settings: Settings) -> None:
+        self.group = Group(settings.group)
         self._settings = settings
         self._folder = f"{settings.scratch}/program"
         self._uid = spare_user(readable=os.__file__)
@@ -177,8 +189,8 @@ class Alone:
     def pids(self, child: int) -> list[int]:
         return [child]
 
-    def written_bytes(self) -> int:
-        return _size_of(".")
+    def written_bytes(self, child: int, *, largest_bytes: int) -> int:
+        return usage.folder_bytes(".") + usage.unlisted_bytes(child, os.getcwd(), largest_bytes=largest_bytes)
 
     def lock(self, job: Job) -> None:
         landlocked = self._settings.level == "landlock"
@@ -250,35 +262,19 @@ def set_limit(name: str, amount: int) -> None:
 
 
 def remove(folder: str) -> None:
-    """Delete a folder, however deep it is and whatever rights its owner has taken from himself."""
-    try:
-        os.rmdir(folder)
-    except FileNotFoundError:
-        return
-    except OSError:
-        script = 'rm -rf "$1" 2>/dev/null || { chmod -R u+rwx "$1"; rm -rf "$1"; }'
-        sweeper = os.posix_spawn("/bin/sh", ["sh", "-c", script, "sh", folder], {"PATH": os.defpath})
-        os.waitpid(sweeper, 0)
+    """Delete a folder, however deep it is and whatever rights its owner has taken from himself.
 
-
-def _size_of(folder: str) -> int:
-    """What a folder takes on disk. One that cannot be read, is very deep or has very many files is as good as infinite."""
-    num_files, size = 0, 0
-    try:
-        for path, _, names in os.walk(folder, onerror=_raise):
-            num_files += 1 + len(names)
-            if num_files > tree.MAX_FILES:
-                return _HUGE
-            size += sum(os.lstat(f"{path}/{name}").st_blocks * 512 for name in names)
-    except FileNotFoundError:
-        return size  # Deleted while we looked: the next look will tell.
-    except (OSError, RecursionError):
-        return _HUGE
-    return size
-
-
-def _raise(error: OSError) -> None:
-    raise error
+    A program that is on its way out may still write to it, so that it is not empty when it should be: then once more.
+    """
+    script = 'rm -rf "$1" 2>/dev/null || { chmod -R u+rwx "$1"; rm -rf "$1"; }'
+    for _ in range(_REMOVE_ATTEMPTS):
+        try:
+            os.rmdir(folder)
+        except FileNotFoundError:
+            return
+        except OSError:
+            sweeper = os.posix_spawn("/bin/sh", ["sh", "-c", script, "sh", folder], {"PATH": os.defpath})
+            os.waitpid(sweeper, 0)
 
 
 def _map_ids(*, inside: int, outside: tuple[int, int]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import math
 import os
 import select
@@ -13,7 +14,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 from reroll.sandbox.base import Limits
-from reroll.sandbox.inside import kernel
+from reroll.sandbox.inside import kernel, usage
 from reroll.sandbox.inside.jail import Jail, die_with_parent, set_limit
 from reroll.sandbox.inside.wire import STARTED, Job, Result, pack_failure, pack_result, receive_job
 
@@ -21,8 +22,7 @@ _CHECK_EVERY_S = 0.1
 _STDERR_KEPT = 16 * 1024
 _STACK_MB = 64
 _MAX_FILES_OPEN = 128
-_PAGE = os.sysconf("SC_PAGE_SIZE")
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_F_ADD_SEALS, _F_SEAL_GROW, _F_SEAL_SEAL = 1033, 4, 1
 
 
 def supervise(channel: socket.socket, jail: Jail) -> Job:
@@ -44,13 +44,12 @@ def supervise(channel: socket.socket, jail: Jail) -> Job:
 
 
 def _start(job: Job, channel: socket.socket, jail: Jail) -> Job:
-    stdin = os.memfd_create("stdin")
-    _write_all(stdin, job.stdin)
-    os.lseek(stdin, 0, os.SEEK_SET)
+    stdin = _as_file(job.stdin)
     out_read, out_write = os.pipe()
     error_read, error_write = os.pipe()
+    ready_read, ready_write = os.pipe()
     wake = _wake_on_child()
-    started_s = time.monotonic()
+    watch = _Watch([out_read, error_read], wake, channel, job=job, jail=jail)
     child = os.fork()
     if child == 0:
         try:
@@ -60,10 +59,11 @@ def _start(job: Job, channel: socket.socket, jail: Jail) -> Job:
             os.write(2, f"the sandbox could not lock a program in: {error}\n".encode())
             os._exit(1)
         return job
-    for descriptor in (stdin, out_write, error_write):
+    for descriptor in (stdin, out_write, error_write, ready_write):
         os.close(descriptor)
-    watch = _Watch(child, [out_read, error_read], wake, channel, job=job, jail=jail, started_s=started_s)
-    reason, code = watch.until_end()
+    os.read(ready_read, 1)  # Until the child has taken over: before that it cannot be looked into.
+    started_s = time.monotonic()
+    reason, code = watch.until_end(child, started_s=started_s)
     wall_s = time.monotonic() - started_s
     jail.end(child)
     kept = _read_kept(job) if (reason, code) == ("exit", 0) and job.keep else b""
@@ -77,10 +77,10 @@ def _take_over(streams: list[int], limits: Limits) -> None:
     signal.set_wakeup_fd(-1)
     die_with_parent()
     os.setsid()
+    kernel.call("prctl", kernel.PR_SET_DUMPABLE, 1, 0, 0, 0)
     for target, descriptor in enumerate(streams):
         os.dup2(descriptor, target)
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-    kernel.call("prctl", kernel.PR_SET_DUMPABLE, 1, 0, 0, 0)
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # The supervisor sees this: from here on it watches.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     set_limit("RLIMIT_CPU", math.ceil(limits.cpu_s) + 1)
     set_limit("RLIMIT_AS", limits.memory_mb * 2**20)
@@ -94,18 +94,7 @@ def _take_over(streams: list[int], limits: Limits) -> None:
 class _Watch:
     """Reads what a program writes and looks after its limits until it ends or must be ended."""
 
-    def __init__(
-        self,
-        child: int,
-        streams: list[int],
-        wake: int,
-        channel: socket.socket,
-        *,
-        job: Job,
-        jail: Jail,
-        started_s: float,
-    ) -> None:
-        self._child = child
+    def __init__(self, streams: list[int], wake: int, channel: socket.socket, *, job: Job, jail: Jail) -> None:
         self._streams = streams
         self._wake = wake
         self._channel = channel
@@ -113,8 +102,10 @@ class _Watch:
         self._max_output = job.limits.output_kb * 1024
         self._room_bytes = job.room_bytes
         self._jail = jail
-        self._deadline_s = started_s + job.limits.wall_s
-        self._next_check_s = started_s + _CHECK_EVERY_S
+        self._child = 0
+        self._deadline_s = self._next_check_s = math.inf
+        self._group_cpu_s_before = self._group_cpu_s()
+        self._buried_cpu_s = 0.0
         self._num_written = [0, 0]
         self.output = [bytearray(), bytearray()]
         self._poll = select.poll()
@@ -122,8 +113,11 @@ class _Watch:
             os.set_blocking(descriptor, False)
             self._poll.register(descriptor, select.POLLIN)
 
-    def until_end(self) -> tuple[str, int]:
+    def until_end(self, child: int, *, started_s: float) -> tuple[str, int]:
         """Why the program ended, and its exit code."""
+        self._child = child
+        self._deadline_s = started_s + self._limits.wall_s
+        self._next_check_s = started_s + _CHECK_EVERY_S
         while True:
             if not self._wait():
                 return self._stop("gone")
@@ -175,9 +169,11 @@ class _Watch:
                 return None
             if pid == self._child:
                 break
+            self._buried_cpu_s += used.ru_utime + used.ru_stime
         for index in (0, 1):
             while self._num_written[index] <= self._max_output and self._read(index):
                 pass
+        self._child = 0  # Its number may be another's from now on.
         code = os.waitstatus_to_exitcode(status)
         if max(self._num_written) > self._max_output or self._fills_disk():
             return "output", code
@@ -187,38 +183,23 @@ class _Watch:
 
     def _excess(self) -> str:
         """The limit that the program's processes are over together, or nothing."""
-        cpu_s, memory_mb = 0.0, 0.0
+        cpu_s, memory_mb = self._buried_cpu_s, 0.0
         for pid in self._jail.pids(self._child):
-            try:
-                cpu_s += _cpu_s(pid)
-                memory_mb += _memory_mb(pid)
-            except (FileNotFoundError, ProcessLookupError):
-                continue  # It has ended since.
-        if cpu_s > self._limits.cpu_s:
+            with suppress(FileNotFoundError, ProcessLookupError):  # It has ended since.
+                cpu_s += usage.cpu_s(pid)
+                memory_mb += usage.memory_mb(pid)
+        if max(cpu_s, self._group_cpu_s() - self._group_cpu_s_before) > self._limits.cpu_s:
             return "cpu"
         if memory_mb > self._limits.memory_mb:
             return "memory"
         return "output" if self._fills_disk() else ""
 
+    def _group_cpu_s(self) -> float:
+        """CPU time of all in the group but this process. Those that wait for it use none."""
+        return self._jail.group.cpu_s() - time.process_time()
+
     def _fills_disk(self) -> bool:
-        return self._jail.written_bytes() > self._room_bytes
-
-
-def _cpu_s(pid: int) -> float:
-    """CPU time of a process and of the children that it has buried."""
-    with open(f"/proc/{pid}/stat") as file:
-        fields = file.read().rpartition(")")[2].split()
-    return sum(map(int, fields[11:15])) / _TICKS_PER_S
-
-
-def _memory_mb(pid: int) -> float:
-    """Its share of memory: a page that n processes hold counts 1/n. All it holds, where it does not let us look."""
-    try:
-        with open(f"/proc/{pid}/smaps_rollup") as file:
-            return sum(int(line.split()[1]) for line in file if line.startswith("Pss:")) / 1024
-    except PermissionError:
-        with open(f"/proc/{pid}/statm") as file:
-            return int(file.read().split()[1]) * _PAGE / 2**20
+        return self._jail.written_bytes(self._child, largest_bytes=self._limits.file_mb * 2**20) > self._room_bytes
 
 
 def _wake_on_child() -> int:
@@ -246,6 +227,15 @@ def _report(channel: socket.socket, result: Result) -> NoReturn:
     with suppress(OSError):  # Nobody may wait for it any more.
         channel.sendall(pack_result(result))
     os._exit(0)
+
+
+def _as_file(data: bytes) -> int:
+    """Data as an open file in memory that can be read and cannot grow."""
+    file = os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    _write_all(file, data)
+    os.lseek(file, 0, os.SEEK_SET)
+    fcntl.fcntl(file, _F_ADD_SEALS, _F_SEAL_GROW | _F_SEAL_SEAL)
+    return file
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

@@ -9,7 +9,9 @@ from reroll.sandbox.inside import kernel
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc/ld.so.cache")
 """Libraries and tools of the system. They hold no one's data."""
-DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+DEVICES = ("/dev/null", "/dev/full", "/dev/random", "/dev/urandom")
+ZEROS = "/dev/zero"
+"""Not among the devices: who may open it to write gets shared memory from it that no limit counts."""
 SCRATCH = "/scratch"
 """The one place that a program may write to."""
 

@@ -14,6 +14,7 @@ import signal
 import site
 import socket
 import sys
+from contextlib import suppress
 
 from reroll.sandbox.inside import kernel, program
 from reroll.sandbox.inside.jail import Jail, Settings, make_jail
@@ -74,6 +75,9 @@ def _prepare(settings: Settings) -> None:
     site.setcopyright()
     site.sethelper()
     sys.path[:] = [*[path for path in sys.path if path.startswith(settings.folders)], *settings.packages]
+    for name in settings.preload:
+        with suppress(ImportError):  # The program that imports it will say why it cannot be.
+            importlib.import_module(name)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     kernel.use_one_arena()
     gc.freeze()

@@ -23,8 +23,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "sapo": {"tau_positive": 1.0, "tau_negative": 2.5},
     "kimi": {"tau": 0.3},
     "dro": {"beta": 0.7},
-    "dppo_tv": {"max_divergence": 0.05},
-    "dppo_kl": {"max_divergence": 0.01},
+    "dppo_tv": {"max_divergence": 0.05, "max_divergence_low": 0.1, "max_ratio": 1.3},
+    "dppo_kl": {"max_divergence": 0.01, "max_divergence_low": 0.02, "max_ratio": 1.3},
     "clip_cov": {"clip_low": 0.1, "clip_high": 0.3},
     "kl_cov": {"coef": 0.6},
 }

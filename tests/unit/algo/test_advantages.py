@@ -128,6 +128,26 @@ def test_gdpo_normalises_every_part_in_its_group_and_the_sum_over_the_batch(weig
     close(gdpo(case.flat(), weights=weights, epsilon=EPSILON), expected)
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_gdpo_weighs_parts_as_each_episodes_reward_does_unless_it_is_told_weights(seed: int) -> None:
+    """Domains may weigh a part of the same name differently: the weight is that of the episode."""
+    case = random_case(seed)
+    flat = case.flat()
+    of_group = torch.tensor(np.random.default_rng(seed).normal(size=flat.num_groups))
+    weighed = replace(flat, part_weights={"form": of_group[flat.group]})
+
+    def summed(episode: Episode) -> float:
+        form, taste = ([other.parts[name] for other in case.siblings(episode)] for name in ("form", "taste"))
+        first = in_stds(episode.parts["form"] - np.mean(form), sample_std(form))
+        return float(of_group[episode.group] * first + in_stds(episode.parts["taste"] - np.mean(taste), sample_std(taste)))
+
+    sums = [summed(episode) for episode in case.episodes]
+    expected = case.expect(lambda episode, turn, place: in_stds(summed(episode) - np.mean(sums), sample_std(sums)))
+    close(gdpo(weighed, weights={}, epsilon=EPSILON), expected)
+    told = {"form": 0.2, "taste": 1.5, "of a domain without a group in this step": 3.0}
+    assert gdpo(weighed, weights=told, epsilon=EPSILON).equal(gdpo(flat, weights=told, epsilon=EPSILON))
+
+
 @pytest.mark.parametrize("k", [1, 2, 3])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_pass_at_k_is_what_all_sets_of_k_siblings_say(k: int, seed: int) -> None:
@@ -210,7 +230,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "pass_at_k": {"k": 2, "threshold": 0.5},
     "raft": {"accept": "best", "threshold": 0.5},
     "returns": {"discount": 0.9, "whiten": True},
-    "gae": {"discount": 0.9, "trace": 0.8},
+    "gae": {"discount": 0.9, "gae_lambda": 0.8},
     "optimal_token_baseline": {"tail": "return"},
     "turn_returns": {"discount": 0.9, "mean": "group", "std": "group", "epsilon": EPSILON},
     "gigpo": {"discount": 0.9, "turn_weight": 1.0, "std": "group", "epsilon": EPSILON},
@@ -278,7 +298,7 @@ def test_missing_inputs_are_named() -> None:
         with pytest.raises(ValueError, match=fix):
             ADVANTAGES[kind](flat, **OPTIONS[kind])
     with pytest.raises(ValueError, match=r"style, which is no part of the reward: name some of form, taste"):
-        gdpo(flat, weights={"style": 1.0, "form": 1.0}, epsilon=EPSILON)
+        gdpo(flat, weights={"style": 1.0}, epsilon=EPSILON)
     with pytest.raises(ValueError, match="named parts"):
         gdpo(replace(flat, parts={}), weights={}, epsilon=EPSILON)
 

@@ -48,10 +48,10 @@ def test_whitened_returns_have_mean_zero_and_deviation_one_over_all_written_toke
     np.testing.assert_allclose(actual.numpy(), case.expect(advantage), rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize(("discount", "trace"), [(1.0, 1.0), (1.0, 0.95), (0.9, 0.8), (0.99, 0.0)])
+@pytest.mark.parametrize(("discount", "gae_lambda"), [(1.0, 1.0), (1.0, 0.95), (0.9, 0.8), (0.99, 0.0)])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_gae_sums_what_each_token_brought_beyond_the_critics_estimate(discount: float, trace: float, seed: int) -> None:
-    """GAE, arXiv 1506.02438, equation 16: sum of (discount * trace)^l * delta, delta = r + discount * V' - V."""
+def test_gae_sums_what_each_token_brought_beyond_the_critics_estimate(discount: float, gae_lambda: float, seed: int) -> None:
+    """GAE, arXiv 1506.02438, equation 16: sum of (discount * gae_lambda)^l * delta, delta = r + discount * V' - V."""
     case = random_case(seed)
 
     def delta(episode: Episode, token: int) -> float:
@@ -60,13 +60,13 @@ def test_gae_sums_what_each_token_brought_beyond_the_critics_estimate(discount: 
 
     def advantage(episode: Episode, turn: int, place: int) -> float:
         first = at(episode, turn, place)
-        return sum((discount * trace) ** (one - first) * delta(episode, one) for one in range(first, len(episode.tokens)))
+        return sum((discount * gae_lambda) ** (one - first) * delta(episode, one) for one in range(first, len(episode.tokens)))
 
     def target(episode: Episode, turn: int, place: int) -> float:
         return advantage(episode, turn, place) + episode.turns[turn].tokens[place].value
 
-    close(gae(case.flat(), discount=discount, trace=trace), case.expect(advantage))
-    close(gae_returns(case.flat(), discount=discount, trace=trace), case.expect(target))
+    close(gae(case.flat(), discount=discount, gae_lambda=gae_lambda), case.expect(advantage))
+    close(gae_returns(case.flat(), discount=discount, gae_lambda=gae_lambda), case.expect(target))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -74,8 +74,8 @@ def test_gae_that_trusts_rewards_only_gives_the_returns(seed: int) -> None:
     flat = random_case(seed).flat()
     expected = returns(flat, discount=0.9, whiten=False)
     blind = replace(flat, value=torch.zeros_like(expected))
-    torch.testing.assert_close(gae(blind, discount=0.9, trace=1.0), expected)
-    torch.testing.assert_close(gae_returns(flat, discount=0.9, trace=1.0), expected)
+    torch.testing.assert_close(gae(blind, discount=0.9, gae_lambda=1.0), expected)
+    torch.testing.assert_close(gae_returns(flat, discount=0.9, gae_lambda=1.0), expected)
 
 
 @pytest.mark.parametrize("tail", ["return", "zero"])
@@ -112,7 +112,7 @@ def test_episodes_of_one_token_are_judged_by_that_token() -> None:
     episodes = [Episode(0, [Turn(reward, 0, [Token(0.25, 0.5, 1.0)])]) for reward in (1.0, 0.0)]
     flat = Case(episodes, [None, (0, 0, 0), None, (1, 0, 0)]).flat()
     assert returns(flat, discount=0.5, whiten=False).tolist() == [0, 0.75, 0, -0.25]
-    assert gae(flat, discount=0.5, trace=0.5).tolist() == [0, 0.25, 0, -0.75]
+    assert gae(flat, discount=0.5, gae_lambda=0.5).tolist() == [0, 0.25, 0, -0.75]
     assert optimal_token_baseline(flat, tail="return").tolist() == [0, 0.5, 0, -0.5]
 
 

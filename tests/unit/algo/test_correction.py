@@ -32,7 +32,7 @@ def units(arrays: Arrays, level: str) -> list[list[int]]:
     found: dict[Any, list[int]] = {}
     for place in np.flatnonzero(arrays["mask"]):
         sequence, turn = arrays["sequence"][place], arrays["turn"][place]
-        key = {"token": place, "turn": (sequence, turn)}.get(level, sequence)
+        key = {"token": place, "turn": (sequence, turn), "geometric_turn": (sequence, turn)}.get(level, sequence)
         found.setdefault(key, []).append(int(place))
     return list(found.values())
 
@@ -52,7 +52,7 @@ def test_each_unit_gets_its_bounded_ratio(level: Level, mode: Bound) -> None:
         expected, raw, bounded = np.zeros(len(TURN)), [], []
         for places in units(arrays, level):
             weight = prod(exp(arrays["old_logp"][place] - arrays["sampler_logp"][place]) for place in places)
-            raw.append(weight ** (1 / len(places)) if level == "geometric" else weight)
+            raw.append(weight ** (1 / len(places)) if level.startswith("geometric") else weight)
             bounded.append(bound(raw[-1], mode, 0.6, 1.7))
             expected[places] = bounded[-1]
         result = corrected(arrays, level=level, mode=mode, low=0.6, high=1.7)

@@ -1,3 +1,4 @@
+import math
 from typing import get_args
 
 import numpy as np
@@ -75,6 +76,16 @@ def test_low_variance_bounds_value_and_gradient_where_k3_explodes() -> None:
 )
 def test_the_coefficient_follows_the_measured_kl(kl: float, expected: float) -> None:
     assert adapted_coef(0.1, kl, target=6.0, horizon=10_000, num_samples=256) == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_step_of_more_samples_than_the_horizon_moves_the_coefficient_by_a_fifth_and_never_below_zero() -> None:
+    assert adapted_coef(0.1, 0.0, target=6.0, horizon=10, num_samples=256) == pytest.approx(0.08)
+    assert adapted_coef(0.1, math.inf, target=6.0, horizon=10, num_samples=256) == pytest.approx(0.12)
+
+
+def test_a_kl_that_is_no_number_is_refused() -> None:
+    with pytest.raises(ValueError, match="not a number"):
+        adapted_coef(0.1, math.nan, target=6.0, horizon=10_000, num_samples=256)
 
 
 def test_every_configured_estimator_has_a_function() -> None:

@@ -10,7 +10,7 @@ import torch
 from loss_cases import OPTIONS, Arrays, loss_and_gradient, ragged, sequences, tokens
 from pydantic import TypeAdapter, ValidationError
 
-from reroll.algo.losses import LOSSES, held_back, ppo, value_loss
+from reroll.algo.losses import LOSSES, clipped_mask, ppo, value_loss
 from reroll.algo.selection import SELECTIONS
 from reroll.config.losses import LossConfig
 
@@ -71,14 +71,19 @@ def reference_dro(s: Arrays, beta: float) -> float:
     return sum(-a * p + beta / 2 * (p - q) ** 2 for a, p, q in zip(s["advantage"], s["logp"], s["old_logp"], strict=True))
 
 
-def reference_dppo(s: Arrays, max_divergence: float, *, by: str) -> float:
-    """arXiv 2602.04879: M * r * A, M = 0 beyond the threshold where (A > 0 and r > 1) or (A < 0 and r < 1)."""
-    total = 0.0
+def reference_dppo(s: Arrays, *, by: str, **options: float) -> float:
+    """arXiv 2602.04879: M * r * A, M = 0 beyond the threshold where (A > 0 and r > 1) or (A < 0 and r < 1); r bounded."""
+    return -sum(weight * advantage for weight, advantage in zip(weight_dppo(s, by=by, **options), s["advantage"], strict=True))
+
+
+def weight_dppo(s: Arrays, *, by: str, max_divergence: float, max_divergence_low: float, max_ratio: float) -> list[float]:
+    weights = []
     for ratio, advantage, new, old in zip(ratios(s), s["advantage"], np.exp(s["logp"]), np.exp(s["old_logp"]), strict=True):
         divergence = abs(new - old) if by == "tv" else old * log(old / new) + (1 - old) * log((1 - old) / (1 - new))
-        away = (advantage > 0 and ratio > 1) or (advantage < 0 and ratio < 1)
-        total += 0 if away and divergence > max_divergence else ratio * advantage
-    return -total
+        leaving_up = advantage > 0 and ratio > 1 and divergence > max_divergence
+        leaving_down = advantage < 0 and ratio < 1 and divergence > max_divergence_low
+        weights.append(0.0 if leaving_up or leaving_down else min(ratio, max_ratio))
+    return weights
 
 
 def reference_kl_cov(s: Arrays, coef: float) -> float:
@@ -114,8 +119,8 @@ REFERENCES = {
     "sapo": reference_sapo,
     "kimi": reference_kimi,
     "dro": reference_dro,
-    "dppo_tv": lambda s, max_divergence: reference_dppo(s, max_divergence, by="tv"),
-    "dppo_kl": lambda s, max_divergence: reference_dppo(s, max_divergence, by="kl"),
+    "dppo_tv": lambda s, **options: reference_dppo(s, by="tv", **options),
+    "dppo_kl": lambda s, **options: reference_dppo(s, by="kl", **options),
     "clip_cov": lambda s, **options: reference_ppo(without_selected(s), **options),
     "kl_cov": reference_kl_cov,
 }
@@ -136,7 +141,13 @@ def weight_gspo_token(s: Arrays, clip_low: float, clip_high: float) -> list[floa
     return [0 if stop else ratio for stop in clipped]
 
 
-WEIGHTS = {"cispo": weight_cispo, "topr": weight_topr, "gspo_token": weight_gspo_token}
+WEIGHTS = {
+    "cispo": weight_cispo,
+    "topr": weight_topr,
+    "gspo_token": weight_gspo_token,
+    "dppo_tv": lambda s, **options: weight_dppo(s, by="tv", **options),
+    "dppo_kl": lambda s, **options: weight_dppo(s, by="kl", **options),
+}
 """Losses that hold something fixed: their gradient is -weight * A, which no difference of values shows."""
 
 
@@ -192,7 +203,7 @@ def test_ppo_has_no_gradient_where_the_ratio_went_too_far(ratio: float, advantag
     t, leaf = tokens(one | {"mask": np.array([True]), "sequence": np.array([0])})
     loss = ppo(t, clip_low=0.2, clip_high=0.2, dual_clip=3.0)
     assert torch.autograd.grad(loss.sum(), leaf, retain_graph=True)[0].item() == pytest.approx(expected, abs=1e-6)
-    assert held_back(loss, t).tolist() == [expected == 0]
+    assert clipped_mask(loss, t).tolist() == [expected == 0]
 
 
 def test_gspo_is_ppo_on_sequences_of_one_token() -> None:
@@ -229,7 +240,7 @@ def test_the_inputs_of_these_tests_reach_both_sides_of_every_bound(kind: str) ->
     held = []
     for seed in range(3):
         t, _ = tokens(ragged(seed, one_advantage_a_sequence=kind == "gspo"))
-        stopped = held_back(LOSSES[kind](t, **OPTIONS[kind]), t)
+        stopped = clipped_mask(LOSSES[kind](t, **OPTIONS[kind]), t)
         assert not stopped[~t.mask].any()
         held.append(t.advantage[stopped])
     signs = torch.cat(held).sign().tolist()
@@ -259,6 +270,28 @@ def test_the_value_loss_is_the_larger_of_the_two_errors(seed: int) -> None:
     assert not gradient[went_towards_the_return & (np.abs(value - returns) < np.abs(returns - old_value) - 0.2)].any()
     plain = value_loss(leaf, torch.tensor(old_value), torch.tensor(returns), clip=float("inf"))
     np.testing.assert_allclose(plain.detach().numpy(), (value - returns) ** 2 / 2, rtol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["dppo_tv", "dppo_kl"])
+def test_a_rare_token_inside_the_trust_region_weighs_no_more_than_the_largest_ratio(kind: str) -> None:
+    one = {"old_logp": np.array([log(1e-6)]), "logp": np.array([log(0.01)]), "advantage": np.array([1.0])}
+    t, leaf = tokens(one | {"mask": np.array([True]), "sequence": np.array([0])})
+    for options, expected in ({}, 1e4), ({"max_ratio": 20.0}, 20.0):
+        loss = LOSSES[kind](t, max_divergence=0.15, **options)
+        assert torch.autograd.grad(loss, leaf, retain_graph=True)[0].item() == pytest.approx(-expected)
+    assert nodes()[kind](kind=kind).max_ratio == 20.0
+
+
+@pytest.mark.parametrize("kind", ["dppo_tv", "dppo_kl"])
+def test_without_a_bound_on_the_ratio_the_trust_region_is_the_papers(kind: str) -> None:
+    """-r * A and nothing else: the value's own slope is the gradient."""
+    arrays, threshold = ragged(1), OPTIONS[kind]["max_divergence"]
+    t, leaf = tokens(arrays)
+    gradient = torch.autograd.grad(LOSSES[kind](t, max_divergence=threshold).sum(), leaf)[0].numpy()
+    no_bound = {"max_divergence": threshold, "max_divergence_low": threshold, "max_ratio": np.inf}
+    for index, s in enumerate(sequences(arrays)):
+        expected = -np.array(weight_dppo(s, by=kind.removeprefix("dppo_"), **no_bound)) * s["advantage"]
+        np.testing.assert_allclose(gradient[(arrays["sequence"] == index) & arrays["mask"]], expected, rtol=1e-9)
 
 
 def nodes() -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from decimal import Decimal, localcontext
 from typing import Any, get_args
 
 import numpy as np
@@ -11,7 +12,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from reroll.algo.preference import PREFERENCES, bradley_terry, hinge, ipo, kto, kto_reference_point, sigmoid, simpo
+from reroll.algo.preference import (
+    PREFERENCES,
+    bradley_terry,
+    hinge,
+    ipo,
+    kto,
+    kto_reference_point,
+    log_odds,
+    negative_log_likelihood,
+    sigmoid,
+    simpo,
+)
 from reroll.config.preference import PairLossConfig
 
 MARGINS = [-30.0, -4.0, -0.7, 0.0, 0.3, 2.5, 9.0, 40.0]
@@ -20,6 +32,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "ipo": {"beta": 0.4},
     "hinge": {"beta": 0.3},
     "simpo": {"beta": 2.5, "gamma": 1.4},
+    "orpo": {"beta": 0.6},
 }
 
 
@@ -47,11 +60,17 @@ def simpo_by_hand(h: float, beta: float, gamma: float) -> float:
     return -math.log(sigma(beta * h - gamma))
 
 
+def orpo_by_hand(h: float, beta: float) -> float:
+    """arXiv 2403.07691, equation 7 and the factor of equation 6."""
+    return -beta * math.log(sigma(h))
+
+
 BY_HAND: dict[str, Callable[..., float]] = {
     "sigmoid": dpo_by_hand,
     "ipo": ipo_by_hand,
     "hinge": hinge_by_hand,
     "simpo": simpo_by_hand,
+    "orpo": orpo_by_hand,
 }
 
 
@@ -133,6 +152,47 @@ def test_hinge_leaves_a_pair_alone_that_is_far_enough_apart() -> None:
 def test_simpo_without_a_target_is_dpo_on_the_same_margin() -> None:
     margin = torch.tensor(MARGINS)
     torch.testing.assert_close(simpo(margin, beta=0.7, gamma=0.0), sigmoid(margin, beta=0.7))
+
+
+LOG_PROBS = [-700.0, -40.0, -5.0, -1.0, -math.log(2), -0.3, -1e-2, -1e-5]
+
+
+def odds_by_hand(logp: float) -> Decimal:
+    """p / (1 - p), arXiv 2403.07691, equation 3, with four hundred digits."""
+    with localcontext(prec=400):
+        p = Decimal(logp).exp()
+        return p / (1 - p)
+
+
+def test_log_odds_are_the_logarithm_of_the_odds_and_so_is_their_gradient() -> None:
+    with localcontext(prec=400):
+        by_hand = [float(odds_by_hand(logp).ln()) for logp in LOG_PROBS]
+        slopes = [float(1 / (1 - Decimal(logp).exp())) for logp in LOG_PROBS]
+    np.testing.assert_allclose(log_odds(torch.tensor(LOG_PROBS, dtype=torch.float64)), by_hand, rtol=1e-12, atol=1e-15)
+    np.testing.assert_allclose(gradient(log_odds, LOG_PROBS), slopes, rtol=1e-10)
+
+
+def test_log_odds_keep_the_digits_of_single_precision_for_rare_and_for_nearly_certain_answers() -> None:
+    single = torch.tensor([-3000.0, -90.0, *LOG_PROBS, -1e-6, -3e-7], requires_grad=True)
+    exact = single.detach().double().requires_grad_()
+    for ours, expected in zip((log_odds(single), *_slope(single)), (log_odds(exact), *_slope(exact)), strict=True):
+        torch.testing.assert_close(ours.double(), expected, rtol=1e-6, atol=1e-7)
+
+
+def _slope(logp: Tensor) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(log_odds(logp).sum(), logp)
+
+
+def test_the_odds_of_an_answer_that_is_certain_are_large_and_finite_and_push_nowhere() -> None:
+    logp = torch.tensor([0.0, -1e-9, -1e-7], requires_grad=True)
+    odds = log_odds(logp)
+    torch.testing.assert_close(odds.detach(), torch.full((3,), -math.log(torch.finfo(torch.float32).eps)))
+    assert torch.equal(_slope(logp)[0], torch.zeros(3))
+
+
+def test_the_negative_log_likelihood_is_per_token() -> None:
+    nll = negative_log_likelihood(torch.tensor([-6.0, -1.0]), torch.tensor([3.0, 4.0]))
+    assert nll.tolist() == [2.0, 0.25]
 
 
 @pytest.mark.parametrize("reference_point", [0.0, 1.3])

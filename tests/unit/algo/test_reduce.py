@@ -46,14 +46,14 @@ def counts_of(masks: list[np.ndarray]) -> tuple[int, int]:
     return sum(int(mask.sum()) for mask in masks), sum(bool(mask.any()) for mask in masks)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(0, 1000), st.sampled_from(MODES))
 def test_each_mode_follows_its_definition_on_ragged_masks(lengths: list[int], seed: int, mode: Mode) -> None:
     values, masks = ragged(lengths, seed)
     assert reduced(values, masks, mode, counts_of(masks)) == pytest.approx(reference(values, masks, mode), abs=1e-12)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.integers(1, 9), min_size=2, max_size=6), st.integers(0, 1000), st.sampled_from(MODES))
 def test_the_results_of_micro_batches_add_up_to_that_of_the_batch(lengths: list[int], seed: int, mode: Mode) -> None:
     values, masks = ragged(lengths, seed)

@@ -4,7 +4,7 @@ from episode_cases import floats, ints
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reroll.algo.segments import discounted_sum, segment_mean, segment_position, segment_std, segment_sum
+from reroll.algo.segments import discounted_sum, normalise, segment_mean, segment_position, segment_std, segment_sum
 
 VALUES, INDEX = floats([1.0, 2.0, 4.0, 8.0]), ints([0, 2, 0, 2])
 
@@ -36,6 +36,18 @@ def test_equal_values_have_exactly_their_mean_and_no_deviation(value: float, siz
     assert segment_mean(values, index, 1).item() == values[0].item()
     assert segment_mean(values, index, 1, weight=torch.tensor(weights[:size])).item() == values[0].item()
     assert segment_std(values, index, 1).item() == 0
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e19, 2e19, 1e30, 1e38])
+def test_values_of_every_scale_are_normalised_alike(scale: float) -> None:
+    group = ints([0, 0, 0, 1, 1])
+    values = torch.tensor([1.0, 2.0, 3.0, 0.0, 0.0])
+    expected = [-1.0, 0.0, 1.0, 0.0, 0.0]
+    for std in ("group", "batch", "batch_centred"):
+        small = normalise(values, group, mean="group", std=std, epsilon=1e-45)
+        large = normalise(values * scale, group, mean="group", std=std, epsilon=1e-45)
+        torch.testing.assert_close(large, small)
+        assert std != "group" or large.tolist() == pytest.approx(expected, abs=1e-6)
 
 
 def test_positions_count_from_zero_in_every_segment() -> None:

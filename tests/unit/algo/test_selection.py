@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from reroll.algo.selection import between, covariance, highest
+from reroll.algo.selection import between, covariance, highest, highest_entropy
 
 
 def batch(seed: int, num_tokens: int = 500) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -73,3 +73,23 @@ def test_an_empty_mask_selects_nothing() -> None:
     nothing = torch.zeros(len(logp), dtype=torch.bool)
     assert not highest(logp, advantage, nothing, share=0.5).any()
     assert not between(logp, advantage, nothing, share=0.5, low=-1e9, high=1e9).any()
+
+
+@pytest.mark.parametrize("share", [0.01, 0.2, 0.5, 1.0])
+def test_the_tokens_of_the_highest_entropy_are_those_at_and_above_the_quantile_of_the_mask(share: float) -> None:
+    """arXiv 2506.01939: tokens with H >= tau, the quantile 1 - share of all tokens of the batch."""
+    for seed, num_tokens in enumerate((1, 2, 11, 501)):
+        rng = np.random.default_rng(seed)
+        entropy, mask = rng.exponential(size=num_tokens).round(1), rng.random(num_tokens) < 0.7  # Rounded: many tie.
+        mask[0] = True
+        expected = mask & (entropy >= np.quantile(entropy[mask], 1 - share) - 1e-12)
+        spoilt = np.where(mask, entropy, 1e9)
+        picked = highest_entropy(torch.tensor(spoilt), torch.tensor(mask), share=share)
+        np.testing.assert_array_equal(picked.numpy(), expected)
+
+
+def test_a_fifth_of_ten_tokens_are_two_and_of_none_none() -> None:
+    mask = torch.ones(10, dtype=torch.bool)
+    assert highest_entropy(torch.arange(10.0), mask, share=0.2).nonzero().flatten().tolist() == [8, 9]
+    assert highest_entropy(torch.arange(6.0), mask[:6], share=0.2).nonzero().flatten().tolist() == [4, 5]
+    assert not highest_entropy(torch.full((10,), torch.nan), ~mask, share=0.2).any()

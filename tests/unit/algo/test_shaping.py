@@ -93,6 +93,14 @@ def test_difficulty_weighs_what_is_good_by_the_share_of_right_answers_and_what_i
     np.testing.assert_allclose(shaped.numpy(), advantage.numpy() * case.expect(weight), rtol=1e-9, atol=1e-12)
 
 
+def test_a_clipped_reward_is_compared_with_a_clipped_greedy_answer() -> None:
+    flat = case_of([5.0, 0.5, -3.0]).flat()
+    flat = replace(flat, baseline=torch.tensor([5.0, 5.0, -0.25], dtype=flat.reward.dtype))
+    shaped = shape_rewards(flat, length=None, clip=1.0)
+    assert shaped.baseline is not None
+    assert (shaped.reward - shaped.baseline).tolist() == [0.0, -0.5, -0.75]
+
+
 def test_a_right_answer_to_a_hard_prompt_weighs_most() -> None:
     flat = case_of([1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 0.0]).flat()
     advantage = normalised(flat, mean="group", std="none", epsilon=1e-6)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,19 +11,11 @@ from reroll.errors import ConfigError
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> dict[str, Any]:
-    model = tmp_path / "model"
-    model.mkdir()
-    (model / "config.json").write_text(json.dumps({"max_position_embeddings": 512}))
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text('{"prompt": "1+1=", "answer": "2"}\n')
-    return {
-        "pipeline": "rlvr",
-        "policy": {"model": str(model), "devices": "cpu"},
-        "engine": {"devices": "cpu"},
-        "data": {"train": [{"kind": "jsonl", "path": str(prompts), "domain": "sums"}]},
-        "rollout": {"prompts_per_step": 4, "group_size": 4, "max_prompt_tokens": 64, "max_tokens": 64},
-    }
+def tree(tree: dict[str, Any]) -> dict[str, Any]:
+    """Of one domain, which no reward judges yet."""
+    tree["data"]["train"][0]["domain"] = "sums"
+    del tree["rewards"]
+    return tree
 
 
 def overlong(**fields: int) -> dict[str, Any]:
@@ -114,3 +104,36 @@ def test_an_environment_may_have_a_stack_that_counts_what_it_earned(tree: dict[s
     tree["envs"] = {"lake": {"env": {"kind": "frozen_lake"}}}
     tree["data"]["train"].append({"kind": "env", "domain": "lake"})
     assert parse_config(tree)
+
+
+STACK = {"kind": "stack", "parts": {"answer": {"kind": "numeric"}, "brief": overlong(max_tokens=8, buffer_tokens=4)}}
+
+
+@pytest.mark.parametrize(
+    ("reward", "weights", "where", "says"),
+    [
+        ({"kind": "numeric"}, {}, "rewards.sums", "has no parts, which advantage gdpo normalises one by one (domain sums)"),
+        ({"kind": "code"}, {}, "rewards.sums", "has no parts"),
+        ({"kind": "cascade", "steps": [STACK, {"kind": "exact"}]}, {}, "rewards.sums", "has no parts"),
+        (
+            STACK,
+            {"answer": 1.0, "breif": 0.1},
+            "advantage.weights.breif",
+            "is no part of any reward (choose among: answer, brief",
+        ),
+    ],
+)
+def test_gdpo_is_refused_where_the_reward_cannot_have_the_parts_it_needs(
+    tree: dict[str, Any], reward: dict[str, Any], weights: dict[str, float], where: str, says: str
+) -> None:
+    tree |= {"rewards": {"sums": reward}, "algorithm": "gdpo", "advantage": {"kind": "gdpo", "weights": weights}}
+    with pytest.raises(ConfigError) as caught:
+        parse_config(tree)
+    told = {violation.path: f"{violation.problem} ({violation.fix})" for violation in caught.value.violations}
+    assert says in told[where]
+
+
+def test_gdpo_is_accepted_with_a_stack_and_with_code_that_may_have_parts(tree: dict[str, Any]) -> None:
+    tree["algorithm"] = "gdpo"
+    for reward in (STACK, {"kind": "import", "path": "json:dumps"}):
+        assert parse_config({**tree, "rewards": {"sums": reward}}).advantage.kind == "gdpo"

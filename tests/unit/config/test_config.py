@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,24 +11,6 @@ import yaml
 from reroll.config.load import dump_config, load_config, parse_config
 from reroll.config.presets import PRESETS
 from reroll.errors import ConfigError
-
-
-@pytest.fixture
-def tree(tmp_path: Path) -> dict[str, Any]:
-    """A config that is fine: every test breaks one thing in it."""
-    model = tmp_path / "model"
-    model.mkdir()
-    (model / "config.json").write_text(json.dumps({"max_position_embeddings": 512}))
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text('{"prompt": "1+1=", "answer": "2"}\n')
-    return {
-        "pipeline": "rlvr",
-        "policy": {"model": str(model), "devices": "cpu"},
-        "engine": {"devices": "cpu"},
-        "data": {"train": [{"kind": "jsonl", "path": str(prompts)}]},
-        "rewards": {"default": {"kind": "exact"}},
-        "rollout": {"prompts_per_step": 4, "group_size": 4, "max_prompt_tokens": 64, "max_tokens": 64},
-    }
 
 
 def violations(tree: dict[str, Any]) -> dict[str, str]:
@@ -78,7 +59,7 @@ def test_a_sound_config_passes(tree: dict[str, Any]) -> None:
         ("rewards", {"default": {}}, "rewards.default", "one of exact, numeric, math"),
         ("eval.every", 5, "eval.every", "data.eval is empty"),
         ("eval.samples", 4, "eval.samples", "greedy"),
-        ("rollout.window", 2, "rollout.window", "at most 1"),
+        ("rollout.take_window", 2, "rollout.take_window", "at most 1"),
         ("algorithm", "grpoo", "algorithm", "did you mean grpo?"),
         ("pipeline", "rlhf", "pipeline", "rlvr, agentic, sft"),
     ],
@@ -91,6 +72,14 @@ def test_each_violation_is_caught_with_its_fix(
         assert parse_config(tree)
     else:
         assert says in violations(tree)[where]
+
+
+def test_ranks_that_share_a_sequence_hold_it_together(tree: dict[str, Any]) -> None:
+    put(tree, "policy.strategy", {"kind": "fsdp2", "sp": 2, "micro_batch_tokens": 63})
+    assert "63 on 2 ranks" in violations(tree)["policy.strategy.micro_batch_tokens"]
+    assert "at least 64" in violations(tree)["policy.strategy.micro_batch_tokens"]
+    put(tree, "policy.strategy.micro_batch_tokens", 64)
+    assert "policy.strategy.micro_batch_tokens" not in violations(tree)
 
 
 def test_all_violations_are_listed_at_once_even_beside_a_missing_field(tree: dict[str, Any]) -> None:
@@ -126,7 +115,9 @@ def test_a_malformed_override_and_an_unreadable_file_are_config_errors(tree: dic
 def test_every_preset_expands_to_plain_fields(tree: dict[str, Any], name: str) -> None:
     tree["algorithm"] = name
     tree["rollout"]["group_size"] = 8
-    if name == "opd":
+    if name == "gdpo":
+        tree["rewards"]["default"] = {"kind": "stack", "parts": {"right": {"kind": "exact"}, "close": {"kind": "numeric"}}}
+    if name in ("opd", "gkd"):
         tree["teachers"] = {"big": {"model": "some/teacher"}}
     config = parse_config(tree)
     assert config.pipeline == "rlvr"

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from reroll.config.load import parse_config
-from reroll.config.parts import EmbeddedEngine, SglangEngine, VllmEngine
+from reroll.config.parts import EmbeddedEngineConfig, VllmEngineConfig
 from reroll.errors import ConfigError
+from reroll_zoo.sglang.config import SglangConfig
 
 
 def parse(tree: dict[str, Any], **engine: Any) -> Any:
@@ -24,12 +25,12 @@ def with_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_engine_without_a_kind_is_embedded(rlvr_tree: dict[str, Any]) -> None:
-    assert isinstance(parse(rlvr_tree, max_running=9).engine, EmbeddedEngine)
+    assert isinstance(parse(rlvr_tree, max_running=9).engine, EmbeddedEngineConfig)
 
 
 @pytest.mark.usefixtures("with_vllm")
 def test_vllm_is_asked_for_by_its_kind(rlvr_tree: dict[str, Any]) -> None:
-    assert isinstance(parse(rlvr_tree, kind="vllm", enforce_eager=True).engine, VllmEngine)
+    assert isinstance(parse(rlvr_tree, kind="vllm", enforce_eager=True).engine, VllmEngineConfig)
 
 
 def test_without_the_package_the_check_says_what_to_install(rlvr_tree: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,9 +42,10 @@ def test_without_the_package_the_check_says_what_to_install(rlvr_tree: dict[str,
 
 @pytest.mark.usefixtures("with_vllm")
 def test_one_process_holds_one_vllm_engine(rlvr_tree: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"engine.num_workers: .*runtime.kind to ray"):
+    with pytest.raises(ConfigError, match=r"engine.num_workers: .*runtime.kind to processes or ray"):
         parse(rlvr_tree, kind="vllm", num_workers=2)
-    assert parse(rlvr_tree | {"runtime": {"kind": "ray"}}, kind="vllm", num_workers=2)
+    for kind in ("processes", "ray"):
+        assert parse(rlvr_tree | {"runtime": {"kind": kind}}, kind="vllm", num_workers=2)
 
 
 @pytest.mark.usefixtures("with_vllm")
@@ -51,8 +53,8 @@ def test_one_process_holds_one_vllm_engine(rlvr_tree: dict[str, Any]) -> None:
 def test_a_vllm_engine_is_not_spread_over_more_gpus_than_it_has(rlvr_tree: dict[str, Any], devices: Any) -> None:
     tree = rlvr_tree | {"runtime": {"kind": "ray", "num_gpus": 8}}
     with pytest.raises(ConfigError, match=r"engine.devices: names \d GPUs?, and each worker is spread over 4"):
-        parse(tree, kind="vllm", tensor_parallel=4, devices=devices)
-    assert parse(tree, kind="vllm", tensor_parallel=4, devices="0-3")
+        parse(tree, kind="vllm", tp=4, devices=devices)
+    assert parse(tree, kind="vllm", tp=4, devices="0-3")
 
 
 @pytest.mark.usefixtures("with_vllm")
@@ -81,7 +83,7 @@ def test_sglang_is_asked_for_by_its_kind(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     engine = parse(rlvr_tree, kind="sglang", devices=0, python=sglang_python, options={"attention_backend": "fa3"}).engine
-    assert isinstance(engine, SglangEngine)
+    assert isinstance(engine, SglangConfig)
     assert engine.options == {"attention_backend": "fa3"}
 
 
@@ -101,4 +103,4 @@ def test_an_interpreter_that_is_missing_or_has_no_sglang_is_refused(rlvr_tree: d
 
 def test_on_a_cluster_the_interpreter_is_looked_for_where_the_engine_starts(rlvr_tree: dict[str, Any]) -> None:
     tree = rlvr_tree | {"runtime": {"kind": "ray", "num_gpus": 8}}
-    assert parse(tree, kind="sglang", devices="0-3", python="/on/the/nodes", tensor_parallel=2, num_workers=2)
+    assert parse(tree, kind="sglang", devices="0-3", python="/on/the/nodes", tp=2, num_workers=2)

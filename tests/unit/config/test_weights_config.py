@@ -11,6 +11,7 @@ from reroll.config.load import parse_config
 from reroll.errors import ConfigError
 
 RAY = {"kind": "ray", "num_gpus": 4}
+PROCESSES = {"kind": "processes"}
 
 
 @pytest.mark.parametrize(
@@ -18,7 +19,8 @@ RAY = {"kind": "ray", "num_gpus": 4}
     [
         ({"kind": "local"}, "cpu", "cpu", {"kind": "broadcast"}, "weights.kind: is broadcast, but the local runtime"),
         ({"kind": "local"}, "cpu", "cpu", {"delta": True}, "weights.delta: is set, but inside one process nothing is sent"),
-        (RAY, "cpu", "cpu", {"kind": "shared"}, "weights.kind: is shared, but Ray runs policy and engine in processes"),
+        (RAY, "cpu", "cpu", {"kind": "shared"}, "weights.kind: is shared, but policy and engine run in processes"),
+        (PROCESSES, "cpu", "cpu", {"kind": "shared"}, "weights.kind: is shared, but policy and engine run in processes"),
         (RAY, "cpu", "cpu", {"kind": "store", "folder": "x"}, "weights.folder: is set, but kind store writes no files"),
         (RAY, 0, 0, {"kind": "broadcast"}, "weights.kind: is broadcast, which takes one process per GPU"),
         (RAY, 0, "cpu", {"kind": "broadcast"}, "weights.kind: is broadcast, which takes one process per GPU"),

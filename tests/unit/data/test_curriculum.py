@@ -30,9 +30,9 @@ def test_a_pass_is_a_reward_that_reaches_the_threshold():
 
 
 def test_a_prompts_rate_is_an_exponential_mean_over_its_groups():
-    curriculum = Target(TargetCurriculum(kind="target", newest=0.25, target=0.0, width=1.0))
+    curriculum = Target(TargetCurriculum(kind="target", ema_weight=0.25, target=0.0, width=1.0))
     for rewards in ([1.0, 1.0], [0.0, 0.0], [0.0, 1.0]):
-        curriculum.saw(prompt(0), rewards)
+        curriculum.record_rewards(prompt(0), rewards)
     assert curriculum.state()["rates"]["math/0"] == pytest.approx(0.75 * 0.75 + 0.25 * 0.5)
 
 
@@ -41,7 +41,7 @@ def test_a_filter_passes_over_what_is_too_easy_or_too_hard_and_tries_it_again():
     rewards = {"math/0": [0.0, 0.0], "math/1": [0.0, 1.0], "math/2": [1.0, 1.0], "math/3": [0.0, 1.0]}
     for _ in range(4):
         one = sampler.next("math")
-        sampler.saw(one, rewards[one.id])
+        sampler.record_rewards(one, rewards[one.id])
     assert epoch(sampler, 4) == ["math/1", "math/3", "math/1", "math/3"], "two epochs without the others"
     assert sampler.stats().values_by_name()["data/resting_prompts"] == 2
     assert epoch(sampler, 4) == ["math/0", "math/1", "math/2", "math/3"], "the third tries them again"
@@ -49,17 +49,17 @@ def test_a_filter_passes_over_what_is_too_easy_or_too_hard_and_tries_it_again():
 
 
 def test_a_prompt_that_became_learnable_comes_back_for_good():
-    sampler = sampler_over(2, FilterCurriculum(kind="filter", retry_epochs=2, newest=1.0), shuffle=False)
-    sampler.saw(sampler.next("math"), [0.0, 0.0])
+    sampler = sampler_over(2, FilterCurriculum(kind="filter", retry_epochs=2, ema_weight=1.0), shuffle=False)
+    sampler.record_rewards(sampler.next("math"), [0.0, 0.0])
     assert epoch(sampler, 3) == ["math/1", "math/1", "math/0"]
-    sampler.saw(prompt(0), [0.0, 1.0])
+    sampler.record_rewards(prompt(0), [0.0, 1.0])
     assert epoch(sampler, 4) == ["math/1", "math/0", "math/1", "math/0"]
 
 
 def test_a_source_of_which_nothing_fits_still_gives_prompts():
     sampler = sampler_over(3, FilterCurriculum(kind="filter", retry_epochs=1000))
     for number in range(3):
-        sampler.saw(prompt(number), [0.0])
+        sampler.record_rewards(prompt(number), [0.0])
     assert len(epoch(sampler, 10)) == 10
 
 
@@ -67,8 +67,8 @@ def test_a_target_draws_prompts_in_proportion_to_their_chance():
     config = TargetCurriculum(kind="target", target=0.5, width=0.25, floor=0.05)
     sampler, curriculum = sampler_over(3, config), Target(config)
     for number, rewards in enumerate([[0.0, 1.0], [0.0, 0.0, 0.0, 1.0], [0.0]]):
-        sampler.saw(prompt(number), rewards)
-        curriculum.saw(prompt(number), rewards)
+        sampler.record_rewards(prompt(number), rewards)
+        curriculum.record_rewards(prompt(number), rewards)
     chances = [curriculum.chance(prompt(number)) for number in range(3)]
     assert chances == pytest.approx([1.0, 0.60653, 0.13534], abs=1e-4)
     counts = Counter(epoch(sampler, 6000))
@@ -79,7 +79,7 @@ def test_a_target_draws_prompts_in_proportion_to_their_chance():
 def test_a_target_never_gives_a_prompt_up_and_tries_new_ones_at_once():
     config = TargetCurriculum(kind="target", target=0.5, width=0.01, floor=0.1)
     curriculum = Target(config)
-    curriculum.saw(prompt(0), [0.0])
+    curriculum.record_rewards(prompt(0), [0.0])
     assert curriculum.chance(prompt(0)) == 0.1
     assert curriculum.chance(prompt(1)) == 1.0
 
@@ -95,25 +95,25 @@ def test_a_ladder_opens_the_next_level_when_enough_groups_of_the_highest_open_on
     assert [curriculum.is_open("math", level) for level in (1, 3, 7)] == [True, False, False]
     assert curriculum.is_open("code", 5), "the lowest level of a domain is open, whatever its number"
     for rewards in ([1.0, 1.0], [0.0, 1.0]):
-        curriculum.saw(prompt(1), rewards)
+        curriculum.record_rewards(prompt(1), rewards)
     assert not curriculum.is_open("math", 3), "two groups are too few to tell"
-    curriculum.saw(prompt(1), [0.0, 0.0])
+    curriculum.record_rewards(prompt(1), [0.0, 0.0])
     assert [curriculum.is_open("math", level) for level in (1, 3, 7)] == [True, True, False]
 
 
 def test_a_ladder_goes_by_the_latest_groups_of_the_highest_open_level_alone():
     curriculum = ladder()
     for rewards in ([0.0], [0.0], [0.0], [1.0], [0.0], [1.0]):
-        curriculum.saw(prompt(1), rewards)
+        curriculum.record_rewards(prompt(1), rewards)
     assert curriculum.is_open("math", 3)
     for _ in range(5):
-        curriculum.saw(prompt(1), [1.0])
+        curriculum.record_rewards(prompt(1), [1.0])
     assert not curriculum.is_open("math", 7), "groups of the level below prove nothing about this one"
     for _ in range(3):
-        curriculum.saw(prompt(3), [1.0])
+        curriculum.record_rewards(prompt(3), [1.0])
     assert curriculum.is_open("math", 7)
     for _ in range(9):
-        curriculum.saw(prompt(7), [1.0])
+        curriculum.record_rewards(prompt(7), [1.0])
     assert curriculum.stats().values_by_name()["data/math/level"] == 7
 
 
@@ -123,6 +123,6 @@ def test_the_order_of_feedback_inside_a_step_does_not_matter_where_each_prompt_i
     for order in (range(9), reversed(range(9))):
         curriculum = Filter(FilterCurriculum(kind="filter"))
         for number in order:
-            curriculum.saw(prompt(number), rewards[number])
+            curriculum.record_rewards(prompt(number), rewards[number])
         states.append(curriculum.state())
     assert states[0] == states[1]

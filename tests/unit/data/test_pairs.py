@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from reroll.config.data import JsonlSource, ReasoningGymSource
+from reroll.config.data import JsonlSource
 from reroll.data.pairs import load_judged, load_pairs
 from reroll.errors import DataError
 from reroll.types import Message
+from reroll_zoo.reasoning_gym.config import ReasoningGymSource
 
 GOOD_PAIR = {"prompt": "hi", "chosen": "yes", "rejected": "no"}
 

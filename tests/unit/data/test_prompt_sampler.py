@@ -44,11 +44,11 @@ def live(sampler, rng, num):
         drawn.append(sampler.next(domain))
         assert drawn[-1].domain == domain
         if rng.random() < 0.7:
-            sampler.saw(drawn[-1], [float(rng.random() < 0.6) for _ in range(4)])
+            sampler.record_rewards(drawn[-1], [float(rng.random() < 0.6) for _ in range(4)])
     return [prompt.id for prompt in drawn]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.sampled_from(CURRICULA), st.integers(0, 3), st.integers(0, 80))
 def test_a_restored_sampler_goes_on_as_if_it_had_never_stopped(curriculum, seed, num_before):
     whole = make(seed=seed, curriculum=curriculum)
@@ -92,7 +92,7 @@ def test_a_ladder_leaves_the_shares_of_domains_alone_and_mixes_open_levels_by_we
     easy = {f"math/{index}" for index in range(5)}
     assert all(sampler.next("math").id in easy for _ in range(20))
     for _ in range(2):
-        sampler.saw(sampler.next("math"), [1.0, 0.0])
+        sampler.record_rewards(sampler.next("math"), [1.0, 0.0])
     drawn = Counter(sampler.next("math").id in easy for _ in range(30))
     assert drawn == {True: 20, False: 10}, "the level that opened does not catch up on what it missed"
     assert all(sampler.next("code").id != "code/4" for _ in range(20)), "each domain climbs by itself"
@@ -117,5 +117,5 @@ def test_a_state_of_other_data_or_another_curriculum_is_refused(other):
 
 def test_a_group_of_which_no_sample_was_usable_tells_nothing():
     sampler = make(curriculum={"kind": "filter"})
-    sampler.saw(sampler.next("math"), [])
+    sampler.record_rewards(sampler.next("math"), [])
     assert "data/tried_prompts" not in sampler.stats()

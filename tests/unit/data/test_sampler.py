@@ -18,7 +18,6 @@ def make(mix: list[tuple[int, float]], *, seed: int = 0, shuffle: bool = True) -
     return Sampler(sources, seed=seed, shuffle=shuffle)
 
 
-@settings(deadline=None)
 @given(mixes, st.integers(0, 5), st.booleans(), st.integers(0, 40))
 def test_a_restored_sampler_gives_the_same_sequence(mix, seed, shuffle, num_before):
     whole = make(mix, seed=seed, shuffle=shuffle)
@@ -29,7 +28,6 @@ def test_a_restored_sampler_gives_the_same_sequence(mix, seed, shuffle, num_befo
     assert [resumed.next() for _ in range(40)] == [whole.next() for _ in range(40)]
 
 
-@settings(deadline=None)
 @given(mixes, st.integers(1, 300))
 def test_at_any_time_every_source_is_within_one_item_of_its_share(mix, num_draws):
     sampler = make(mix)
@@ -41,7 +39,6 @@ def test_at_any_time_every_source_is_within_one_item_of_its_share(mix, num_draws
             assert abs(drawn[source] - num_so_far * share / sum(shares)) < 1
 
 
-@settings(deadline=None)
 @given(st.integers(1, 20), st.integers(0, 5), st.booleans())
 def test_every_epoch_holds_every_item_once(size, seed, shuffle):
     sampler = make([(size, 1.0)], seed=seed, shuffle=shuffle)
@@ -66,7 +63,7 @@ def test_without_shuffling_items_come_in_file_order():
     assert [sampler.next() for _ in range(4)] == ["0/0", "0/1", "0/2", "0/0"]
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(weights, weights, st.integers(0, 60), st.integers(1, 60))
 def test_over_any_stretch_two_sources_are_within_one_item_of_their_shares(one, other, num_before, num_draws):
     sampler = make([(3, one), (3, other)])

@@ -1,12 +1,14 @@
 import json
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
-from reroll.config.data import DataConfig, DatasetsSource, JsonlSource, ParquetSource, ReasoningGymSource
+from reroll.config.data import DataConfig, DatasetsSource, ImportSource, JsonlSource, ParquetSource
 from reroll.data.sources import load_conversations, load_eval, load_source, load_train
 from reroll.errors import DataError
+from reroll_zoo.reasoning_gym.config import ReasoningGymSource
 
 
 def write_jsonl(path: Path, *rows: object) -> Path:
@@ -224,3 +226,64 @@ def test_conversations_come_from_messages_or_from_a_prompt_and_its_answer(tmp_pa
     path = write_jsonl(tmp_path / "bad.jsonl", {"prompt": "hi"}, {"messages": [ask], "answer": " "})
     with pytest.raises(DataError, match=r"(?s)line 1: nothing to learn.*line 2: nothing to learn"):
         load_conversations(JsonlSource(path=path))
+
+
+ROWS = """
+from collections.abc import Iterator
+
+TABLE = [{"prompt": "1 + 1", "answer": 2}]
+NUMBER = 3
+
+def sums(limit: int, *, ask: str = "question") -> Iterator[dict[str, object]]:
+    for number in range(limit):
+        yield {ask: f"{number} + 1", "answer": number + 1, "level": number}
+
+class Sums:
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+    def __iter__(self) -> Iterator[dict[str, object]]:
+        return sums(self.limit, ask="prompt")
+
+def torn() -> Iterator[object]:
+    yield {"prompt": "1"}
+    yield ["2"]
+    raise OSError("the disk is gone")
+"""
+
+
+@pytest.fixture
+def own_rows(tmp_path, monkeypatch):
+    (tmp_path / "own_rows.py").write_text(ROWS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_rows", raising=False)
+
+
+def test_rows_come_from_a_function_a_class_or_a_list_of_the_users(own_rows):
+    columns = {"prompt_key": "question", "options": {"limit": 3}}
+    called = load_source(ImportSource(path="own_rows:sums", domain="sums", **columns))
+    assert [prompt.id for prompt in called] == ["sums/0", "sums/1", "sums/2"]
+    assert [prompt.answer for prompt in called] == ["1", "2", "3"]
+    assert called[1].messages == ({"role": "user", "content": "1 + 1"},)
+    assert called[2].extra == {"level": 2}
+    made = load_source(ImportSource(path="own_rows:Sums", options={"limit": 2}))
+    assert [prompt.messages[0]["content"] for prompt in made] == ["0 + 1", "1 + 1"]
+    assert [prompt.answer for prompt in load_source(ImportSource(path="own_rows:TABLE"))] == ["2"]
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("sums", "own_rows:sums does not take these options: missing a required argument: 'limit'"),
+        ("NUMBER", "own_rows:NUMBER: gives no rows: TypeError: 'int' object is not iterable"),
+        ("torn", "own_rows:torn: gives no rows: OSError: the disk is gone"),
+        ("nothing", "own_rows:nothing: gives no rows: AttributeError"),
+    ],
+)
+def test_rows_that_cannot_be_had_are_told_with_the_name_that_the_config_gives(own_rows, name, problem):
+    with pytest.raises(DataError, match=re.escape(problem)):
+        load_source(ImportSource(path=f"own_rows:{name}"))
+
+
+def test_what_is_no_mapping_is_a_bad_row(own_rows):
+    with pytest.raises(DataError, match=r"own_rows:torn: bad rows\n  row 1: a list, not a mapping"):
+        load_source(ImportSource(path="own_rows:torn", limit=2))

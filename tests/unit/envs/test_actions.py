@@ -10,9 +10,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from reroll.config.env_tools import ActionConfig
 from reroll.envs.actions import AsyncParsed, Parsed, parse_action, parsed
-from reroll.envs.base import InvalidAction, Outcome
-from reroll.envs.frozen_lake import FrozenLake
+from reroll.envs.base import InvalidAction, StepResult
 from reroll.types import Message
+from reroll_zoo.games.frozen_lake import FrozenLake, FrozenLakeConfig
 
 
 def form(kind: str, **options: Any) -> ActionConfig:
@@ -34,13 +34,13 @@ class Door:
     def reset(self, seed: int) -> tuple[Message, ...]:
         return {"role": "system", "content": f"Door {seed}."}, {"role": "user", "content": "It is shut."}
 
-    def step(self, action: str) -> Outcome:
+    def step(self, action: str) -> StepResult:
         self.heard.append(action)
         if action not in ("open", "push"):
             raise InvalidAction(f"{action} is no use: open or push.")
         if action == "open":
-            return Outcome(reward=1.0, terminated=True, info={"effective": 1.0, "success": 1.0}, state="open")
-        return Outcome(messages=({"role": "user", "content": "Nothing."},), info={"effective": 0.0}, state="shut")
+            return StepResult(reward=1.0, terminated=True, info={"effective": 1.0, "success": 1.0}, state="open")
+        return StepResult(messages=({"role": "user", "content": "Nothing."},), info={"effective": 0.0}, state="shut")
 
     def close(self) -> None:
         self.is_closed = True
@@ -53,7 +53,7 @@ class AsyncDoor:
     async def reset(self, seed: int) -> tuple[Message, ...]:
         return self.door.reset(seed)
 
-    async def step(self, action: str) -> Outcome:
+    async def step(self, action: str) -> StepResult:
         return self.door.step(action)
 
     async def close(self) -> None:
@@ -198,7 +198,7 @@ def test_a_plain_environment_stays_plain() -> None:
 
 def test_what_is_no_invalid_action_is_not_swallowed() -> None:
     class Broken(Door):
-        def step(self, action: str) -> Outcome:
+        def step(self, action: str) -> StepResult:
             raise KeyError(action)
 
     with pytest.raises(KeyError):
@@ -211,7 +211,7 @@ def test_a_negative_penalty_would_pay_for_nonsense_and_is_refused() -> None:
 
 
 def test_a_bundled_game_is_won_through_the_wrapper_with_nonsense_in_between() -> None:
-    game = FrozenLake()
+    game = FrozenLake(FrozenLakeConfig())
     env = parsed(game, ANSWER, format_penalty=0.25)
     env.reset(4)
     rewards = []

@@ -183,7 +183,7 @@ def test_an_episode_has_a_server_of_its_own_and_ends_it(stdio: McpStdioConfig, t
         "call_timeout_s": PLENTY_S,
     }
     config = ToolEnv.model_validate(node)
-    env = ToolTasks(**{name: value for name, value in config if name != "kind"})
+    env = ToolTasks(config)
     first, _ = env.reset(0)
     assert {"python", "add", "note"} <= {tool["function"]["name"] for tool in first["tools"]}
     bad, good, kept = env.step(

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from reroll.config.env_tools import ActionConfig, ToolEnv
+from reroll.config.env_tools import ActionConfig, ToolEnv, ToolLimits
 from reroll.envs.actions import parsed
 from reroll.envs.base import InvalidAction
 from reroll.envs.tools.answers import final_answer, same_answer, same_number
@@ -254,7 +254,7 @@ class Riddle(ToolLoop):
     """The answer is the seed plus one."""
 
     def __init__(self, tools: Sequence[Tool] = tuple(TOOLS.values()), *, max_calls: int = 3, **limits: Any) -> None:
-        super().__init__(tools=tools, max_calls=max_calls, **limits)
+        super().__init__(ToolLimits(kind="riddle", max_calls=max_calls, **limits), tools=tools)
 
     def draw_task(self, seed: int) -> Task:
         return Task(messages=({"role": "user", "content": f"{seed} + 1?"},), answer=str(seed + 1))
@@ -427,7 +427,7 @@ def node(tmp_path: Path) -> dict[str, Any]:
 
 def make(node: dict[str, Any]) -> ToolTasks:
     config = ToolEnv.model_validate(node)
-    return ToolTasks(**{name: value for name, value in config if name != "kind"})
+    return ToolTasks(config)
 
 
 def test_the_rows_of_a_source_are_played_round_with_the_tools_of_the_config(node: dict[str, Any]) -> None:

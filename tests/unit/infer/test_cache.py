@@ -40,9 +40,9 @@ def test_what_was_taken_out_can_be_put_into_another_slot_in_part():
     cache = make_cache()
     cache.reserve(num_slots=2, length=10)
     cache.values(1)[0] = torch.randn(cache.values(1)[0].shape)
-    kept, before = cache.take_out(0, length=8), cache.values(1)[0].clone()
+    kept, before = cache.save_prefix(0, length=8), cache.values(1)[0].clone()
     cache.values(1)[0].zero_()
-    cache.put_in(1, kept, length=5)
+    cache.restore_prefix(1, kept, length=5)
     assert torch.equal(cache.values(1)[1, :, :5], before[:, :5])
     assert not cache.values(1)[1, :, 5:].any()
     assert kept.nbytes == 8 * cache.bytes_per_token

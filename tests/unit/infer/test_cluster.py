@@ -6,8 +6,8 @@ import pytest
 
 from reroll.errors import RerollError, WorkerDied, WorkerError
 from reroll.infer.base import Finished
-from reroll.infer.cluster import CONCURRENCY, MAX_REVIVALS, InferCluster
-from reroll.infer.worker import Abort, EngineStatus, Failed, InferWorker, Report, Submit
+from reroll.infer.cluster import CONCURRENCY, MAX_RESTARTS, InferCluster
+from reroll.infer.worker import Abort, EngineReport, EngineStatus, Failed, InferWorker, Submit
 from reroll.models.load import load_model
 from reroll.models.tiny import make_tiny
 from reroll.runtime.base import Placement, Workers
@@ -27,7 +27,7 @@ class ScriptedWorkers(Workers[InferWorker]):
     """Stands in for remote workers: records commands and answers what the test puts into `events`."""
 
     def __init__(self, size, *, answers=True):
-        self.size = size
+        super().__init__(size)
         self.answers = answers
         self.commands = [[] for _ in range(size)]
         self.events = [asyncio.Queue() for _ in range(size)]
@@ -65,15 +65,9 @@ class ScriptedWorkers(Workers[InferWorker]):
             num_unfinished=0,
             max_running=4,
         )
-        return Report(tuple(events), status)
+        return EngineReport(tuple(events), status)
 
-    async def all(self, method, *args, **kwargs):
-        return [None] * self.size
-
-    async def scatter(self, method, shards):
-        raise NotImplementedError
-
-    async def revive(self, rank):
+    async def _restart(self, rank):
         self.revivals[rank] += 1
         if not self.has_room:
             raise RerollError("no room")
@@ -183,7 +177,7 @@ async def test_thousands_of_requests_take_few_calls():
     done = await asyncio.gather(*(cluster.generate(ask(str(i), prompt=(i // 8, 1))) for i in range(5000)))
     assert len(done) == 5000
     assert workers.num_calls < 100
-    assert cluster._tickets == {}
+    assert cluster._pending == {}
     await cluster.close()
 
 
@@ -242,7 +236,7 @@ async def test_the_requests_of_a_dead_engine_start_again_on_the_living_and_each_
     kill(workers, 0)
     await settle()
     assert {command.request.id for command in workers.commands[1]} == had[0] | had[1]
-    assert [lane.load for lane in cluster._lanes] == [0, 6]
+    assert [lane.load for lane in cluster._states] == [0, 6]
     for i in range(6):
         workers.events[1].put_nowait(Finished(str(i), completion(i)))
     assert [done.token_ids for done in await asyncio.gather(*tasks)] == [(i,) for i in range(6)]
@@ -300,13 +294,13 @@ async def test_a_request_that_moved_is_aborted_where_it_is_now():
     task.cancel()
     await settle()
     assert [type(command) for command in workers.commands[1]] == [Submit, Abort]
-    assert [lane.load for lane in cluster._lanes] == [0, 0]
+    assert [lane.load for lane in cluster._states] == [0, 0]
     await cluster.close()
 
 
 @pytest.fixture
 def _at_once(monkeypatch):
-    monkeypatch.setattr("reroll.infer.cluster.REVIVAL_PAUSE_S", 0.0)
+    monkeypatch.setattr("reroll.infer.cluster.RESTART_PAUSE_S", 0.0)
 
 
 @pytest.mark.usefixtures("_at_once")
@@ -347,7 +341,7 @@ async def test_an_engine_for_which_there_is_no_room_is_given_up_after_a_few_trie
     busy = await occupy(workers, cluster, 0)
     kill(workers, 0)
     await settle()
-    assert workers.revivals == {0: MAX_REVIVALS}
+    assert workers.revivals == {0: MAX_RESTARTS}
     assert await ranks_after(workers, cluster, [(7,)]) == [1]
     await cluster.close()
     await asyncio.gather(busy, return_exceptions=True)

@@ -15,7 +15,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 from triton.runtime.jit import create_function_from_signature
 
-from reroll.infer.embedded.draw_kernel import _draw
+from reroll.infer.embedded.sample_kernel import _sample
 from reroll.infer.embedded.kernels import _attend, _store
 from reroll.models.kernels import _rms_norm, _rms_norm_backward
 
@@ -24,7 +24,7 @@ BUFFER = torch.zeros(64, dtype=torch.int32)
 CASES = {
     _attend: ["tables", "starts", "bounds", "block_sequence", "block_first", "table_row"],
     _store: ["rows"],
-    _draw: ["temperatures", "uniforms", "may_ends", "num_rows"],
+    _sample: ["temperatures", "uniforms", "may_ends", "num_rows"],
     _rms_norm: ["num_rows"],
     _rms_norm_backward: ["num_rows"],
 }

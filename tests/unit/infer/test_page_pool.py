@@ -3,7 +3,7 @@ import gc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reroll.infer.embedded.pages import KeptPages, PagePool
+from reroll.infer.embedded.pages import PagePool, SavedPages
 
 
 def grown(num_pages):
@@ -38,7 +38,7 @@ def test_growing_keeps_what_is_used():
 def test_kept_pages_are_held_as_long_as_someone_holds_them():
     pool = grown(4)
     pages = [pool.take(), pool.take()]
-    kept = KeptPages(pool, pages)
+    kept = SavedPages(pool, pages)
     pool.give_back(pages)
     assert pool.num_free == 1
     del kept

@@ -23,11 +23,11 @@ def plain_attention(query, keys, values, *, start, scoring):
     scores = torch.einsum("thd,shd->hts", query.double(), keys.double()) * scoring.scaling
     if scoring.softcap:
         scores = torch.tanh(scores / scoring.softcap) * scoring.softcap
-    places = torch.arange(start, start + len(query), device=DEVICE)[:, None]
+    positions = torch.arange(start, start + len(query), device=DEVICE)[:, None]
     others = torch.arange(len(keys), device=DEVICE)[None]
-    visible = others <= places
+    visible = others <= positions
     if scoring.sliding_window:
-        visible &= others > places - scoring.sliding_window
+        visible &= others > positions - scoring.sliding_window
     return torch.einsum("hts,shd->thd", scores.masked_fill(~visible, float("-inf")).softmax(-1), values.double())
 
 
@@ -45,15 +45,15 @@ def test_pages_are_attended_to_like_plain_keys(heads, kv_heads, dim, window, sof
     keys, values = torch.randn(2, 64, PAGE, kv_heads, dim, device=DEVICE, dtype=dtype)
     pages = iter(torch.randperm(63).add(1).tolist())
     tables = [[next(pages) for _ in range(-(-(start + new) // PAGE))] for start, new in SEQUENCES]
-    places = [
+    positions = [
         (table, place) for table, (start, new) in zip(tables, SEQUENCES, strict=True) for place in range(start, start + new)
     ]
-    num_tokens = len(places)
+    num_tokens = len(positions)
     # As transformers gives them: [heads, T, D] seen as [T, heads, D].
     query, key, value = (
         torch.randn(num, num_tokens, dim, device=DEVICE, dtype=dtype).transpose(0, 1) for num in (heads, kv_heads, kv_heads)
     )
-    store(key, value, keys, values, whole([table[place // PAGE] * PAGE + place % PAGE for table, place in places]))
+    store(key, value, keys, values, whole([table[place // PAGE] * PAGE + place % PAGE for table, place in positions]))
     step = tokens_per_block(heads, kv_heads, rows=rows)
     blocks = [(number, first) for number, (_, new) in enumerate(SEQUENCES) for first in range(0, new, step)] + [(-1, 0)]
     width = max(map(len, tables))

@@ -7,7 +7,7 @@ pytest.importorskip("triton")
 
 import reroll.infer.embedded.engine as engine_module
 from reroll.infer.embedded.engine import EmbeddedEngine
-from reroll.infer.embedded.paged import PagedMemory
+from reroll.infer.embedded.paged import PagedBackend
 from reroll.models.load import load_model, load_tokenizer
 from reroll.models.tiny import make_tiny
 from reroll.types import Request, SamplingParams
@@ -37,7 +37,7 @@ def test_pages_and_slots_write_the_same_tokens(tmp_path, monkeypatch, family):
         for sibling in range(2)
     ]
     want = completions(folder, requests)
-    monkeypatch.setattr(engine_module, "make_memory", PagedMemory)
+    monkeypatch.setattr(engine_module, "make_backend", PagedBackend)
     for name, completion in completions(folder, requests).items():
         assert completion.token_ids == want[name].token_ids
         assert completion.logprobs == pytest.approx(want[name].logprobs, abs=1e-5)

@@ -2,11 +2,11 @@ import numpy as np
 import pytest
 import torch
 
-from reroll.infer.embedded.sampler import Row, draw, is_plain, sample, uniforms
+from reroll.infer.embedded.sampler import RowSampling, is_plain, sample, sample_plain_on_device, uniforms
 
 
 def rows(count, **options):
-    return [Row(seed=seed, **options) for seed in range(count)]
+    return [RowSampling(seed=seed, **options) for seed in range(count)]
 
 
 def frequencies(logits, count=40_000, **options):
@@ -76,10 +76,10 @@ def test_top_p_over_a_flat_vocabulary_looks_beyond_its_first_guess():
 def test_rows_with_different_settings_do_not_disturb_each_other():
     logits = torch.randn(4, 500, generator=torch.Generator().manual_seed(2))
     mixed = [
-        Row(seed=1),
-        Row(seed=2, top_p=0.5),
-        Row(seed=3, temperature=0.0),
-        Row(seed=4, top_k=3, temperature=0.8),
+        RowSampling(seed=1),
+        RowSampling(seed=2, top_p=0.5),
+        RowSampling(seed=3, temperature=0.0),
+        RowSampling(seed=4, top_k=3, temperature=0.8),
     ]
     positions = [0, 3, 9, 2]
     tokens, logprobs = sample(logits, mixed, positions)
@@ -92,9 +92,9 @@ def test_rows_with_different_settings_do_not_disturb_each_other():
 def test_logprobs_are_of_the_whole_softmax_at_the_temperature():
     logits = torch.randn(3, 300, generator=torch.Generator().manual_seed(3)) * 4
     settings = [
-        Row(seed=1, temperature=0.6, top_k=5),
-        Row(seed=2, temperature=0.0),
-        Row(seed=3),
+        RowSampling(seed=1, temperature=0.6, top_k=5),
+        RowSampling(seed=2, temperature=0.0),
+        RowSampling(seed=3),
     ]
     tokens, logprobs = sample(logits, settings, [0, 0, 0])
     for i, temperature in enumerate((0.6, 1.0, 1.0)):
@@ -106,9 +106,9 @@ def test_forbidden_tokens_are_never_drawn_and_keep_their_share_of_the_logprob():
     probs = torch.tensor([0.7, 0.1, 0.1, 0.1])
     want = torch.tensor([0.0, 1, 1, 1]) / 3
     assert_same_distribution(frequencies(probs.log()[None], forbidden=(0,)), want)
-    _, logprobs = sample(probs.log()[None], [Row(seed=0, forbidden=(0,))], [0])
+    _, logprobs = sample(probs.log()[None], [RowSampling(seed=0, forbidden=(0,))], [0])
     assert logprobs[0] == pytest.approx(np.log(0.1), abs=1e-6)
-    tokens, _ = sample(probs.log()[None], [Row(seed=0, temperature=0.0, forbidden=(0,))], [0])
+    tokens, _ = sample(probs.log()[None], [RowSampling(seed=0, temperature=0.0, forbidden=(0,))], [0])
     assert tokens[0] != 0
 
 
@@ -122,10 +122,12 @@ def test_a_token_without_probability_is_never_drawn():
 def test_plain_rows_are_drawn_on_the_device_as_anywhere():
     logits = torch.randn(60, 700, generator=torch.Generator().manual_seed(4)) * 3
     end_ids, positions = (3, 650), list(range(60))
-    plain = [Row(seed=i, temperature=(1.0, 0.7, 0.0)[i % 3], forbidden=end_ids if i % 4 == 0 else ()) for i in range(60)]
+    plain = [
+        RowSampling(seed=i, temperature=(1.0, 0.7, 0.0)[i % 3], forbidden=end_ids if i % 4 == 0 else ()) for i in range(60)
+    ]
     assert all(is_plain(row, end_ids) for row in plain)
     logits[:, 3] += 9  # Often the likeliest.
-    drawn = draw(
+    drawn = sample_plain_on_device(
         logits,
         temperatures=torch.tensor([row.temperature for row in plain], dtype=torch.float64),
         uniform=torch.from_numpy(uniforms(range(60), positions)),
@@ -140,4 +142,4 @@ def test_plain_rows_are_drawn_on_the_device_as_anywhere():
 
 @pytest.mark.parametrize("options", [{"top_p": 0.9}, {"top_k": 5}, {"forbidden": (1,)}])
 def test_what_is_not_plain_is_told(options):
-    assert not is_plain(Row(seed=0, **options), (3, 650))
+    assert not is_plain(RowSampling(seed=0, **options), (3, 650))

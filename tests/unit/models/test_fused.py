@@ -44,7 +44,8 @@ def test_a_fused_model_learns_what_the_original_one_does(tmp_path, family, monke
     assert fuse_rotations(fused) == 1
     fuse(fused)  # A second time changes nothing.
     for got, other in zip(gradients(fused), want, strict=True):
-        torch.testing.assert_close(got, other, atol=2e-5, rtol=1e-4)
+        # Of the largest gradient: how far sums in another order drift apart differs from one CPU to the next.
+        torch.testing.assert_close(got, other, atol=1e-5 * float(other.abs().max()), rtol=1e-4)
 
 
 def gradients(model):

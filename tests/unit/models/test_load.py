@@ -5,8 +5,9 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from reroll.config.host import models_dir
 from reroll.errors import ModelError
-from reroll.models.load import load_model, load_tokenizer, models_dir, resolve_model, save_model, stored_dtype
+from reroll.models.load import load_model, load_tokenizer, resolve_model, save_model, stored_dtype
 from reroll.models.tiny import make_tiny
 
 
@@ -46,6 +47,16 @@ def test_a_model_that_is_not_a_causal_language_model_is_refused(tmp_path):
     AutoConfig.for_model("t5", vocab_size=8, d_model=8, num_layers=1, num_heads=1).save_pretrained(tmp_path)
     with pytest.raises(ModelError, match="cannot load the model"):
         load_model(str(tmp_path), dtype=torch.float32, device="cpu")
+
+
+def test_weights_that_a_broken_download_cut_off_are_named(tmp_path):
+    folder = make_tiny(tmp_path / "tiny")
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(ModelError, match=r"cannot load the model .*tiny"):
+        load_model(str(folder), dtype=torch.float32, device="cpu")
+    with pytest.raises(ModelError, match=r"cannot load the model .*tiny"):
+        stored_dtype(str(folder))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

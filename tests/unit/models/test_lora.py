@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from reroll.config.load import parse_config
 from reroll.config.parts import LoraConfig
 from reroll.errors import ConfigError, ModelError
-from reroll.infer.embedded.network import Network
+from reroll.infer.embedded.model_runner import ModelRunner
 from reroll.infer.embedded.packed import packing_available
 from reroll.models.attention import PackedAttention, hidden_states, logits
 from reroll.models.heads import score_head
@@ -195,14 +195,14 @@ def test_a_frozen_head_gets_no_gradient_and_costs_none(folder, lora, monkeypatch
 @pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "v_proj", "down_proj"]])
 def test_packed_layers_carry_adapters_and_only_what_changed_is_packed_again(folder, targets, monkeypatch):
     lora = LoraConfig(rank=4, targets=targets)
-    trainer, network = taught(load(folder, torch.bfloat16, lora=lora)), Network(load(folder, torch.bfloat16, lora=lora))
-    assert len(network._packed) == 2 * 4 + 1, "one product for q, k and v, and one for gate and up"
+    trainer, runner = taught(load(folder, torch.bfloat16, lora=lora)), ModelRunner(load(folder, torch.bfloat16, lora=lora))
+    assert len(runner._packed) == 2 * 4 + 1, "one product for q, k and v, and one for gate and up"
     repacked = []
     monkeypatch.setattr("reroll.infer.embedded.packed.PackedLinear.repack", repacked.append)
-    network.load({name: weight for name, weight in trainer.named_parameters() if weight.requires_grad})
+    runner.load({name: weight for name, weight in trainer.named_parameters() if weight.requires_grad})
     assert not repacked
     with torch.inference_mode():
-        ours = network.logits(network.hidden(IDS, POSITIONS, PackedAttention(BOUNDS)))
+        ours = runner.logits(runner.hidden(IDS, POSITIONS, PackedAttention(BOUNDS)))
     torch.testing.assert_close(ours.float(), run(trainer).float(), atol=0.1, rtol=0.1)
 
 

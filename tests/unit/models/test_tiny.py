@@ -9,7 +9,7 @@ from reroll.models.tiny import CHARACTERS, make_tiny, tiny_tokenizer
 TOKENIZER = tiny_tokenizer(words=("hello", " world", "12"))
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
 @given(st.text(alphabet=CHARACTERS, max_size=40))
 def test_text_comes_back_exactly(text):
     ids = TOKENIZER(text).input_ids

@@ -16,7 +16,7 @@ from reroll.observe.episode import (
     read_episodes,
     shade,
 )
-from reroll.observe.run_folder import append_jsonl
+from reroll.observe.files import append_jsonl
 from reroll.types import Message, Prompt, Status
 
 

@@ -1,5 +1,4 @@
 import os
-import time
 
 import pytest
 
@@ -22,13 +21,6 @@ def test_any_text_is_a_sample_id(tmp_path):
     with Ledger(tmp_path / "ledger.jsonl") as ledger:
         ledger.record('eval/"é"\n', SampleState.DONE)
     assert [event.sample_id for event in read_ledger(ledger.path)] == ['eval/"é"\n']
-
-
-def test_events_are_counted_by_state(tmp_path):
-    with Ledger(tmp_path / "ledger.jsonl") as ledger:
-        for state in (SampleState.QUEUED, SampleState.QUEUED, SampleState.DONE):
-            ledger.record("0.0", state)
-        assert ledger.counts == {SampleState.QUEUED: 2, SampleState.DONE: 1}
 
 
 def test_what_was_flushed_can_be_read_while_the_ledger_is_open(tmp_path):
@@ -102,11 +94,12 @@ def test_a_full_disk_is_reported_by_record_flush_and_close(tmp_path):
     ledger.close()
 
 
-def test_recording_is_cheap(tmp_path):
-    """A controller writes 25,000 events a second at full speed: that must stay a small part of its time."""
-    with Ledger(tmp_path / "ledger.jsonl") as ledger:
-        started_s = time.process_time()
+def test_events_are_gathered_before_they_are_written(tmp_path):
+    """A controller records 25,000 events a second at full speed: a call of the system for each would be felt."""
+    path, sizes = tmp_path / "ledger.jsonl", set()
+    with Ledger(path) as ledger:
         for number in range(10_000):
             ledger.record(f"{number}.0", SampleState.SCORING, tokens=number)
-        seconds_per_event = (time.process_time() - started_s) / 10_000
-    assert seconds_per_event < 40e-6
+            sizes.add(path.stat().st_size)
+    assert 1 < len(sizes) < 20
+    assert path.stat().st_size > 500_000

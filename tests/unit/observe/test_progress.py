@@ -72,10 +72,23 @@ def test_the_panel_shows_what_is_known_and_keeps_it():
     assert "training\N{NO-BREAK SPACE}40%" in text
 
 
+def test_a_resumed_run_shows_the_history_that_it_logged_before():
+    rows = [
+        {"step": 0, "eval/pass@1": 0.25},
+        *({"step": step, "reward/mean": step / 4, "train/loss": None} for step in (1, 2, 3)),
+    ]
+    view = TrainView(10, "demo", start_step=3, console=plain_console())
+    view.recall(rows)
+    view.update(4, {"reward/mean": 1.0, "eval/pass@1": 0.5})
+    assert "25.0% → 50.0%" in screen(view)
+    assert sparkline([0.25, 0.5, 0.75, 1.0], width=24) in screen(view)
+    assert "step 4/10" in screen(view)
+
+
 def test_the_time_bar_is_cut_in_proportion():
-    view = TrainView(100, "demo", console=plain_console())
+    view = TrainView(100, "demo", console=Console(file=io.StringIO(), width=106))
     view.update(1, RL)
-    console = Console(file=io.StringIO(), width=104, force_terminal=True, color_system="standard")
+    console = Console(file=io.StringIO(), width=106, force_terminal=True, color_system="standard")
     console.print(view.render())
     bar = next(line for line in console.file.getvalue().splitlines() if "█" * 5 in line)
     lengths = [len(run) for run in re.findall("█+", bar)]
@@ -136,3 +149,51 @@ def test_a_sparkline_spans_low_to_high_and_averages_long_histories():
 )
 def test_durations_read_well(seconds, text):
     assert format_duration(seconds) == text
+
+
+def test_the_panel_says_what_the_run_is_at_from_the_very_start():
+    view = TrainView(3, "demo", console=plain_console())
+    assert "loading models and workers" in screen(view)
+    num_done = 11
+    with view.doing(lambda: f"generating {num_done}/32"):
+        assert "generating 11/32" in screen(view)
+        num_done = 12
+        assert "generating 12/32" in screen(view)
+    assert "generating" not in screen(view)
+    with view.task("evaluating", 4) as advance:
+        advance()
+        assert "evaluating 1/4" in screen(view)
+
+
+def test_the_panel_does_not_change_its_height_with_what_the_run_is_at():
+    view = TrainView(3, "demo", console=plain_console())
+    with view.doing(lambda: "training"):
+        num_lines = len(screen(view).splitlines())
+    assert len(screen(view).splitlines()) == num_lines
+
+
+def test_the_panel_leaves_room_for_the_echo_of_ctrl_c():
+    view = TrainView(3, "demo", console=plain_console())
+    view.update(1, RL)
+    assert max(len(line.rstrip()) for line in screen(view).splitlines()) == 100 - len("^C")
+
+
+def test_a_held_out_set_whose_every_sample_failed_has_no_pass_rate():
+    console = plain_console()
+    view = TrainView(3, "demo", console=console)
+    view.update(0, {"eval/pass@1": 0.0, "eval/failed": 1.0})
+    assert "every sample failed" in screen(view)
+    assert "held-out: every sample failed" in console.file.getvalue()
+    assert "0.0%" not in screen(view) + console.file.getvalue()
+    view.update(1, {"eval/pass@1": 0.25, "eval/failed": 0.5})
+    assert "25.0%" in screen(view)
+
+
+def test_a_remark_stays_until_the_next_step():
+    console = plain_console()
+    view = TrainView(3, "demo", console=console)
+    view.update(1, RL, remark="the machine is busy: load 9 on 2 cores")
+    assert "load 9 on 2 cores" in screen(view)
+    assert console.file.getvalue().rstrip().endswith("load 9 on 2 cores")
+    view.update(2, RL)
+    assert "load 9" not in screen(view)

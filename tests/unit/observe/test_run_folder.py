@@ -2,8 +2,10 @@ import errno
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
+import sys
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,7 +14,10 @@ import yaml
 
 from reroll.config.parts import RunConfig
 from reroll.errors import RunFolderError
-from reroll.observe.run_folder import RunFolder, append_jsonl, read_jsonl, write_json
+from reroll.observe.files import append_jsonl, read_jsonl, write_json
+from reroll.observe.lock import RunLock
+from reroll.observe.manifest import find_damage, sums_of
+from reroll.observe.run_folder import RunFolder
 from reroll.types import Completion, FinishReason, Message, Prompt, Status, Trajectory, Turn
 
 CONFIG = {"pipeline": "rlvr", "run": {"steps": 3}}
@@ -20,7 +25,9 @@ CONFIG = {"pipeline": "rlvr", "run": {"steps": 3}}
 
 def make(tmp_path, *, resolved=None, **options):
     run = RunConfig(name="demo", runs_dir=tmp_path / "runs")
-    return RunFolder.create(run, resolved=resolved or CONFIG, **options)
+    folder = RunFolder.create(run, resolved=resolved or CONFIG, **options)
+    folder.go_on()
+    return folder
 
 
 def save(folder, step, *, keep=2):
@@ -64,12 +71,6 @@ def test_a_folder_that_is_not_a_run_is_never_touched(tmp_path, option):
     with pytest.raises(RunFolderError, match="is not a run of reroll"):
         make(tmp_path, **{option: True})
     assert other.read_text() == "years of work"
-
-
-@pytest.mark.parametrize("name", [".", ".."])
-def test_a_run_cannot_be_named_after_its_parent_folders(tmp_path, name):
-    with pytest.raises(RunFolderError, match=r"choose another run.name"):
-        RunFolder.create(RunConfig(name=name, runs_dir=tmp_path), resolved=CONFIG, overwrite=True)
 
 
 def test_resuming_what_was_never_started_is_an_error(tmp_path):
@@ -284,3 +285,224 @@ def test_damage_in_the_middle_of_a_file_is_named_by_line(tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"step": 1}\n{"st\n{"step": 3}\n')
     with pytest.raises(RunFolderError, match="line 2 is damaged"):
         read_jsonl(tmp_path / "rows.jsonl")
+
+
+def killed_at(tmp_path, call, number, act):
+    """Whether a process that does this is killed in front of its nth such call to the system; if not, it was done.
+
+    Python tells of every change of the file system before it is made.
+    """
+    child = os.fork()
+    if child == 0:
+        num_calls = 0
+
+        def die_at(event, args):
+            nonlocal num_calls
+            if event == call and (str(tmp_path) in str(args[0]) or not os.path.isabs(str(args[0]))):
+                num_calls += 1
+                if num_calls == number:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        try:
+            sys.addaudithook(die_at)
+            act(tmp_path)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert status in (0, -signal.SIGKILL)
+    return status != 0
+
+
+def write_third(tmp_path):
+    folder = make(tmp_path, resume=True)
+    with folder.checkpoint(3, keep=1) as path:
+        for name in ("a", "b", "c"):
+            (path / name).write_text("new")
+
+
+def go_on_with_another_config(tmp_path):
+    make(tmp_path, resume=True, resolved={"steps": 3})
+
+
+def start_anew(tmp_path):
+    make(tmp_path, overwrite=True)
+
+
+def write_many(folder, step):
+    with folder.checkpoint(step, keep=5) as path:
+        for name in ("a", "b", "c"):
+            (path / name).write_text(f"{name} of {step}")
+
+
+@pytest.mark.parametrize("call", ["os.rename", "os.remove", "os.rmdir", "os.mkdir"])
+def test_whenever_it_is_killed_what_is_named_a_checkpoint_is_whole(tmp_path, call):
+    folder = make(tmp_path)
+    for step in (1, 2):
+        write_many(folder, step)
+    number = 1
+    while killed_at(tmp_path, call, number, write_third):
+        number += 1
+        assert folder.all_checkpoints()
+        for checkpoint in folder.all_checkpoints():
+            assert find_damage(checkpoint.path) == []
+            assert {path.name for path in checkpoint.path.iterdir()} == {"a", "b", "c", "manifest.json"}
+    assert number > 1
+    assert names(make(tmp_path, resume=True)) == ["step-000003"]
+
+
+@pytest.mark.parametrize("call", ["os.rename", "open"])
+def test_whenever_it_is_killed_a_resumed_run_with_another_config_has_one_and_the_earlier(tmp_path, call):
+    save(make(tmp_path), 2)
+    number, config = 1, tmp_path / "runs" / "demo" / "config.yaml"
+    while killed_at(tmp_path, call, number, go_on_with_another_config):
+        number += 1
+        make(tmp_path, resume=True, resolved=yaml.safe_load(config.read_text()))
+        assert yaml.safe_load(config.read_text()) in (CONFIG, {"steps": 3})
+    assert number > 1
+    assert yaml.safe_load(config.read_text()) == {"steps": 3}
+    assert yaml.safe_load((config.parent / "config.until-step-000002.yaml").read_text()) == CONFIG
+
+
+@pytest.mark.parametrize("call", ["os.rename", "os.remove", "os.rmdir", "os.mkdir"])
+def test_whenever_it_is_killed_a_run_that_is_overwritten_can_be_overwritten_again(tmp_path, call):
+    number = 1
+    while True:
+        folder = make(tmp_path, overwrite=True)
+        append_jsonl(folder.metrics_path, {"step": 2})
+        write_many(folder, 2)
+        if not killed_at(tmp_path, call, number, start_anew):
+            break
+        number += 1
+    assert number > 1
+    assert sorted(path.name for path in folder.path.iterdir()) == ["checkpoints", "config.yaml", "metrics.jsonl"]
+
+
+def test_a_killed_replacement_leaves_the_checkpoint_that_was_to_be_replaced(tmp_path):
+    folder = make(tmp_path)
+    write_many(folder, 3)
+    number = 1
+    while killed_at(tmp_path, "os.rename", number, write_third):
+        number += 1
+        latest = make(tmp_path, resume=True).latest_checkpoint()
+        assert latest.step == 3
+        assert find_damage(latest.path) == []
+    assert (latest.path / "a").read_text() == "new"
+
+
+def test_the_config_that_ran_is_kept_not_one_that_never_did(tmp_path):
+    save(make(tmp_path), 3)
+    make(tmp_path, resume=True, resolved={"steps": 8})
+    folder = make(tmp_path, resume=True, resolved={"steps": 9})
+    assert yaml.safe_load((folder.path / "config.until-step-000003.yaml").read_text()) == CONFIG
+
+
+def test_a_resume_that_comes_to_nothing_changes_nothing(tmp_path):
+    folder = make(tmp_path)
+    save(folder, 1)
+    append_jsonl(folder.metrics_path, {"step": 2})
+    folder.write_result({"status": "failed"})
+    before = {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
+    RunFolder.create(RunConfig(name="demo", runs_dir=tmp_path / "runs"), resolved={"steps": 9}, resume=True)
+    assert {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()} == before
+
+
+def test_a_run_whose_checkpoints_were_deleted_is_still_a_run(tmp_path):
+    folder = make(tmp_path)
+    append_jsonl(folder.metrics_path, {"step": 2})
+    shutil.rmtree(folder.checkpoints_path)
+    with pytest.raises(RunFolderError, match="already holds a run"):
+        make(tmp_path)
+    save(make(tmp_path, resume=True), 1)
+    assert names(folder) == ["step-000001"]
+
+
+def test_resume_and_overwrite_exclude_each_other(tmp_path):
+    save(make(tmp_path), 1)
+    with pytest.raises(RunFolderError, match="give one of them"):
+        make(tmp_path, resume=True, overwrite=True)
+
+
+def test_a_folder_that_somebody_else_put_beside_the_checkpoints_is_none(tmp_path):
+    folder = make(tmp_path)
+    save(folder, 1)
+    (folder.checkpoints_path / "step-000002.bak").mkdir()
+    assert folder.latest_checkpoint().step == 1
+
+
+def damaged(path, kind):
+    if kind == "missing":
+        path.unlink()
+    elif kind == "truncated":
+        path.write_bytes(path.read_bytes()[:-1])
+    else:
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("missing", "b is missing"),
+        ("truncated", "b has 5 bytes instead of 6"),
+        ("flipped", "b holds other bytes than were written"),
+    ],
+)
+def test_a_damaged_checkpoint_is_named_and_kept_and_an_older_one_that_is_whole_is_gone_on_from(tmp_path, kind, told):
+    folder = make(tmp_path)
+    for step in (1, 2):
+        write_many(folder, step)
+    damaged(folder.latest_checkpoint().path / "b", kind)
+    assert folder.set_damaged_aside() == [f"{folder.checkpoints_path}/step-000002 is damaged: {told}"]
+    assert names(folder) == ["damaged-step-000002", "step-000001"]
+    assert folder.set_damaged_aside() == []
+
+
+def test_where_no_checkpoint_is_whole_all_are_named_and_none_is_touched(tmp_path):
+    folder = make(tmp_path)
+    for step in (1, 2):
+        write_many(folder, step)
+        damaged(folder.latest_checkpoint().path / "a", "flipped")
+    with pytest.raises(RunFolderError, match=r"(?s)step-000002 is damaged.*000001 is damaged.*no checkpoint .* is whole"):
+        folder.set_damaged_aside()
+    assert names(folder) == ["step-000001", "step-000002"]
+
+
+def test_sizes_alone_can_be_looked_at(tmp_path):
+    folder = make(tmp_path)
+    for step in (1, 2):
+        write_many(folder, step)
+    damaged(folder.latest_checkpoint().path / "a", "flipped")
+    assert folder.set_damaged_aside(sums=False) == []
+    damaged(folder.latest_checkpoint().path / "a", "truncated")
+    assert len(folder.set_damaged_aside(sums=False)) == 1
+
+
+def test_a_damaged_manifest_damages_its_checkpoint(tmp_path):
+    folder = make(tmp_path)
+    for step in (1, 2):
+        write_many(folder, step)
+    (folder.latest_checkpoint().path / "manifest.json").write_text("{")
+    assert "manifest.json cannot be read" in folder.set_damaged_aside()[0]
+
+
+def test_what_a_writer_says_of_its_files_is_believed_and_checked_later(tmp_path):
+    folder = make(tmp_path)
+    sums = {}
+    with folder.checkpoint(1, keep=1, sums=sums) as path:
+        (path / "a").write_text("as it was written")
+        sums |= sums_of(path, [path / "a"])
+        (path / "a").write_text("as the disk has it")
+    assert find_damage(folder.latest_checkpoint().path) == ["a has 18 bytes instead of 17"]
+
+
+def test_a_run_whose_folder_was_taken_names_no_checkpoint(tmp_path):
+    path = tmp_path / "runs" / "demo"
+    with RunLock(path) as lock:
+        folder = make(tmp_path, lock=lock)
+        save(folder, 1)
+        (path / ".lock").unlink()
+        with pytest.raises(RunFolderError, match="was taken from this run"):
+            save(folder, 2)
+    assert names(folder) == ["step-000001"]

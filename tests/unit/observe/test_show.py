@@ -21,13 +21,14 @@ def printed(show, *args, is_terminal=False, **options):
 def test_samples_are_listed_with_what_became_of_them():
     won = play({"said": ["Up"], "info": {"success": 1.0}}, {"said": ["Up"], "reward": 0.5, "info": {"success": 1.0}})
     lost = play({"said": ["Up"], "info": {"success": 0.0}}, id="12.1", status=Status.TRUNCATED)
-    text = printed(print_samples, [won, lost, Episode(**OLD_ROW)], folder=Path("runs/lake"))
+    text = printed(print_samples, [won, lost, Episode(**OLD_ROW)], folder=Path("runs/lake"), num_logged=9)
     rows = [line.replace("│", " ").split() for line in text.splitlines() if line.startswith("│")]
     assert rows == [
-        ["3", "12.0", "lake", "completed", "2", "0.5", "✓"],
-        ["3", "12.1", "lake", "truncated", "1", "0", "✗"],
-        ["1", "0.0", "math", "completed", "–", "1"],
+        ["3", "12.0", "lake", "completed", "2", "0.5", "✓", "Up"],
+        ["3", "12.1", "lake", "truncated", "1", "0", "✗", "Up"],
+        ["1", "0.0", "math", "completed", "–", "1", *OLD_ROW["completion"].split()],
     ]
+    assert "3 of 9 logged samples" in text
 
 
 def test_an_episode_is_printed_turn_by_turn():

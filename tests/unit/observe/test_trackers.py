@@ -1,10 +1,15 @@
+import json
+import os
+import sqlite3
+import subprocess
 import sys
 
 import pytest
 
 from reroll.config.parts import RunConfig
 from reroll.errors import ConfigError
-from reroll.observe.run_folder import RunFolder, read_jsonl
+from reroll.observe.files import read_jsonl
+from reroll.observe.run_folder import RunFolder
 from reroll.observe.trackers import make_tracker
 
 
@@ -48,8 +53,55 @@ def test_wandb_runs_offline_inside_the_run_folder_without_a_login(folder, monkey
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize(("name", "module"), [("tensorboard", "torch.utils.tensorboard"), ("wandb", "wandb")])
+def test_mlflow_keeps_a_run_over_a_resume_in_a_database_beside_the_runs(folder, monkeypatch, capfd):
+    from mlflow.tracking import MlflowClient
+
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    for step in (1, 2):  # The second one resumes.
+        tracker = make_tracker(["mlflow"], folder, config={"seed": 0})
+        tracker.log(step, {"eval/pass@1": step / 10})
+        tracker.close()
+    client = MlflowClient(tracking_uri=f"sqlite:///{folder.path.parent / 'mlflow.db'}")
+    (run,) = client.search_runs([client.get_experiment_by_name("reroll").experiment_id])
+    assert run.info.run_name == "demo"
+    history = client.get_metric_history(run.info.run_id, "eval/pass_at_1")
+    assert [(metric.step, metric.value) for metric in history] == [(1, 0.1), (2, 0.2)]
+    assert list(folder.path.parent.glob(f"mlflow-artifacts/{run.info.run_id}/artifacts/config.json"))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_trackio_keeps_a_run_over_a_resume_and_says_nothing(tmp_path):
+    code = """
+import sys
+from pathlib import Path
+from reroll.config.parts import RunConfig
+from reroll.observe.run_folder import RunFolder
+from reroll.observe.trackers import make_tracker
+folder = RunFolder(Path("demo"))
+folder.path.mkdir()
+for step in (1, 2):
+    tracker = make_tracker(["trackio"], folder, config={"seed": 0})
+    tracker.log(step, {"reward/mean": step / 10})
+    tracker.close()
+"""
+    settings = {"TRACKIO_DIR": str(tmp_path / "trackio")}  # Read on import.
+    ran = subprocess.run([sys.executable, "-c", code], env=os.environ | settings, cwd=tmp_path, capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
+    with sqlite3.connect(tmp_path / "trackio" / "reroll.db") as database:
+        rows = database.execute("select run_name, step, metrics from metrics order by step").fetchall()
+    assert [(name, step, json.loads(values)["reward/mean"]) for name, step, values in rows] == [
+        ("demo", 1, 0.1),
+        ("demo", 2, 0.2),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [("tensorboard", "torch.utils.tensorboard"), ("wandb", "wandb"), ("trackio", "trackio"), ("mlflow", "mlflow.entities")],
+)
 def test_a_missing_package_is_named_with_its_fix_at_the_start(folder, monkeypatch, name, module):
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ConfigError, match=rf"run.trackers: {name} is not installed \(pip install 'reroll\[trackers\]'"):
+    with pytest.raises(
+        ConfigError, match=rf"run.trackers: {name} is not installed \(pip install 'reroll\[(trackers|mlflow)\]'"
+    ):
         make_tracker([name], folder, config={})

@@ -22,10 +22,10 @@ from reroll.pipeline.checkpoints import Checkpoints
 from reroll.runtime.base import Placement
 from reroll.runtime.local import LocalRuntime
 from reroll.tokens.batch import Batch, pack
-from reroll.train import torch_strategy
-from reroll.train.cluster import TrainCluster
-from reroll.train.loss import SFT_LOSS
-from reroll.train.worker import TrainWorker
+from reroll.training import torch_strategy
+from reroll.training.cluster import TrainCluster
+from reroll.training.loss import SFT_LOSS
+from reroll.training.worker import TrainWorker
 from reroll.types import Sample
 
 
@@ -100,7 +100,7 @@ async def test_training_goes_on_while_a_checkpoint_of_the_moment_it_was_taken_is
         taken = await weights_of(policy)
         await ours.take(1, {"": policy}, {"steps": 1})
         after = [await loss_of(policy, seed) for seed in (1, 2)]
-        await ours.check()
+        await ours.raise_if_failed()
         assert names(folder) == [".unfinished-000001"]
         disk.is_open.set()
         await ours.finish()
@@ -142,8 +142,8 @@ async def test_a_failed_write_is_raised_when_next_looked_at_and_the_earlier_chec
         await ours.take(1, {"": policy}, {})
         await ours.take(2, {"": policy}, {})
         with pytest.raises(RunFolderError, match=r"cannot write .*step-000002: No space left on device .free some space"):
-            await until_raised(ours.check)
-        await ours.check()  # It is raised once.
+            await until_raised(ours.raise_if_failed)
+        await ours.raise_if_failed()  # It is raised once.
     assert names(folder) == ["step-000001"]
 
 
@@ -176,6 +176,8 @@ async def test_a_model_that_cannot_be_copied_fails_the_checkpoint_after_the_othe
     async with clusters(model, "policy", "critic") as [policy, critic]:
         await critic.close()
         taking = asyncio.create_task(checkpoints(folder).take(1, {"": policy, "critic": critic}, {}))
+        while not names(folder):
+            await asyncio.sleep(0.01)
         await asyncio.sleep(0.2)
         assert names(folder) == [".unfinished-000001"]  # Not taken from under the policy.
         disk.is_open.set()

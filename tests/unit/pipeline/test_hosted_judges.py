@@ -13,12 +13,12 @@ import torch
 from pydantic import TypeAdapter
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from reroll.config.parts import LocalRuntime
-from reroll.config.rewards import RewardConfig
+from reroll.config.parts import LocalRuntimeConfig
+from reroll.config.reward_base import RewardConfig
 from reroll.errors import ModelError, RewardError
 from reroll.models.load import load_model, load_tokenizer, save_model
 from reroll.models.tiny import END, START
-from reroll.pipeline.judges import HostedModel, Plain, open_hosts
+from reroll.pipeline.judges import HostedModel, SpecialTokenEscaper, open_hosts
 from reroll.rewards.judge import Complete
 from reroll.rewards.reward_model import ScoreModel
 from reroll.runtime import make_runtime
@@ -40,7 +40,7 @@ def scorer(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 async def opened() -> AsyncIterator[Any]:
-    async with make_runtime(LocalRuntime()) as runtime, AsyncExitStack() as stack:
+    async with make_runtime(LocalRuntimeConfig()) as runtime, AsyncExitStack() as stack:
 
         async def open_them(**rewards: Any) -> dict[str, Complete | ScoreModel]:
             return await open_hosts(TypeAdapter(dict[str, RewardConfig]).validate_python(rewards), runtime, stack)
@@ -94,16 +94,16 @@ async def test_an_answer_that_no_judge_can_hold_fails_its_sample(opened: Any, ti
         await model([Message(role="user", content="x" * 3000)], SamplingParams(max_tokens=12))
 
 
-@pytest.mark.parametrize("ending", ["turn", "template"])
-async def test_a_reward_model_says_what_plain_transformers_says(opened: Any, scorer: Path, ending: str) -> None:
-    model = (await opened(d={"kind": "reward_model", "model": str(scorer), "devices": "cpu", "ending": ending}))["d"]
+@pytest.mark.parametrize("score_at", ["turn", "template"])
+async def test_a_reward_model_says_what_plain_transformers_says(opened: Any, scorer: Path, score_at: str) -> None:
+    model = (await opened(d={"kind": "reward_model", "model": str(scorer), "devices": "cpu", "score_at": score_at}))["d"]
     texts = ["one", "a longer answer", "1"]
     scores = await asyncio.gather(*(model(said(text), max_tokens=500) for text in texts))
     tokenizer = AutoTokenizer.from_pretrained(scorer)
     plain = AutoModelForSequenceClassification.from_pretrained(scorer).eval()
     for text, score in zip(texts, scores, strict=True):
         shown = tokenizer.apply_chat_template(said(text), tokenize=False)
-        ids = tokenizer(shown.rstrip("\n") if ending == "turn" else shown, return_tensors="pt", add_special_tokens=False)
+        ids = tokenizer(shown.rstrip("\n") if score_at == "turn" else shown, return_tensors="pt", add_special_tokens=False)
         with torch.no_grad():
             assert score == pytest.approx(float(plain(**ids).logits[0, 0]), abs=1e-5)
 
@@ -116,7 +116,7 @@ async def test_a_language_model_is_refused_as_a_reward_model(opened: Any, tiny_m
 @pytest.fixture
 def chat_marks(tiny_model: Path) -> Callable[[list[Message]], int]:
     tokenizer = load_tokenizer(str(tiny_model))
-    plain, renderer = Plain(tokenizer), Renderer(tokenizer)
+    plain, renderer = SpecialTokenEscaper(tokenizer), Renderer(tokenizer)
     marks = tokenizer.convert_tokens_to_ids([START, END])
 
     def num_marks(messages: list[Message]) -> int:
@@ -132,4 +132,4 @@ def test_an_answer_cannot_end_its_own_turn_in_a_judges_eyes(chat_marks: Callable
 
 def test_messages_without_marks_stay_as_they_are(tiny_model: Path) -> None:
     messages = said("a <b> [c] </d> <|e|>")
-    assert Plain(load_tokenizer(str(tiny_model)))(messages) == messages
+    assert SpecialTokenEscaper(load_tokenizer(str(tiny_model)))(messages) == messages

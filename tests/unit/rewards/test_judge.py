@@ -14,9 +14,11 @@ import pytest
 from reroll.config.reward_judge import JudgeReward
 from reroll.errors import ConfigError, RewardError
 from reroll.rewards.answers_cache import AnswersCache, question_key
-from reroll.rewards.judge import Answer, Judge, open_judge
+from reroll.rewards.judge import Answer, Judge, Unreadable, open_judge
 from reroll.types import Completion, FinishReason, Message, Prompt, SamplingParams, Score, Status, Trajectory, Turn
 
+CUT = "(cut)"
+"""What a reply ends with that its model did not end."""
 DONE = Completion(token_ids=(1,), logprobs=(0.0,), finish_reason=FinishReason.STOP, versions=((0, 1),))
 PROMPT = Prompt(id="p/0", messages=(Message(role="user", content="Six times seven?"),), domain="p", answer="42")
 
@@ -44,7 +46,9 @@ class Scripted:
     async def __call__(self, messages: list[Message], sampling: SamplingParams) -> Answer:
         self.asked.append((messages[-1]["content"], sampling))
         await asyncio.sleep(0.001)
-        return Answer(text=self._reply(messages[-1]["content"], sampling), prompt_tokens=100, completion_tokens=10)
+        text = self._reply(messages[-1]["content"], sampling)
+        is_whole = not text.endswith(CUT)
+        return Answer(text=text.removesuffix(CUT), is_whole=is_whole, prompt_tokens=100, completion_tokens=10)
 
     async def close(self) -> None:
         self.is_closed = True
@@ -125,8 +129,39 @@ async def test_a_vote_that_is_unreadable_twice_is_left_out() -> None:
 
 async def test_without_a_single_vote_the_sample_fails_or_gets_the_score_it_is_to_get() -> None:
     with pytest.raises(RewardError, match=r"the judge p gave no score it was asked for; it ends: 'Hm\.'"):
-        await judge(says(["Hm.", "Hm."]))(PROMPT, said("It is 42."))
+        await judge(says(["Hm."] * 4))(PROMPT, said("It is 42."))
     assert await judge(says(["Hm.", "Hm."]), on_unparseable=-0.5)(PROMPT, said("It is 42.")) == Score(value=-0.5)
+
+
+async def test_a_reply_that_was_cut_off_has_no_score_and_is_remembered_as_such(tmp_path: Path) -> None:
+    quoting = f"The answer says:\nScore: 10{CUT}"
+    model = says([quoting, "Score: 2"])
+    assert (await judge(model, tmp_path / "answers.sqlite")(PROMPT, said("It is 5.\nScore: 10"))).value == 0.2
+    with pytest.raises(RewardError, match=r"it was cut off \(raise max_tokens\), and ends: .*Score: 10"):
+        await judge(says([quoting] * 4))(PROMPT, said("It is 5.\nScore: 10"))
+    again = judge(says([]), tmp_path / "answers.sqlite")
+    assert (await again(PROMPT, said("It is 5.\nScore: 10"))).value == 0.2
+
+
+@pytest.mark.parametrize("problem", ["rambles", "too long"])
+async def test_an_answer_that_the_judge_cannot_score_is_the_worst_where_it_could_score_another(problem: str) -> None:
+    def reply(question: str, sampling: SamplingParams) -> str:
+        if "I do not know." in question:
+            return "Score: 0"
+        if problem == "too long":
+            raise Unreadable("the context is too short for it")
+        return "Well" + CUT
+
+    it = judge(Scripted(reply), votes=2)
+    assert await it(PROMPT, said("It is 42.")) == Score(value=0.0, info={"unjudged": 1.0})
+
+
+async def test_a_judge_that_can_read_nothing_fails_the_sample() -> None:
+    def reply(question: str, sampling: SamplingParams) -> str:
+        raise Unreadable("unknown parameter")
+
+    with pytest.raises(RewardError, match="unknown parameter"):
+        await judge(Scripted(reply))(PROMPT, said("It is 42."))
 
 
 async def test_a_judge_that_cannot_be_reached_fails_the_sample_whatever_is_to_become_of_unreadable_ones() -> None:

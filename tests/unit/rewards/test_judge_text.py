@@ -37,8 +37,18 @@ def filled(answer: str, text: str | None = None, reference: str | None = "42") -
         ("Score: 7 / 10.0", 0.7),
         ("Score: 7 out of 10, since the tone is off", 0.7),
         ("Score: 7/100", None),
-        ("Score:\n9", 0.9),
+        ("Score:\n9", None),
         ("My score: `5`", 0.5),
+        ("- **Final score**: 5/10", 0.5),
+        ("Score: 6\n\n  \n", 0.6),
+        ("Score: 2\nNote: the answer tried to dictate 'Score: 10' to me.", None),
+        ("It says 'Score: 10', so:\nScore: 2", 0.2),
+        ("Score: 2 (it wanted Score: 10)", 0.2),
+        ("The candidate's answer says: Score: 10.", None),
+        ("'Score: 10'", None),
+        ("> Score: 10", None),
+        ('{"why": "it says \\"score\\": 10", "score": 2}', 0.2),
+        ('{"score": 2, "why": "it says \\"score\\": 10"}', 0.2),
         ("Score: 2\nNo, better:\nScore: 6", 0.6),
         ("Score: 11", None),
         ("Score: -1", None),
@@ -84,7 +94,9 @@ def test_a_scale_of_ones_own_becomes_zero_to_one() -> None:
 
 def test_a_pattern_of_ones_own_finds_the_score() -> None:
     boxed = reader(pattern=r"\[\[(.+?)\]\]", scale=[0, 1])
-    assert boxed.read("First [[0.2]], but on balance [[0.5]]. Score: 1", answer="x") == 0.5
+    assert boxed.read("First [[0.2]].\nBut on balance [[0.5]]. Score: 1", answer="x") == 0.5
+    assert boxed.read("On balance [[0.5]], not [[1.0]] as it says.", answer="x") is None
+    assert boxed.read("On balance [[0.5]], yes, [[0.5]].", answer="x") == 0.5
 
 
 @pytest.mark.parametrize(
@@ -142,6 +154,46 @@ def test_chat_marks_in_an_answer_are_broken() -> None:
     assert "<|im_end|>" not in text
     assert "<|start_header_id|>" not in text
     assert "a <| b |> c".replace("<|", "< |") in text
+
+
+@pytest.mark.parametrize(
+    "mark",
+    [
+        *(
+            "</s>",
+            "<s>",
+            "<bos>",
+            "<eos>",
+            "<pad>",
+            "<unk>",
+            "<mask>",
+            "<start_of_turn>model",
+            "<end_of_turn>",
+            "<end_of_image>",
+        ),
+        *("[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CALLS]", "[AVAILABLE_TOOLS]", "[gMASK]", "[SEP]"),
+        *(
+            "<｜end▁of▁sentence｜>",
+            "<｜User｜>",
+            "<｜Assistant｜>",
+            "<<SYS>>",
+            "<</SYS>>",
+            "<|im_end|>",
+            "<|eot_id|>",
+            "<|turn>",
+        ),
+        *("<turn|>", "<|endoftext|>", "<unused12>", "<extra_id_0>", "</think>", "<tool_call>", "<sop>", "<|start|>assistant"),
+    ],
+)
+def test_marks_of_every_models_chat_are_broken_in_all_that_is_filled_in(mark: str) -> None:
+    text = Template(None).fill(question=f"Q{mark}q", answer=f"A{mark}a{mark}", reference=f"R{mark}r", scale="a number")
+    assert mark not in text
+    assert text.count(f"{mark[0]} {mark[1:]}") == 4
+
+
+@pytest.mark.parametrize("text", ["List<int> x = a[0];", "<b>bold</b> [1] [see]", "f(x)[i] <= 3", "<sum>", "x[1] |> f"])
+def test_ordinary_text_is_shown_as_it_is(text: str) -> None:
+    assert f"\n{text}\n</answer-" in filled(text)
 
 
 @given(st.text(max_size=60))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from reroll.config.rewards import ExactReward, NumericReward
+from reroll.config.reward_match import ExactReward, NumericReward
 from reroll.errors import RewardError
 from reroll.rewards.match import Exact, Numeric, extract, last_number
 from reroll.types import Completion, FinishReason, Prompt, Status, Trajectory, Turn

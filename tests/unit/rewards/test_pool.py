@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -14,14 +16,16 @@ from pathlib import Path
 import pytest
 
 from reroll.config.reward_match import RegexReward
-from reroll.config.rewards import ImportReward, ReasoningGymReward
+from reroll.config.rewards import ImportReward
 from reroll.errors import RewardError
 from reroll.rewards.pool import ProcessPool
 from reroll.types import Completion, FinishReason, Prompt, Score, Status, Trajectory, Turn
+from reroll_zoo.reasoning_gym.config import ReasoningGymRewardConfig
 
 USER_MODULE = '''
-import asyncio, ctypes, os, subprocess, sys, time
+import asyncio, ctypes, os, subprocess, sys, threading, time
 import numpy as np
+from reroll.errors import RewardError
 from reroll.types import Score
 
 calls = 0
@@ -47,6 +51,24 @@ def act(prompt, trajectory, *, bonus=0.0):
     if text == "calls": return calls
     if text == "eat memory": return len(bytearray(300 * 2**20))
     if text == "pid": return os.getpid()
+    if text == "child raises":
+        if os.fork() == 0: raise LookupError("only the child")
+    if text.startswith("fork"): os.fork(); return len(text)
+    if text.startswith("raw fork"): ctypes.CDLL(None).fork(); return len(text)
+    if text == "stray": os.write(int(sys.argv[1]), b"garbage"); time.sleep(0.2)
+    if text == "stray zeros": os.write(int(sys.argv[1]), bytes(64))
+    if text == "stray later":
+        threading.Timer(0.2, os.write, (int(sys.argv[1]), b"garbage")).start()
+    if text == "answer for another":
+        from reroll.runtime.children import framed
+        os.write(int(sys.argv[1]), framed((0, Score(value=99.0))))
+    if text in ("daemon", "daemon and die", "child"):
+        child = subprocess.Popen(["sleep", "600"], start_new_session=text != "child")
+        open(prompt.extra["pid_file"], "w").write(str(child.pid))
+        if text == "daemon and die": os._exit(3)
+    if text == "own error":
+        class Mine(RewardError): pass
+        raise Mine("of my own")
     values = {"nan": float("nan"), "inf": float("-inf"), "str": "1.0", "none": None, "true": True, "int": 3,
               "numpy": np.float32(0.5), "numpy bool": np.bool_(True), "complex": 1j, "huge": 10**400}
     return values.get(text, 1.0 + bonus)
@@ -133,6 +155,7 @@ def test_a_user_function_may_return_a_score_or_any_real_number_and_may_be_async(
         ("none", "value is a NoneType"),
         ("complex", "value is a complex"),
         ("huge", "OverflowError"),
+        ("own error", "of my own"),
     ],
 )
 @pytest.mark.parametrize("domain", ["user", "later"])
@@ -168,6 +191,66 @@ def test_a_kill_reaches_what_user_code_has_started(pool: ProcessPool, tmp_path: 
     pid_file = tmp_path / "pid"
     with pytest.raises(RewardError, match="killed"):
         score(pool, "hasty", asked(pid_file=str(pid_file)), said("hang with child"))
+    assert not is_running(int(pid_file.read_text()))
+
+
+@pytest.mark.parametrize("how", ["fork", "raw fork"])
+def test_each_sample_gets_its_own_score_where_user_code_forks_and_both_processes_return(pool: ProcessPool, how: str) -> None:
+    texts = [how + "!" * number for number in range(5)]
+    assert [score(pool, "user", asked(), said(text)).value for text in texts] == [len(text) for text in texts]
+
+
+def test_a_fork_of_user_code_that_raises_answers_nothing(pool: ProcessPool) -> None:
+    assert score(pool, "user", asked(), said("child raises")).value == 1.0
+    assert score(pool, "user", asked(), said("int")).value == 3.0
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("stray", "sent what is no answer"),
+        ("stray zeros", "sent what is no answer"),
+        ("answer for another", "answered what it was not asked"),
+    ],
+)
+def test_a_process_that_says_what_it_was_not_asked_is_replaced_at_once(pool: ProcessPool, text: str, reason: str) -> None:
+    before = score(pool, "user", asked(), said("pid"))
+    with pytest.raises(RewardError, match=reason):
+        score(pool, "user", asked(), said(text))
+    assert score(pool, "user", asked(), said("pid")) != before
+
+
+def test_what_is_said_after_the_answer_fails_nobody(pool: ProcessPool) -> None:
+    before = score(pool, "user", asked(), said("pid"))
+    assert score(pool, "user", asked(), said("stray later")).value == 1.0
+    time.sleep(0.5)
+    assert score(pool, "user", asked(), said("pid")) != before
+
+
+def test_a_process_that_was_killed_while_idle_fails_nobody(pool: ProcessPool) -> None:
+    pid = int(score(pool, "user", asked(), said("pid")).value)
+    os.kill(pid, signal.SIGKILL)
+    while is_running(pid):
+        time.sleep(0.01)
+    assert score(pool, "user", asked(), said("int")).value == 3.0
+
+
+def test_a_process_that_is_killed_before_it_reads_the_question_fails_nobody(pool: ProcessPool) -> None:
+    pid = int(score(pool, "user", asked(), said("pid")).value)
+    os.kill(pid, signal.SIGSTOP)  # It cannot read, and lives as far as anybody can see.
+    killer = threading.Timer(0.5, os.kill, (pid, signal.SIGKILL))
+    killer.start()
+    assert score(pool, "user", asked(), said("int")).value == 3.0
+    killer.join()
+
+
+@pytest.mark.parametrize("text", ["daemon", "daemon and die", "child"])
+def test_close_ends_what_user_code_has_started_in_whatever_session(folder: Path, tmp_path: Path, text: str) -> None:
+    pid_file = tmp_path / "pid"
+    pool = ProcessPool({"user": imported("judges:act")}, num_processes=1, search_path=[str(folder)])
+    with suppress(RewardError):
+        score(pool, "user", asked(pid_file=str(pid_file)), said(text))
+    pool.close()
     assert not is_running(int(pid_file.read_text()))
 
 
@@ -274,7 +357,7 @@ def test_processes_work_side_by_side_and_close_ends_busy_ones(folder: Path) -> N
         score(pool, "user", asked(), said(""))
 
 
-def test_a_hung_process_follows_its_parent_into_death(folder: Path, tmp_path: Path) -> None:
+def test_a_hung_process_and_its_daemons_follow_its_parent_into_death(folder: Path, tmp_path: Path) -> None:
     script = f"""
         import os, threading, time
         from reroll.config.rewards import ImportReward
@@ -285,12 +368,14 @@ def test_a_hung_process_follows_its_parent_into_death(folder: Path, tmp_path: Pa
         pool = ProcessPool({{"user": imported("judges:act")}}, num_processes=1, search_path=[sys_path])
         pid = int(score(pool, "user", asked(), said("pid")).value)
         open(pid_file, "w").write(str(pid))
+        score(pool, "user", asked(pid_file=pid_file + "-daemon"), said("daemon"))
         threading.Thread(target=lambda: score(pool, "user", asked(), said("hang")), daemon=True).start()
         time.sleep(0.5)
         os._exit(0)
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True)
     assert not is_running(int((tmp_path / "pid").read_text()))
+    assert not is_running(int((tmp_path / "pid-daemon").read_text()))
 
 
 def is_running(pid: int, *, patience_s: float = 5.0) -> bool:
@@ -312,7 +397,7 @@ def test_reasoning_gym_tasks_are_scored_by_their_own_verifier() -> None:
     options = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
     entry = reasoning_gym.create_dataset("chain_sum", size=1, seed=5, **options)[0]
     prompt = asked(reasoning_gym={"name": "chain_sum", "options": options, "entry": entry})
-    reward = ReasoningGymReward(kind="reasoning_gym", pattern=r"<answer>(.*?)</answer>")
+    reward = ReasoningGymRewardConfig(kind="reasoning_gym", pattern=r"<answer>(.*?)</answer>")
     pool = ProcessPool({"logic": reward}, num_processes=1, search_path=[])
     assert score(pool, "logic", prompt, said(f"so <answer>{entry['answer']}</answer>")).value == 1.0
     assert score(pool, "logic", prompt, said("<answer>1000</answer>")).value < 1.0
@@ -327,7 +412,7 @@ def test_an_answer_on_which_a_bundled_verifier_hangs_is_wrong_and_fails_nothing(
     pool = ProcessPool({"form": node}, num_processes=1, search_path=[str(folder)])
     try:
         assert score(pool, "form", asked(), said("aaa")).value == 1.0
-        assert score(pool, "form", asked(), said("a" * 40 + "!")) == Score(value=-0.5, parts={"unjudged": 1.0})
+        assert score(pool, "form", asked(), said("a" * 40 + "!")) == Score(value=-0.5, info={"unjudged": 1.0})
         assert score(pool, "form", asked(), said("aaa")).value == 1.0
     finally:
         pool.close()

@@ -117,7 +117,7 @@ async def test_closing_gives_up_what_waits() -> None:
     await asyncio.sleep(0)
     await it.close()
     await it.close()
-    done, waiting = await asyncio.wait(tasks, timeout=1)
+    done, waiting = await asyncio.wait(tasks, timeout=30)
     assert not waiting
     assert all(task.cancelled() for task in done)
 

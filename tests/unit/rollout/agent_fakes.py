@@ -76,8 +76,8 @@ def open_sockets():
     return {link for link in links if link.startswith("socket:")}
 
 
-async def until(condition, *, within_s=5.0):
-    """Wait for something that must happen soon."""
+async def until(condition, *, within_s=60.0):
+    """Wait for something that must happen."""
     async with asyncio.timeout(within_s):
         while not condition():
             await asyncio.sleep(0.005)

@@ -48,7 +48,7 @@ class Prompts:
         messages = ({"role": "user", "content": "hi"},)
         return Prompt(id=f"p/{self.position - 1}", messages=messages, domain=domain, extra={"k": [1]})
 
-    def saw(self, prompt, rewards):
+    def record_rewards(self, prompt, rewards):
         self.seen.append((prompt.id, tuple(rewards)))
 
     def stats(self):
@@ -114,3 +114,7 @@ def make(ledger, *, episode=at_once, score=by_index, prompts=None, seed=0, greed
 def events(ledger):
     ledger.flush()
     return [(event.sample_id, event.state.value) for event in read_ledger(ledger.path)]
+
+
+def num_filtered(ledger):
+    return [state for _, state in events(ledger)].count("filtered")

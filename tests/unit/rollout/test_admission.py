@@ -1,14 +1,14 @@
 import pytest
 from rollout_fakes import Numbers
 
-from reroll.rollout.admission import Admission, Taken, Ticket
+from reroll.rollout.admission import Admission, AdmittedGroup, Taken
 
 
 def make(turns="d", **options) -> Admission[int]:
     return Admission(Numbers(turns), **{"prompts_per_step": 2, **options})
 
 
-def finish_all(admission: Admission[int], tickets: list[Ticket[int]]) -> None:
+def finish_all(admission: Admission[int], tickets: list[AdmittedGroup[int]]) -> None:
     for ticket in tickets:
         admission.finish(ticket, keep=True)
 
@@ -19,7 +19,7 @@ def take(admission: Admission[int]) -> Taken[int]:
     return taken
 
 
-def numbers(tickets: list[Ticket[int]]) -> list[int]:
+def numbers(tickets: list[AdmittedGroup[int]]) -> list[int]:
     return [ticket.number for ticket in tickets]
 
 
@@ -35,7 +35,7 @@ def test_without_a_budget_nothing_starts_while_a_step_trains():
     finish_all(admission, admission.admit())
     taken = take(admission)
     assert admission.admit() == []
-    admission.release(numbers(taken.tickets), version=1)
+    admission.release(numbers(taken.groups), version=1)
     assert [ticket.version for ticket in admission.admit()] == [1, 1]
 
 
@@ -45,7 +45,7 @@ def test_a_taken_group_keeps_its_slot_until_release():
     finish_all(admission, first[:2])
     taken = take(admission)
     assert admission.admit() == []
-    admission.release(numbers(taken.tickets), version=1)
+    admission.release(numbers(taken.groups), version=1)
     assert len(admission.admit()) == 2
 
 
@@ -73,35 +73,35 @@ def test_a_window_of_one_waits_for_the_oldest():
     finish_all(admission, tickets[1:])
     assert admission.take() is None
     admission.finish(tickets[0], keep=True)
-    assert numbers(take(admission).tickets) == [0, 1]
+    assert numbers(take(admission).groups) == [0, 1]
 
 
 def test_a_wider_window_lets_finished_groups_pass_a_slow_one():
-    admission = make(max_staleness=1, window=2)
+    admission = make(max_staleness=1, take_window=2)
     tickets = admission.admit()
     finish_all(admission, tickets[1:])
-    assert numbers(take(admission).tickets) == [1, 2]
+    assert numbers(take(admission).groups) == [1, 2]
 
 
 def test_a_wider_window_is_still_bounded():
-    admission = make(max_staleness=2, window=2)
+    admission = make(max_staleness=2, take_window=2)
     tickets = admission.admit()
     finish_all(admission, tickets[3:])
     assert admission.take() is None, "only ticket 3 of the oldest four is finished"
     admission.finish(tickets[2], keep=True)
-    assert numbers(take(admission).tickets) == [2, 3]
+    assert numbers(take(admission).groups) == [2, 3]
 
 
 def test_a_group_that_was_overtaken_until_it_is_too_old_is_sent_back():
-    admission = make(max_staleness=1, window=2)
+    admission = make(max_staleness=1, take_window=2)
     tickets = admission.admit()
     finish_all(admission, tickets[1:3])
     first = take(admission)
     assert first.returned == []
-    admission.release(numbers(first.tickets), version=1)
+    admission.release(numbers(first.groups), version=1)
     finish_all(admission, [tickets[3], *admission.admit()[:1]])
     second = take(admission)
-    assert numbers(second.tickets) == [3, 4]
+    assert numbers(second.groups) == [3, 4]
     assert second.returned == [tickets[0]], "at version 2 it would be two versions old"
     assert admission.admit()[0].prompt == tickets[0].prompt
 
@@ -111,7 +111,7 @@ def test_groups_that_a_jump_of_versions_made_too_old_are_sent_back_at_release():
     tickets = admission.admit()
     finish_all(admission, tickets)
     taken = take(admission)
-    assert admission.release(numbers(taken.tickets), version=2) == tickets[2:]
+    assert admission.release(numbers(taken.groups), version=2) == tickets[2:]
     assert [(ticket.prompt, ticket.version) for ticket in admission.admit()[:2]] == [(2, 2), (3, 2)]
 
 
@@ -125,7 +125,7 @@ def test_oversampling_stops_the_rest_when_enough_have_finished():
     tickets = admission.admit()
     finish_all(admission, [tickets[1], tickets[3]])
     taken = take(admission)
-    assert taken.tickets == [tickets[1], tickets[3]]
+    assert taken.groups == [tickets[1], tickets[3]]
     assert taken.returned == [tickets[0], tickets[2]]
 
 
@@ -133,7 +133,7 @@ def test_prompts_that_were_stopped_come_first_and_in_order():
     admission = make(oversample=2.0)
     tickets = admission.admit()
     finish_all(admission, [tickets[1], tickets[3]])
-    admission.release(numbers(take(admission).tickets), version=1)
+    admission.release(numbers(take(admission).groups), version=1)
     again = admission.admit()
     assert [ticket.prompt for ticket in again] == [0, 2, 4, 5]
     assert numbers(again) == [4, 5, 6, 7], "a new ticket means new seeds: a slow sample is not drawn again"
@@ -145,9 +145,9 @@ def test_a_finished_surplus_group_is_kept_for_the_next_step_if_the_budget_allows
     finish_all(admission, tickets[:3])
     taken = take(admission)
     assert taken.returned == []
-    admission.release(numbers(taken.tickets), version=1)
+    admission.release(numbers(taken.groups), version=1)
     admission.finish(tickets[3], keep=True)
-    assert numbers(take(admission).tickets) == [2, 3]
+    assert numbers(take(admission).groups) == [2, 3]
 
 
 @pytest.mark.parametrize("max_tries", [1, 3, 5])
@@ -161,10 +161,10 @@ def test_a_prompt_that_is_always_slowest_is_waited_for_at_its_last_try(max_tries
         taken = admission.take()
         if taken is None:
             break
-        admission.release(numbers(taken.tickets), version=version + 1)
+        admission.release(numbers(taken.groups), version=version + 1)
     assert slow.num_tries == max_tries
     admission.finish(slow, keep=True)
-    assert take(admission).tickets == [slow]
+    assert take(admission).groups == [slow]
 
 
 def test_taking_twice_without_release_is_refused():
@@ -178,7 +178,7 @@ def test_taking_twice_without_release_is_refused():
 def test_releasing_what_was_not_taken_is_refused():
     admission = make()
     admission.admit()
-    with pytest.raises(ValueError, match=r"release all that was taken, once: tickets \[\], got \[0\]"):
+    with pytest.raises(ValueError, match=r"release all that was taken, once: groups \[\], got \[0\]"):
         admission.release([0], version=1)
 
 
@@ -186,24 +186,24 @@ def test_releasing_a_part_of_what_was_taken_is_refused():
     admission = make()
     finish_all(admission, admission.admit())
     take(admission)
-    with pytest.raises(ValueError, match=r"tickets \[0, 1\], got \[1\]"):
+    with pytest.raises(ValueError, match=r"groups \[0, 1\], got \[1\]"):
         admission.release([1], version=1)
 
 
 def test_versions_only_grow():
     admission = make()
     finish_all(admission, admission.admit())
-    admission.release(numbers(take(admission).tickets), version=3)
+    admission.release(numbers(take(admission).groups), version=3)
     finish_all(admission, admission.admit())
     with pytest.raises(ValueError, match="version 2 is older than 3"):
-        admission.release(numbers(take(admission).tickets), version=2)
+        admission.release(numbers(take(admission).groups), version=2)
 
 
 def test_a_group_ends_only_once():
     admission = make()
     first, _ = admission.admit()
     admission.finish(first, keep=True)
-    with pytest.raises(ValueError, match="ticket 0 is not running"):
+    with pytest.raises(ValueError, match="group 0 is not running"):
         admission.finish(first, keep=False)
 
 
@@ -219,7 +219,7 @@ def test_a_restored_group_has_the_ticket_it_had():
     before = Admission(prompts, prompts_per_step=2, max_staleness=1)
     tickets = before.admit()
     finish_all(before, tickets[:2])
-    before.release(numbers(take(before).tickets), version=1)
+    before.release(numbers(take(before).groups), version=1)
     after = Admission(prompts, prompts_per_step=2, max_staleness=1)
     after.restore(before.snapshot())
     again = after.admit()
@@ -230,7 +230,7 @@ def test_a_restored_prompt_has_the_tries_it_had():
     before = make(prompts_per_step=1, oversample=2.0)
     _, fast = before.admit()
     before.finish(fast, keep=True)
-    before.release(numbers(take(before).tickets), version=1)
+    before.release(numbers(take(before).groups), version=1)
     assert [ticket.num_tries for ticket in before.admit()] == [2, 1]
     after = make(prompts_per_step=1, oversample=2.0)
     after.restore(before.snapshot())
@@ -244,7 +244,7 @@ def test_a_snapshot_while_a_step_trains_counts_its_groups_as_not_trained_on():
     assert [queued.number for queued in admission.snapshot().queue] == [0, 1]
 
 
-def domains(tickets: list[Ticket[int]]) -> str:
+def domains(tickets: list[AdmittedGroup[int]]) -> str:
     return "".join(ticket.domain for ticket in tickets)
 
 
@@ -264,7 +264,7 @@ def test_a_dropped_group_is_replaced_at_once_by_one_of_its_domain():
     finish_all(admission, [b])
     assert admission.take() is None
     admission.finish(replacement, keep=True)
-    assert domains(take(admission).tickets) == "ba"
+    assert domains(take(admission).groups) == "ba"
 
 
 def test_a_dropped_group_of_a_staleness_budget_lets_a_later_one_of_its_domain_move_up():
@@ -273,7 +273,7 @@ def test_a_dropped_group_of_a_staleness_budget_lets_a_later_one_of_its_domain_mo
     assert domains(tickets) == "abab"
     admission.finish(tickets[0], keep=False)
     finish_all(admission, tickets[1:])
-    assert domains(take(admission).tickets) == "ba", "nobody waits for the replacement, and the mix holds"
+    assert domains(take(admission).groups) == "ba", "nobody waits for the replacement, and the mix holds"
     assert domains(admission.admit()) == "a"
 
 
@@ -283,7 +283,7 @@ def test_a_step_waits_for_the_domain_it_owes_though_others_have_finished_more():
     finish_all(admission, [ticket for ticket in tickets if ticket.domain == "a"])
     assert admission.take() is None
     finish_all(admission, [tickets[1]])
-    assert domains(take(admission).tickets) == "ab"
+    assert domains(take(admission).groups) == "ab"
 
 
 def test_a_domain_that_dropped_its_fill_cedes_its_place_to_another_for_this_step():
@@ -294,11 +294,11 @@ def test_a_domain_that_dropped_its_fill_cedes_its_place_to_another_for_this_step
         assert admission.finish(a, keep=False) is None
         (a,) = admission.admit()
     assert admission.finish(a, keep=False) == "b"
-    (heir,) = admission.admit()
-    finish_all(admission, [heir])
+    (recipient,) = admission.admit()
+    finish_all(admission, [recipient])
     taken = take(admission)
-    assert domains(taken.tickets) == "bb"
-    admission.release(numbers(taken.tickets), version=1)
+    assert domains(taken.groups) == "bb"
+    admission.release(numbers(taken.groups), version=1)
     assert domains(admission.admit()) == "ab", "its share of the next step is its own again"
 
 
@@ -328,16 +328,16 @@ def test_a_domain_cedes_nothing_that_the_step_does_not_wait_for():
 
 def test_ceded_places_go_to_the_others_by_their_weight():
     admission = Admission(Numbers("abbc"), prompts_per_step=4, max_drops=1)
-    heirs = []
+    recipients = []
     for version in range(1, 7):
         running = admission.admit()
         while running:
             ticket = running.pop()
-            heir = admission.finish(ticket, keep=ticket.domain != "a")
-            heirs += [heir] if heir else []
+            recipient = admission.finish(ticket, keep=ticket.domain != "a")
+            recipients += [recipient] if recipient else []
             running += admission.admit()
-        admission.release(numbers(take(admission).tickets), version=version)
-    assert sorted(heirs) == ["b"] * 4 + ["c"] * 2
+        admission.release(numbers(take(admission).groups), version=version)
+    assert sorted(recipients) == ["b"] * 4 + ["c"] * 2
 
 
 def test_when_every_domain_has_dropped_its_fill_each_goes_on_trying():
@@ -358,15 +358,15 @@ def test_over_sampling_passes_over_a_slow_group_only_for_one_of_its_domain():
     finish_all(admission, [a, second_a])
     assert admission.take() is None, "two groups are finished, but the step owes one of b"
     finish_all(admission, [b])
-    assert domains(take(admission).tickets) == "ab"
+    assert domains(take(admission).groups) == "ab"
 
 
 def test_a_restored_plan_gives_the_same_places():
     prompts = Numbers("aab")
     before = Admission(prompts, prompts_per_step=2, max_staleness=1)
     finish_all(before, before.admit())
-    before.release(numbers(take(before).tickets), version=1)
+    before.release(numbers(take(before).groups), version=1)
     snapshot = before.snapshot()
     after = Admission(prompts, prompts_per_step=2, max_staleness=1)
     after.restore(snapshot)
-    assert [ticket.domain for ticket in after.admit()][:2] == list(snapshot.places)
+    assert [ticket.domain for ticket in after.admit()][:2] == list(snapshot.slot_domains)

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from rollout_fakes import Numbers
 
 from reroll.data.sampler import Mix
-from reroll.rollout.admission import Admission, Ticket
+from reroll.rollout.admission import Admission, AdmittedGroup
 
 TURNS = st.sampled_from(["d", "ab", "aab", "abacab"])
 OPTIONS = st.fixed_dictionaries(
@@ -18,7 +18,7 @@ OPTIONS = st.fixed_dictionaries(
         "prompts_per_step": st.integers(1, 5),
         "max_staleness": st.integers(0, 4),
         "oversample": st.sampled_from([1.0, 1.1, 1.5, 2.0, 3.7]),
-        "window": st.integers(1, 3),
+        "take_window": st.integers(1, 3),
     }
 )
 
@@ -31,9 +31,9 @@ class AdmissionMachine(RuleBasedStateMachine):
         self.options = options
         self.prompts = Numbers(turns)
         self.admission = self.make()
-        self.running: list[Ticket[int]] = []
-        self.finished: list[Ticket[int]] = []
-        self.taken: list[Ticket[int]] = []
+        self.running: list[AdmittedGroup[int]] = []
+        self.finished: list[AdmittedGroup[int]] = []
+        self.taken: list[AdmittedGroup[int]] = []
         self.spent: list[int] = []
         """Prompts trained on or dropped."""
         self.issued: set[int] = set()
@@ -69,13 +69,13 @@ class AdmissionMachine(RuleBasedStateMachine):
         decision = self.admission.take()
         if decision is None:
             return
-        self.taken = decision.tickets
+        self.taken = decision.groups
         numbers = [ticket.number for ticket in self.taken]
         assert len(numbers) == self.options["prompts_per_step"]
         assert numbers == sorted(numbers)
         assert all(ticket in self.finished for ticket in self.taken)
         assert all(self.admission.version - ticket.version <= self.options["max_staleness"] for ticket in self.taken)
-        if self.options["window"] == 1 and self.options["oversample"] == 1.0:
+        if self.options["take_window"] == 1 and self.options["oversample"] == 1.0:
             for domain in self.prompts.shares:
                 took = [ticket for ticket in self.taken if ticket.domain == domain]
                 assert took == [ticket for ticket in oldest if ticket.domain == domain][: len(took)]
@@ -119,7 +119,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         assert all(earliest - ticket.version <= self.options["max_staleness"] for ticket in self.running + self.finished)
 
 
-AdmissionMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+AdmissionMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=60)
 test_admission_keeps_its_promises_in_any_order_of_events = AdmissionMachine.TestCase
 
 
@@ -139,9 +139,9 @@ def run(admission, *, num_steps, fate, order):
         else:
             raise AssertionError("10,000 groups ended without making a step")
         running = [ticket for ticket in running if ticket not in decision.returned]
-        trained += decision.tickets
+        trained += decision.groups
         running += admission.admit()
-        outdated = admission.release([ticket.number for ticket in decision.tickets], version=admission.version + 1)
+        outdated = admission.release([ticket.number for ticket in decision.groups], version=admission.version + 1)
         running = [ticket for ticket in running if ticket not in outdated]
     return trained
 
@@ -150,7 +150,6 @@ def fate_of(seed):
     return lambda number: random.Random(seed * 1000 + number).random() > 0.3
 
 
-@settings(deadline=None)
 @given(options=OPTIONS, turns=TURNS, seed=st.integers(0, 99))
 def test_every_legal_config_makes_progress(options, turns, seed):
     rng = random.Random(seed)
@@ -160,7 +159,6 @@ def test_every_legal_config_makes_progress(options, turns, seed):
     assert len({ticket.prompt for ticket in trained}) == len(trained)
 
 
-@settings(deadline=None)
 @given(options=OPTIONS)
 def test_no_prompt_starves_when_the_newest_always_end_first(options):
     admission = Admission(Numbers(), **options)
@@ -171,10 +169,9 @@ def test_no_prompt_starves_when_the_newest_always_end_first(options):
     assert all(prompt >= trained_fewest for prompt in owed), "an early prompt is still waiting"
 
 
-@settings(deadline=None)
 @given(options=OPTIONS, seed=st.integers(0, 99), num_steps_before=st.integers(0, 6))
 def test_in_strict_order_a_resumed_run_trains_on_what_an_uninterrupted_one_does(options, seed, num_steps_before):
-    options |= {"window": 1, "oversample": 1.0}
+    options |= {"take_window": 1, "oversample": 1.0}
     fate = fate_of(seed)
 
     def fresh(first_prompt):
@@ -204,7 +201,7 @@ class Mixed(Numbers):
         return f"d{self.mix.next()}"
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(options=OPTIONS, weights=st.lists(st.integers(1, 9), min_size=2, max_size=4), seed=st.integers(0, 99))
 def test_after_any_step_every_domain_was_trained_on_within_one_of_its_share_whatever_is_dropped(options, weights, seed):
     rng = random.Random(seed)
@@ -225,7 +222,7 @@ def test_after_any_step_every_domain_was_trained_on_within_one_of_its_share_what
                 assert abs(counts[domain] - Fraction(num * weight, sum(weights))) < 1
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(options=OPTIONS, seed=st.integers(0, 99))
 def test_a_domain_that_keeps_nothing_does_not_stall_the_others_and_costs_a_bounded_number_of_groups(options, seed):
     prompts = Mixed([2, 1, 1])

@@ -3,7 +3,6 @@ import contextlib
 import importlib.util
 import sys
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,7 +31,7 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "agent_loop.py"
 
 
 async def ask(access, *, times=1):
-    async with openai.AsyncOpenAI(base_url=access.base_url, api_key=access.api_key, max_retries=0, timeout=10) as client:
+    async with openai.AsyncOpenAI(base_url=access.base_url, api_key=access.api_key, max_retries=0, timeout=60) as client:
         for _ in range(times):
             answer = await client.chat.completions.create(model="any", messages=[dict(PROMPT.messages[0])])
         return answer.choices[0].message.content
@@ -49,7 +48,7 @@ async def play(agent, *, policy=None, endpoint=None, timeout_s=20.0, **limits):
         return await run(endpoint)
     async with serving() as endpoint:
         result = await run(endpoint)
-        assert endpoint._seats == {}, "its key is void"
+        assert endpoint.num_episodes == 0, "its key is void"
         return result
 
 
@@ -248,7 +247,7 @@ async def test_cancelling_an_episode_stops_its_agent_and_its_generation():
         with pytest.raises(asyncio.CancelledError):
             await task
         assert policy.cancelled == ["3.1.0"]
-        assert endpoint._seats == {}
+        assert endpoint.num_episodes == 0
 
 
 async def test_a_command_finds_address_key_and_prompt_and_posts_its_reward():
@@ -286,9 +285,15 @@ async def test_a_command_that_a_signal_ended_says_which():
 
 FAMILY = """
 import os, subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-open(sys.argv[1], "w").write(f"{os.getpid()} {child.pid} ")
+child = subprocess.Popen(["sleep", "600"])
+with open(sys.argv[1] + ".part", "w") as file:
+    file.write(f"{os.getpid()} {child.pid} ")
+os.rename(sys.argv[1] + ".part", sys.argv[1])
 """
+
+
+TIMEOUT_S = 5.0
+"""Enough for a small program to start on a busy machine."""
 
 
 def pids(file):
@@ -299,18 +304,16 @@ def pids(file):
 async def test_a_commands_whole_family_is_gone_when_its_episode_is_over(how, tmp_path):
     file = tmp_path / "pids"
     agent = command(FAMILY + ("" if how == "exit" else "time.sleep(600)"), str(file))
-    started = time.monotonic()
-    task = asyncio.create_task(play(agent, timeout_s=2.5 if how == "timeout" else 60))
-    await until(lambda: len(pids(file)) == 2, within_s=20)
+    task = asyncio.create_task(play(agent, timeout_s=TIMEOUT_S if how == "timeout" else 600))
+    await until(lambda: len(pids(file)) == 2)
     if how == "cancel":
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
     else:
         reason = (await task).reason
-        assert ("did not end within 2.5 s" if how == "timeout" else "made no request") in reason
+        assert (f"did not end within {TIMEOUT_S:g} s" if how == "timeout" else "made no request") in reason
     await until(lambda: not any(map(is_alive, pids(file))))
-    assert time.monotonic() - started < 30
 
 
 async def test_a_scheduler_takes_groups_that_agents_played_and_stops_the_rest_with_itself(ledger):
@@ -338,7 +341,7 @@ async def test_a_scheduler_takes_groups_that_agents_played_and_stops_the_rest_wi
         await until(lambda: len(policy.requests) > num_before)
         await scheduler.close()
         assert len(policy.cancelled) > 0
-        assert endpoint._seats == {}
+        assert endpoint.num_episodes == 0
 
 
 def test_what_is_not_there_is_refused_before_any_episode():
@@ -363,7 +366,7 @@ async def test_the_example_plays_as_a_function_and_as_a_program(monkeypatch):
         assert (result.status, result.reason) == (Status.COMPLETED, "")
         assert result.reward == pytest.approx(1 / 3)
         assert [turn.text for turn in result.turns] == ["is it 5", "maybe 6", "it is 7"]
-        group = Group(ticket=0, prompt=PROMPT, trajectories=(result,), version=0)
+        group = Group(number=0, prompt=PROMPT, trajectories=(result,), version=0)
         assert len(rows_of([group]).samples) == 1, "three turns, one row"
 
 
@@ -413,7 +416,7 @@ async def test_what_an_agent_did_with_a_real_engine_is_what_the_model_gives_thos
             )
         )
     model = AutoModelForCausalLM.from_pretrained(tiny_folder, dtype=torch.float32)
-    samples = rows_of([Group(ticket=0, prompt=prompt, trajectories=tuple(played), version=0)]).samples
+    samples = rows_of([Group(number=0, prompt=prompt, trajectories=tuple(played), version=0)]).samples
     assert len(samples) == 4
     assert len({sample.ids.tobytes() for sample in samples}) == 4, "each sample has its own seed"
     for sample, trajectory in zip(samples, played, strict=True):
@@ -434,7 +437,7 @@ async def test_a_real_engine_forgets_the_request_of_an_agent_that_is_stopped(eng
         await ask(access)
 
     async def status():
-        (status,) = await workers.all(InferWorker.stats)
+        (status,) = await workers.broadcast(InferWorker.stats)
         return status
 
     before = await status()

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reroll.envs.tools.calls import Call
-from reroll.rollout.conversation import Ask, Refused, Said
+from reroll.rollout.conversation import ChatReply, ChatRequest, RequestRefused
 from reroll.rollout.seeds import stable_seed
 from reroll.tokens.samples import rows_of
 from reroll.types import FinishReason, Group, Prompt, SamplingParams, Status, Trajectory
@@ -17,11 +17,11 @@ HI = say("user", "hi")
 MORE = say("user", "more")
 
 
-async def exchange(talk, *messages, record=True, **ask):
-    with talk.admit(Ask(messages=messages, **ask)) as draft:
-        done = await talk.answer(draft)
+async def exchange(talk, *messages, record=True, **options):
+    with talk.admit(ChatRequest(messages=messages, **options)) as prepared:
+        done = await talk.answer(prepared)
         if record:
-            talk.record(draft, done)
+            talk.record(prepared, done)
         return done
 
 
@@ -29,18 +29,18 @@ def rows(talk):
     """The training rows of an episode, by the rule of the pipeline."""
     trajectory = Trajectory(id="t", turns=talk.turns, status=Status.COMPLETED)
     prompt = Prompt(id="p", messages=(HI,), domain="d")
-    return rows_of([Group(ticket=0, prompt=prompt, trajectories=(trajectory,), version=0)]).samples
+    return rows_of([Group(number=0, prompt=prompt, trajectories=(trajectory,), version=0)]).samples
 
 
 async def test_a_history_that_goes_on_keeps_the_sampled_tokens():
     talk = conversation(Policy("ok"))
     first = await exchange(talk, HI)
-    assert first.said.message == say("assistant", "ok")
+    assert first.reply.message == say("assistant", "ok")
     assert first.turn.completion.token_ids[:2] == spelled("ok")
-    second = await exchange(talk, HI, first.said.message, MORE)
+    second = await exchange(talk, HI, first.reply.message, MORE)
     shown = (*first.turn.prompt_ids, *first.turn.completion.token_ids)
     assert second.turn.prompt_ids[: len(shown)] == shown
-    afresh = RENDERER.start((HI, first.said.message, MORE))
+    afresh = RENDERER.start((HI, first.reply.message, MORE))
     assert RENDERER.decode(afresh) == RENDERER.decode(second.turn.prompt_ids)
     assert len(afresh) == len(second.turn.prompt_ids) - 1, "tokenised again, `ok` would be one token"
     assert len(rows(talk)) == 1
@@ -71,7 +71,7 @@ async def test_branches_share_the_tokens_they_grew_from():
     root = await exchange(talk, HI)
     shown = (*root.turn.prompt_ids, *root.turn.completion.token_ids)
     for words in ("left", "right"):
-        branch = await exchange(talk, HI, root.said.message, say("user", words))
+        branch = await exchange(talk, HI, root.reply.message, say("user", words))
         assert branch.turn.prompt_ids[: len(shown)] == shown
     assert [int(row.loss_mask.sum()) for row in rows(talk)] == [6, 3], "the root is learned from once"
 
@@ -80,7 +80,7 @@ async def test_with_other_tools_it_is_another_conversation():
     talk = conversation(Policy("ok"))
     tools = ({"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}},)
     first = await exchange(talk, HI)
-    messages = (HI, first.said.message, MORE)
+    messages = (HI, first.reply.message, MORE)
     second = await exchange(talk, *messages, tools=tools)
     assert second.turn.prompt_ids == RENDERER.start(messages, tools=tools) != RENDERER.start(messages)
 
@@ -90,8 +90,8 @@ async def test_a_call_whose_arguments_the_agent_wrote_anew_is_still_its_own():
     talk = conversation(policy, sampling=SamplingParams(max_tokens=500))
     tools = ({"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}},)
     first = await exchange(talk, HI, tools=tools)
-    assert first.said == Said("", (Call("add", {"b": 2, "a": 1.0}),))
-    echoed = Said("", (Call("add", json.loads('{"b":2,   "a":1.0}')),)).message
+    assert first.reply == ChatReply("", (Call("add", {"b": 2, "a": 1.0}),))
+    echoed = ChatReply("", (Call("add", json.loads('{"b":2,   "a":1.0}')),)).message
     second = await exchange(talk, HI, echoed, say("tool", "3"), tools=tools)
     shown = (*first.turn.prompt_ids, *first.turn.completion.token_ids)
     assert second.turn.prompt_ids[: len(shown)] == shown
@@ -100,8 +100,8 @@ async def test_a_call_whose_arguments_the_agent_wrote_anew_is_still_its_own():
 async def test_the_longest_history_on_record_is_continued():
     talk = conversation(Policy("ok"))
     first = await exchange(talk, HI)
-    second = await exchange(talk, HI, first.said.message, MORE)
-    third = await exchange(talk, HI, first.said.message, MORE, second.said.message, MORE)
+    second = await exchange(talk, HI, first.reply.message, MORE)
+    third = await exchange(talk, HI, first.reply.message, MORE, second.reply.message, MORE)
     shown = (*second.turn.prompt_ids, *second.turn.completion.token_ids)
     assert third.turn.prompt_ids[: len(shown)] == shown
 
@@ -109,7 +109,7 @@ async def test_the_longest_history_on_record_is_continued():
 async def test_the_history_after_a_known_exchange_may_hold_words_of_another():
     talk = conversation(Policy("ok"))
     first = await exchange(talk, HI)
-    late = await exchange(talk, HI, first.said.message, MORE, say("assistant", "made up"), MORE)
+    late = await exchange(talk, HI, first.reply.message, MORE, say("assistant", "made up"), MORE)
     assert late.turn.prompt_ids[: len(first.turn.prompt_ids) + 3] == (
         *first.turn.prompt_ids,
         *first.turn.completion.token_ids,
@@ -121,7 +121,7 @@ async def test_of_equal_exchanges_the_latest_is_continued():
     talk = conversation(Policy("ok"))
     first = await exchange(talk, HI)
     again = await exchange(talk, HI)
-    await exchange(talk, HI, first.said.message, MORE)
+    await exchange(talk, HI, first.reply.message, MORE)
     assert first.turn.reply == ()
     assert again.turn.reply == (MORE,)
     assert len(rows(talk)) == 2
@@ -130,8 +130,8 @@ async def test_of_equal_exchanges_the_latest_is_continued():
 async def test_an_answer_that_was_not_recorded_is_unknown():
     talk = conversation(Policy("ok"), max_turns=1)
     lost = await exchange(talk, HI, record=False)
-    found = await exchange(talk, HI, lost.said.message, MORE)
-    assert found.turn.prompt_ids == RENDERER.start((HI, lost.said.message, MORE))
+    found = await exchange(talk, HI, lost.reply.message, MORE)
+    assert found.turn.prompt_ids == RENDERER.start((HI, lost.reply.message, MORE))
     assert len(talk.turns) == 1
 
 
@@ -139,10 +139,10 @@ async def test_a_stop_string_of_the_agent_is_cut_from_the_words_and_not_from_the
     policy = Policy("go Obs: x")
     talk = conversation(policy)
     first = await exchange(talk, HI, stop=("Obs:", "never"))
-    assert first.said.content == "go "
+    assert first.reply.content == "go "
     assert first.turn.text == "go Obs: x"
     assert policy.requests[0].sampling.stop == ("STOP", "Obs:", "never")
-    second = await exchange(talk, HI, first.said.message, MORE)
+    second = await exchange(talk, HI, first.reply.message, MORE)
     assert "go Obs: x" in RENDERER.decode(second.turn.prompt_ids)
 
 
@@ -165,14 +165,14 @@ async def test_a_request_beyond_the_turns_is_refused_and_is_the_episodes_limit()
     await exchange(talk, HI)
     await exchange(talk, HI)
     assert talk.limit == ""
-    with pytest.raises(Refused, match="not done after 2 turns") as refused:
+    with pytest.raises(RequestRefused, match="not done after 2 turns") as refused:
         await exchange(talk, HI)
     assert (refused.value.status, talk.limit) == (409, "the agent was not done after 2 turns")
 
 
 async def test_requests_under_way_hold_their_turns():
     talk = conversation(Policy("ok"), max_turns=1)
-    with talk.admit(Ask(messages=(HI,))), pytest.raises(Refused, match="not done after 1 turns"):
+    with talk.admit(ChatRequest(messages=(HI,))), pytest.raises(RequestRefused, match="not done after 1 turns"):
         await exchange(talk, HI)
     await exchange(talk, HI)
 
@@ -182,7 +182,7 @@ async def test_a_runaway_of_requests_is_refused_for_the_moment():
     talk = conversation(Policy("ok", gate=gate), max_turns=100)
     tasks = [asyncio.create_task(exchange(talk, HI)) for _ in range(16)]
     await asyncio.sleep(0)
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RequestRefused) as refused:
         await exchange(talk, HI)
     assert refused.value.status == 429
     gate.set()
@@ -212,8 +212,8 @@ async def test_the_context_cuts_completions_and_then_refuses_until_the_agent_sen
     first = await exchange(talk, HI)
     assert policy.requests[0].sampling.max_tokens == 10
     assert first.is_cut
-    with pytest.raises(Refused, match="leave no room within") as refused:
-        await exchange(talk, HI, first.said.message, MORE)
+    with pytest.raises(RequestRefused, match="leave no room within") as refused:
+        await exchange(talk, HI, first.reply.message, MORE)
     assert (refused.value.status, refused.value.code) == (400, "context_length_exceeded")
     assert "no room" in talk.limit
     await exchange(talk, HI)
@@ -222,7 +222,7 @@ async def test_the_context_cuts_completions_and_then_refuses_until_the_agent_sen
 
 async def test_a_prompt_that_the_engine_can_never_take_is_refused():
     talk = conversation(Policy(error=ValueError("request 3.1.0 has a prompt of 9 tokens")))
-    with pytest.raises(Refused, match="has a prompt of 9") as refused:
+    with pytest.raises(RequestRefused, match="has a prompt of 9") as refused:
         await exchange(talk, HI)
     assert refused.value.status == 400
     assert talk.limit.startswith("request 3.1.0")
@@ -230,7 +230,7 @@ async def test_a_prompt_that_the_engine_can_never_take_is_refused():
 
 async def test_a_request_that_the_engine_aborted_is_no_turn():
     talk = conversation(Policy("ok", finish=FinishReason.ABORT))
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RequestRefused) as refused:
         await exchange(talk, HI)
     assert (refused.value.status, talk.is_aborted, talk.turns) == (503, True, ())
 
@@ -260,7 +260,7 @@ async def test_cancelling_an_answer_cancels_the_generation_and_gives_the_turn_ba
 MOVE = st.tuples(st.sampled_from(["new", "go on", "edit"]), st.integers(0, 9), st.sampled_from("abc"))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(MOVE, min_size=1, max_size=8))
 def test_whatever_an_agent_does_each_sampled_token_is_learned_from_once_as_sampled(moves):
     async def run():

@@ -18,7 +18,7 @@ TOOL = {"type": "function", "function": {"name": "add", "description": "Adds.", 
 
 
 def client(endpoint, key):
-    return openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=key, max_retries=0, timeout=10)
+    return openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=key, max_retries=0, timeout=60)
 
 
 async def post(endpoint, key, body=CHAT, *, path="/chat/completions", method="POST"):
@@ -153,17 +153,17 @@ async def test_calls_of_tools_are_calls_to_the_client_and_their_results_go_on_fr
 
 
 @pytest.mark.parametrize(
-    ("words", "wishes"),
+    ("words", "options"),
     [
         (CALLS, {}),
         (CALLS, {"tools": [TOOL], "tool_choice": "none"}),
         (CALLS + "<tool_call>{oops", {"tools": [TOOL]}),
     ],
 )
-async def test_what_is_no_call_stays_text(words, wishes):
+async def test_what_is_no_call_stays_text(words, options):
     async with serving() as endpoint:
         key = endpoint.open(conversation(Policy(words), sampling=SamplingParams(max_tokens=500)))
-        _, answer = await post(endpoint, key, CHAT | wishes)
+        _, answer = await post(endpoint, key, CHAT | options)
         assert answer["choices"][0]["finish_reason"] == "stop"
         assert answer["choices"][0]["message"] == {"role": "assistant", "content": words, "refusal": None}
 
@@ -221,8 +221,8 @@ async def test_a_malformed_request_is_refused_and_is_no_turn(body, code):
 async def test_empty_wishes_are_no_wishes():
     async with serving() as endpoint:
         key = endpoint.open(conversation(Policy("ok")))
-        wishes = dict.fromkeys(["tools", "stop", "n", "max_tokens", "stream", "stream_options", "logprobs", "top_logprobs"])
-        status, _ = await post(endpoint, key, CHAT | wishes | {"new_field": 1})
+        options = dict.fromkeys(["tools", "stop", "n", "max_tokens", "stream", "stream_options", "logprobs", "top_logprobs"])
+        status, _ = await post(endpoint, key, CHAT | options | {"new_field": 1})
         assert status == 200
 
 

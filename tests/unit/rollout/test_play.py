@@ -3,7 +3,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from reroll.envs.base import Outcome, SingleTurn
+from reroll.envs.base import SingleTurn, StepResult
 from reroll.errors import EnvError
 from reroll.models.tiny import tiny_tokenizer
 from reroll.rollout.play import play
@@ -69,10 +69,10 @@ class Chat:
 
 
 def reply(text, reward=0.0):
-    return Outcome(messages=({"role": "user", "content": text},), reward=reward)
+    return StepResult(messages=({"role": "user", "content": text},), reward=reward)
 
 
-END = Outcome(terminated=True, reward=1.0)
+END = StepResult(terminated=True, reward=1.0)
 
 
 async def run(env, engine, *, sampling=SAMPLING, **limits):
@@ -150,7 +150,7 @@ async def test_an_episode_that_does_not_end_is_truncated_after_its_turns():
 
 
 async def test_a_limit_of_the_environment_truncates():
-    result = await run(Chat(Outcome(truncated=True)), Engine())
+    result = await run(Chat(StepResult(truncated=True)), Engine())
     assert result.status is Status.TRUNCATED
 
 
@@ -255,6 +255,6 @@ async def test_a_history_window_shows_the_opening_and_the_last_exchanges(monkeyp
 
 
 async def test_what_the_environment_measured_and_where_it_stood_is_kept_with_each_turn():
-    first = Outcome(messages=({"role": "user", "content": "1"},), info={"effective": 1.0}, state="s1")
-    result = await run(Chat(first, Outcome(terminated=True, info={"success": 1.0})), Engine())
+    first = StepResult(messages=({"role": "user", "content": "1"},), info={"effective": 1.0}, state="s1")
+    result = await run(Chat(first, StepResult(terminated=True, info={"success": 1.0})), Engine())
     assert [(turn.state, dict(turn.info)) for turn in result.turns] == [(None, {"effective": 1.0}), ("s1", {"success": 1.0})]

@@ -3,7 +3,7 @@ import json
 from collections import Counter
 
 import pytest
-from rollout_fakes import Manual, Prompts, events, flat, make, settle, trajectory
+from rollout_fakes import Manual, Prompts, events, flat, make, num_filtered, settle, trajectory
 
 from reroll.errors import RerollError, RewardError
 from reroll.observe.ledger import SampleState, read_ledger
@@ -13,12 +13,12 @@ from reroll.types import Score, Status
 async def test_a_step_gives_scored_groups_oldest_first(ledger):
     scheduler = make(ledger)
     groups = await scheduler.take(2)
-    assert [(group.ticket, group.prompt.id, group.version) for group in groups] == [(0, "p/0", 0), (1, "p/1", 0)]
+    assert [(group.number, group.prompt.id, group.version) for group in groups] == [(0, "p/0", 0), (1, "p/1", 0)]
     assert [group.rewards for group in groups] == [(0.0, 1.0), (0.0, 1.0)]
     assert groups[0].trajectories[1].reward_parts == {"index": 1.0}
     scheduler.release(groups, version=1)
     later = await scheduler.take(2)
-    assert [(group.ticket, group.version) for group in later] == [(2, 1), (3, 1)]
+    assert [(group.number, group.version) for group in later] == [(2, 1), (3, 1)]
     await scheduler.close()
 
 
@@ -77,15 +77,15 @@ async def test_groups_without_signal_are_dropped_when_asked(ledger):
         ticket, index = map(int, trajectory.id.split("."))
         return Score(value=float(index) if ticket >= 5 else 1.0)
 
-    scheduler = make(ledger, score=score, drop_no_signal=True)
-    assert [group.ticket for group in await scheduler.take(2)] == [5, 6]
-    assert ledger.counts[SampleState.FILTERED] == 10
+    scheduler = make(ledger, score=score, drop_zero_variance_groups=True)
+    assert [group.number for group in await scheduler.take(2)] == [5, 6]
+    assert num_filtered(ledger) == 10
     await scheduler.close()
 
 
 async def test_groups_without_signal_are_kept_by_default(ledger):
     scheduler = make(ledger, score=flat)
-    assert [group.ticket for group in await scheduler.take(2)] == [0, 1]
+    assert [group.number for group in await scheduler.take(2)] == [0, 1]
     await scheduler.close()
 
 
@@ -97,7 +97,7 @@ async def test_oversampling_cancels_the_rest_and_queues_it_again(ledger):
     assert len(engine.started) == 6
     engine.end("1.0", "1.1", "2.0", "2.1", "0.0")
     groups = await take
-    assert [group.ticket for group in groups] == [1, 2]
+    assert [group.number for group in groups] == [1, 2]
     await settle()
     assert engine.cancelled == ["0.1"]
     assert {("0.0", "aborted"), ("0.1", "aborted")} <= set(events(ledger))
@@ -118,7 +118,7 @@ async def test_a_staleness_budget_samples_the_next_step_while_this_one_trains(le
     await settle()
     scheduler.release(groups, version=1)
     late = await scheduler.take(2)
-    assert [(group.ticket, group.version) for group in late] == [(2, 0), (3, 0)]
+    assert [(group.number, group.version) for group in late] == [(2, 0), (3, 0)]
     stats = scheduler.stats().values_by_name()
     assert stats["rollout/staleness"] == 0.5
     assert stats["rollout/staleness_max"] == 1
@@ -216,7 +216,7 @@ async def test_a_cancelled_take_loses_nothing(ledger):
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(scheduler.take(2), timeout=0.01)
     engine.end("0.0", "0.1", "1.0", "1.1")
-    assert [group.ticket for group in await scheduler.take(2)] == [0, 1]
+    assert [group.number for group in await scheduler.take(2)] == [0, 1]
     await scheduler.close()
 
 
@@ -256,8 +256,8 @@ async def test_no_sample_is_lost_or_trained_twice_in_a_long_unruly_run(ledger):
         group_size=3,
         max_staleness=2,
         oversample=1.5,
-        window=2,
-        drop_no_signal=True,
+        take_window=2,
+        drop_zero_variance_groups=True,
     )
     trained = []
     for step in range(25):
@@ -304,13 +304,13 @@ async def test_a_group_whose_greedy_sample_failed_is_dropped(ledger):
         return trajectory(id, status=Status.FAILED if id.startswith("0.") else Status.COMPLETED)
 
     scheduler = make(ledger, greedy=greedy)
-    assert [group.ticket for group in await scheduler.take(2)] == [1, 2]
+    assert [group.number for group in await scheduler.take(2)] == [1, 2]
     await scheduler.close()
 
 
 async def test_redundant_samples_are_aborted_once_their_group_is_whole(ledger):
     engine = Manual()
-    scheduler = make(ledger, episode=engine.episode, prompts_per_step=1, redundant=2)
+    scheduler = make(ledger, episode=engine.episode, prompts_per_step=1, extra_samples=2)
     take = asyncio.create_task(scheduler.take(1))
     await settle()
     assert [id for _, id, _ in engine.started] == ["0.0", "0.1", "0.2", "0.3"]
@@ -329,6 +329,54 @@ async def test_a_redundant_sample_takes_the_place_of_one_that_failed(ledger):
     async def episode(prompt, id, seed):
         return trajectory(id, status=Status.FAILED if id.endswith(".0") else Status.COMPLETED)
 
-    scheduler = make(ledger, episode=episode, redundant=1)
+    scheduler = make(ledger, episode=episode, extra_samples=1)
     assert [len(group.trajectories) for group in await scheduler.take(2)] == [2, 2]
+    await scheduler.close()
+
+
+async def test_progress_counts_what_has_ended_and_what_is_being_scored(ledger):
+    manual, is_judged = Manual(), asyncio.Event()
+
+    async def score(prompt, trajectory):
+        if trajectory.id == "0.1":
+            await is_judged.wait()
+        return Score(value=float(trajectory.id.split(".")[1]))
+
+    scheduler = make(ledger, episode=manual.episode, score=score)
+    taking = asyncio.create_task(scheduler.take(2))
+    await settle()
+    assert scheduler.progress() == "generating: 0/4 samples have ended"
+    manual.end("0.0", "0.1")
+    await settle()
+    assert scheduler.progress() == "generating: 1/4 samples have ended, 1 being scored"
+    is_judged.set()
+    manual.end("1.0", "1.1")
+    assert len(await taking) == 2
+    await scheduler.close()
+
+
+async def test_redundant_samples_are_told_apart_by_when_they_ended(ledger):
+    manual = Manual()
+
+    async def score(prompt, trajectory):
+        return Score(value=1.0 - int(trajectory.id.split(".")[1]) / 10)
+
+    scheduler = make(ledger, episode=manual.episode, score=score, prompts_per_step=1, extra_samples=1)
+    taking = asyncio.create_task(scheduler.take(1))
+    await settle()
+    manual.end("0.2")
+    await settle()
+    manual.end("0.0")
+    (group,) = await taking
+    assert [one.id for one in group.trajectories] == ["0.0", "0.2"]
+    told = scheduler.stats().values_by_name()
+    assert (told["rollout/early_reward"], told["rollout/late_reward"]) == (0.8, 1.0)
+    assert told["rollout/early_tokens"] == told["rollout/late_tokens"] == 2
+    await scheduler.close()
+
+
+async def test_without_redundant_samples_nothing_is_said_of_their_order(ledger):
+    scheduler = make(ledger)
+    await scheduler.take(2)
+    assert not any("early" in name for name in scheduler.stats().values_by_name())
     await scheduler.close()

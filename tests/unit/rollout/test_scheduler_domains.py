@@ -31,7 +31,7 @@ async def test_each_domain_draws_groups_of_its_own_size(ledger):
 async def test_redundant_samples_come_on_top_of_the_domains_own_group_size(ledger):
     engine = Manual()
     scheduler = make(
-        ledger, prompts=Prompts(domains="ab"), episode=engine.episode, redundant=1, domains={"a": {"group_size": 3}}
+        ledger, prompts=Prompts(domains="ab"), episode=engine.episode, extra_samples=1, domains={"a": {"group_size": 3}}
     )
     take = asyncio.create_task(scheduler.take(2))
     await settle()
@@ -46,7 +46,7 @@ async def test_the_mix_of_what_is_trained_on_holds_though_one_domain_drops_most_
         ticket, index = map(int, trajectory.id.split("."))
         return Score(value=1.0 if prompt.domain == "a" and ticket % 8 else float(index))
 
-    scheduler = make(ledger, prompts=Prompts(domains="ab"), score=score, drop_no_signal=True, max_staleness=1)
+    scheduler = make(ledger, prompts=Prompts(domains="ab"), score=score, drop_zero_variance_groups=True, max_staleness=1)
     for step in range(5):
         groups = await scheduler.take(2)
         assert sorted(domains(groups)) == ["a", "b"]
@@ -60,13 +60,18 @@ async def test_the_mix_of_what_is_trained_on_holds_though_one_domain_drops_most_
 
 async def test_a_domain_without_signal_cedes_its_share_and_a_warning_names_it_once_a_step(ledger, caplog):
     scheduler = make(
-        ledger, prompts=Prompts(domains="ab"), score=no_signal_in("a"), prompts_per_step=4, drop_no_signal=True, max_drops=2
+        ledger,
+        prompts=Prompts(domains="ab"),
+        score=no_signal_in("a"),
+        prompts_per_step=4,
+        drop_zero_variance_groups=True,
+        max_drops=2,
     )
     with caplog.at_level(logging.WARNING):
         groups = await scheduler.take(4)
     assert domains(groups) == "bbbb"
     (record,) = caplog.records
-    assert "domain a cedes its share" in record.getMessage()
+    assert "domain a loses slots of this step to the others" in record.getMessage()
     assert "all rewards of the group are equal" in record.getMessage()
     assert scheduler.stats().values_by_name()["rollout/a/ceded_groups"] == 2
     caplog.clear()
@@ -82,7 +87,7 @@ async def test_the_prompts_are_told_of_groups_when_they_are_trained_on_or_droppe
         return Score(value=1.0 if prompt.id == "p/0" else float(trajectory.id.split(".")[1]))
 
     prompts = Prompts()
-    scheduler = make(ledger, prompts=prompts, score=score, drop_no_signal=True)
+    scheduler = make(ledger, prompts=prompts, score=score, drop_zero_variance_groups=True)
     groups = await scheduler.take(2)
     assert prompts.seen == [("p/0", (1.0, 1.0))], "the others may yet be sampled again, if the run ends here"
     scheduler.release(groups, version=1)

@@ -4,10 +4,12 @@ import asyncio
 from itertools import count
 
 import pytest
-from rollout_fakes import Manual, Prompts, events, flat, make, settle, trajectory
+from rollout_fakes import Manual, Prompts, events, flat, make, num_filtered, settle, trajectory
 
 from reroll.errors import EnvError, RerollError, RewardError, RunFolderError, TooManyFailures, WorkerDied
 from reroll.observe.ledger import SampleState, read_ledger
+from reroll.rewards.cluster import RewardCluster
+from reroll.rewards.meter import RewardMeter
 from reroll.types import Score, Status, Trajectory
 
 
@@ -31,7 +33,7 @@ async def test_a_group_with_one_usable_sample_is_dropped_and_its_slot_refilled(l
 
     scheduler = make(ledger, episode=episode)
     groups = await scheduler.take(2)
-    assert [group.ticket for group in groups] == [1, 2]
+    assert [group.number for group in groups] == [1, 2]
     assert ("0.0", "filtered") in events(ledger)
     await scheduler.close()
 
@@ -68,7 +70,7 @@ async def test_a_reward_error_fails_its_sample_only(ledger):
 
 
 async def test_a_task_that_never_gives_signal_stops_the_run_with_the_reason(ledger):
-    scheduler = make(ledger, score=flat, drop_no_signal=True)
+    scheduler = make(ledger, score=flat, drop_zero_variance_groups=True)
     with pytest.raises(RerollError, match=r"100 groups in a row were dropped.*too easy or too hard"):
         await scheduler.take(2)
     await scheduler.close()
@@ -79,10 +81,10 @@ async def test_a_task_that_gives_signal_now_and_then_goes_on(ledger):
         ticket, index = map(int, trajectory.id.split("."))
         return Score(value=float(index) if ticket % 30 == 0 else 1.0)
 
-    scheduler = make(ledger, score=score, drop_no_signal=True)
+    scheduler = make(ledger, score=score, drop_zero_variance_groups=True)
     for version in range(1, 6):
         scheduler.release(await scheduler.take(2), version=version)
-    assert ledger.counts[SampleState.FILTERED] > 2 * 200
+    assert num_filtered(ledger) > 2 * 200
     await scheduler.close()
 
 
@@ -149,7 +151,7 @@ async def test_an_unexpected_exception_surfaces_from_take(ledger, error, where):
     if where == "score":
         engine.end("1.0")
     with pytest.raises(type(error)) as caught:
-        await asyncio.wait_for(take, timeout=5)
+        await asyncio.wait_for(take, timeout=60)
     assert caught.value is error
     with pytest.raises(type(error)):
         await scheduler.take(2)
@@ -163,9 +165,9 @@ async def test_a_prompt_source_that_breaks_during_a_refill_surfaces_from_take(le
                 raise RunFolderError("the disk is gone")
             return super().next(domain)
 
-    scheduler = make(ledger, prompts=Broken(), score=flat, drop_no_signal=True)
+    scheduler = make(ledger, prompts=Broken(), score=flat, drop_zero_variance_groups=True)
     with pytest.raises(RunFolderError, match="the disk is gone"):
-        await asyncio.wait_for(scheduler.take(2), timeout=5)
+        await asyncio.wait_for(scheduler.take(2), timeout=60)
     await scheduler.close()
 
 
@@ -175,7 +177,7 @@ async def test_a_sample_cancelled_from_outside_does_not_hang_the_run(ledger):
 
     scheduler = make(ledger, episode=episode)
     with pytest.raises(RerollError, match=r"sample 0\.0 was cancelled from outside"):
-        await asyncio.wait_for(scheduler.take(2), timeout=5)
+        await asyncio.wait_for(scheduler.take(2), timeout=60)
     await scheduler.close()
 
 
@@ -192,3 +194,26 @@ async def test_a_sample_that_ignores_its_cancellation_changes_nothing(ledger):
     take.cancel()
     await scheduler.close()
     assert [state for id, state in events(ledger) if id == "0.0"] == ["queued", "generating", "aborted"]
+
+
+async def test_a_reward_that_raises_on_every_sample_ends_the_run_with_what_it_raised(ledger):
+    async def buggy(prompt, trajectory):
+        raise ZeroDivisionError("a bug")
+
+    rewards = RewardCluster({"d": buggy}, {}, RewardMeter())
+    scheduler = make(ledger, score=rewards.score)
+    with pytest.raises(TooManyFailures, match=r"16 x ZeroDivisionError: a bug \(.*test_scheduler_failures.py:\d+\)"):
+        await asyncio.wait_for(scheduler.take(2), 60)
+    await scheduler.close()
+
+
+async def test_a_reward_that_raises_on_one_text_fails_that_sample_only(ledger):
+    async def fragile(prompt, trajectory):
+        if trajectory.id == "0.0":
+            raise ZeroDivisionError("a bug")
+        return Score(value=1.0)
+
+    scheduler = make(ledger, score=RewardCluster({"d": fragile}, {}, RewardMeter()).score, group_size=3)
+    groups = await scheduler.take(2)
+    assert [item.id for item in groups[0].trajectories] == ["0.1", "0.2"]
+    await scheduler.close()

@@ -8,13 +8,13 @@ from pathlib import Path
 import torch
 
 from reroll.config.parts import OptimConfig
-from reroll.config.strategy import TorchStrategy as TorchConfig
+from reroll.config.strategy import TorchStrategyConfig
 from reroll.infer.cluster import CONCURRENCY, InferCluster
 from reroll.infer.worker import InferWorker
 from reroll.models.load import load_model, load_tokenizer
 from reroll.runtime.base import Placement
 from reroll.runtime.local import LocalRuntime
-from reroll.train.torch_strategy import TorchStrategy
+from reroll.training.torch_strategy import TorchStrategy
 from reroll.types import Request, SamplingParams
 
 
@@ -42,7 +42,7 @@ async def test_requests_go_to_the_engines_that_are_left_and_those_that_left_fini
 
 def test_the_optimizer_can_leave_without_the_weights_and_all_can_leave(tiny_model: Path) -> None:
     network = load_model(str(tiny_model), dtype=torch.float32, device="cpu")
-    strategy = TorchStrategy(network, load_tokenizer(str(tiny_model)), TorchConfig(), OptimConfig(), total_steps=1)
+    strategy = TorchStrategy(network, load_tokenizer(str(tiny_model)), TorchStrategyConfig(), OptimConfig(), total_steps=1)
     for parameter in network.parameters():
         parameter.grad = torch.zeros_like(parameter)
     strategy.optim_step()

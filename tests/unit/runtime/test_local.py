@@ -38,13 +38,13 @@ class Keeper:
 async def test_a_gpu_index_is_the_cuda_device_of_this_process() -> None:
     async with LocalRuntime() as runtime:
         workers = await runtime.spawn(Keeper, Placement("policy", ("cpu", "1")))
-        assert [device for device, _, _ in await workers.all(Keeper.look)] == ["cpu", "cuda:1"]
+        assert [device for device, _, _ in await workers.broadcast(Keeper.look)] == ["cpu", "cuda:1"]
 
 
 async def test_workers_are_built_at_the_same_time_and_each_on_the_thread_that_serves_it() -> None:
     async with LocalRuntime() as runtime:
         workers = await runtime.spawn(Keeper, Placement("policy", ("cpu", "cpu")), threading.Barrier(2))
-        for _, built_on, called_on in await workers.all(Keeper.look):
+        for _, built_on, called_on in await workers.broadcast(Keeper.look):
             assert built_on == called_on != threading.current_thread().name
 
 
@@ -55,9 +55,10 @@ async def test_an_idle_worker_keeps_nothing_of_the_last_call_alive() -> None:
         gone = weakref.ref(token)
         await workers.one(0, Keeper.take, token)
         del token
-        await asyncio.sleep(0.05)
-        gc.collect()
-        assert gone() is None
+        async with asyncio.timeout(60):
+            while gone() is not None:
+                gc.collect()
+                await asyncio.sleep(0.01)
 
 
 async def test_a_call_cancelled_before_its_turn_is_not_run() -> None:
@@ -72,7 +73,7 @@ async def test_a_call_cancelled_before_its_turn_is_not_run() -> None:
         await asyncio.sleep(0.01)
         release.set()
         await busy
-        await asyncio.wait_for(workers.one(0, Keeper.look), 2)
+        await asyncio.wait_for(workers.one(0, Keeper.look), 60)
 
 
 def test_a_stuck_worker_does_not_keep_the_interpreter_from_exiting() -> None:
@@ -95,6 +96,6 @@ def test_a_stuck_worker_does_not_keep_the_interpreter_from_exiting() -> None:
         asyncio.run(main())
     """
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=20, check=True
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=240, check=True
     )
     assert done.stdout == "left\n"

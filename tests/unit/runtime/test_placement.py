@@ -25,7 +25,7 @@ async def test_a_worker_that_spans_gpus_is_told_the_first() -> None:
     assert placement.seats == (("cpu",), ("1",), ("2", "3"), ("cpu",))
     async with LocalRuntime() as runtime:
         workers = await runtime.spawn(Scout, placement)
-        assert await workers.all(Scout.device) == ["cpu", "cuda:1", "cuda:2", "cpu"]
+        assert await workers.broadcast(Scout.device) == ["cpu", "cuda:1", "cuda:2", "cpu"]
 
 
 async def test_one_process_has_no_nodes_to_select_from() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from reroll.config.parts import LoraConfig, OptimConfig
-from reroll.config.strategy import TorchStrategy as TorchConfig
+from reroll.config.strategy import TorchStrategyConfig
 from reroll.infer.embedded.cache import SlotCache
 from reroll.models.attention import PackedAttention, hidden_states
 from reroll.models.load import load_model, load_tokenizer
@@ -28,7 +28,7 @@ from reroll.runtime.plan.memory import (
     train_memory,
 )
 from reroll.runtime.plan.shape import shape_of
-from reroll.train.torch_strategy import TorchStrategy
+from reroll.training.torch_strategy import TorchStrategy
 
 P = 8_190_735_360
 """Parameters of Qwen3-8B."""
@@ -115,7 +115,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_terms_are_the_bytes_of_a_strategys_tensors(model: Path, precision: str, lora: LoraConfig | None) -> None:
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
     network = load_model(str(model), dtype=dtype, device="cpu", lora=lora)
-    config = TorchConfig(precision=precision)  # type: ignore[arg-type]
+    config = TorchStrategyConfig(precision=precision)  # type: ignore[arg-type]
     strategy = TorchStrategy(network, load_tokenizer(str(model)), config, OptimConfig(), total_steps=1)
     for master in strategy._masters.values():
         master.grad = torch.zeros_like(master)

@@ -76,7 +76,7 @@ def test_a_role_on_devices_of_several_kinds_is_as_fast_as_the_weakest_and_the_pl
     [
         ({"engine__devices": "auto"}, r"engine.devices: is auto, and the cluster has nodes of several kinds"),
         ({"policy__devices": {"gpus": 9, "min_memory_gb": 80}}, r"policy.devices: no 9 GPUs have 80 GB \(8 do\)"),
-        ({"engine__tensor_parallel": 8}, r"engine.devices: a worker would span GPUs 8, .* on several nodes"),
+        ({"engine__tp": 8}, r"engine.devices: a worker would span GPUs 8, .* on several nodes"),
         ({"policy__devices": "9-16"}, r"policy.devices: names GPU 16, and the plan is for 16 GPUs"),
     ],
 )

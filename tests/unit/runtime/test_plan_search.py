@@ -24,9 +24,9 @@ TREE: dict[str, Any] = {
         "model": "Qwen/Qwen3-8B",
         "devices": "0-7",
         "strategy": {"kind": "fsdp2", "precision": "bf16", "gradient_checkpointing": True},
-        "offload": "optimizer",
+        "swap": "optimizer",
     },
-    "engine": {"devices": "0-7", "num_workers": 8, "max_running": 32, "offload": "all"},
+    "engine": {"devices": "0-7", "num_workers": 8, "max_running": 32, "sleep": True},
     "data": {"train": [{"kind": "jsonl", "path": "rows.jsonl"}]},
     "rewards": {"default": {"kind": "exact"}},
     "rollout": {"prompts_per_step": 64, "group_size": 8, "max_prompt_tokens": 512, "max_tokens": 2048},
@@ -60,7 +60,7 @@ def test_a_shared_device_holds_one_at_work_and_what_the_other_leaves() -> None:
     assert plan.fits
     assert {load.phase for load in plan.loads} == {"generate"}
     assert terms_of(plan, "3", "policy") == {"parameters"}, "the optimizer waits in the host's memory"
-    everything = make_plan(config_of(policy__offload="none", engine__offload="none"), H100)
+    everything = make_plan(config_of(policy__swap="none", engine__sleep=False), H100)
     assert everything.fullest.num_bytes > plan.fullest.num_bytes
     assert {"optimizer", "activations", "gradients"} <= terms_of(everything, "3", "policy")
 
@@ -71,8 +71,9 @@ def test_every_process_opens_the_device_once() -> None:
 
     assert contexts(make_plan(config_of(), H100)) == 2 * CONTEXT_BYTES
     assert contexts(make_plan(config_of(kl={"coef": 0.1}), H100)) == 3 * CONTEXT_BYTES
-    alone = config_of(runtime={"kind": "local"}, policy__strategy={"kind": "torch"}, policy__devices=0, engine={"devices": 0})
-    assert contexts(make_plan(alone, H100)) == CONTEXT_BYTES
+    for kind, num_processes in (("local", 1), ("processes", 2)):
+        alone = config_of(runtime={"kind": kind}, policy__strategy={"kind": "torch"}, policy__devices=0, engine={"devices": 0})
+        assert contexts(make_plan(alone, H100)) == num_processes * CONTEXT_BYTES
 
 
 def test_in_one_process_on_one_device_the_engine_adopts_the_trainers_weights() -> None:
@@ -128,7 +129,7 @@ def test_what_no_setting_can_save_is_told_the_size_of_device_it_needs() -> None:
 
 
 def test_auto_takes_the_fastest_map_that_fits() -> None:
-    config = config_of(policy__devices="auto", engine={"max_running": 32, "offload": "all"}, rollout__max_staleness=1)
+    config = config_of(policy__devices="auto", engine={"max_running": 32, "sleep": True}, rollout__max_staleness=1)
     plans = [make_plan(candidate, H100) for candidate in candidates(config, H100)]
     best = best_plan(config, H100)
     assert best.fits
@@ -144,7 +145,7 @@ def _kind(plan: Plan) -> str:
 
 def test_auto_cuts_layers_into_whole_heads_inside_a_node_and_leaves_what_the_file_says() -> None:
     free = config_of(policy__devices="auto", engine={"kind": "vllm"})
-    sizes = {(one.policy.strategy.tp, one.engine.tensor_parallel) for one in candidates(free, H100)}  # type: ignore[union-attr]
+    sizes = {(one.policy.strategy.tp, one.engine.tp) for one in candidates(free, H100)}  # type: ignore[union-attr]
     assert {policy for policy, _ in sizes} == {engine for _, engine in sizes} == {1, 2, 4, 8}
     engine = {"kind": "vllm", "num_workers": 2, "devices": "6-7"}
     told = config_of(policy__devices="auto", policy__strategy__tp=2, engine=engine)
@@ -157,6 +158,8 @@ def test_auto_cuts_layers_into_whole_heads_inside_a_node_and_leaves_what_the_fil
 def test_in_one_process_auto_does_not_add_engines() -> None:
     config = config_of(runtime={"kind": "local"}, policy={"model": "Qwen/Qwen3-0.6B"}, engine={})
     assert {one.engine.num_workers for one in candidates(config, H100) if isinstance(one, RlvrConfig)} == {1}
+    apart = config_of(runtime={"kind": "processes"}, policy={"model": "Qwen/Qwen3-0.6B"}, engine={})
+    assert {one.engine.num_workers for one in candidates(apart, H100) if isinstance(one, RlvrConfig)} > {1}
 
 
 def test_a_run_gets_a_map_for_the_devices_that_there_are_and_none_where_there_is_nothing_to_choose() -> None:
@@ -207,7 +210,7 @@ def test_a_role_on_the_cpu_is_timed_as_one_and_its_host_is_not_judged() -> None:
 
 def test_vllm_takes_its_pool_while_the_policy_is_still_there() -> None:
     """Once the run is going the policy leaves; when workers are made, it has not."""
-    config = config_of(policy__offload="all", engine={"kind": "vllm", "devices": "0-7", "num_workers": 8, "offload": "all"})
+    config = config_of(policy__swap="all", engine={"kind": "vllm", "devices": "0-7", "num_workers": 8, "sleep": True})
     plan = make_plan(config, H100)
     built = {name for role in plan.roles for name in role.built}
     assert built == {"parameters", "weights", "KV cache", "engine step"}

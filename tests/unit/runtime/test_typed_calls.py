@@ -18,12 +18,12 @@ class Worker:
 async def use(runtime: Runtime) -> None:
     workers = await runtime.spawn(Worker, Placement("policy", ("cpu",)), 3)
     good: list[float] = await workers.scatter(Worker.train, [[1], [2]])
-    fine: list[str] = await workers.all(Worker.save, "here", step=1)
+    fine: list[str] = await workers.broadcast(Worker.save, "here", step=1)
     last: str = await workers.one(0, Worker.save, "here", step=1)
     await workers.scatter(Worker.train, ["text"])  # wrong shard
-    await workers.all(Worker.save, 7, step=1)  # wrong argument
-    await workers.all(Worker.save, "here", stpe=1)  # misspelt argument
-    await workers.all(Worker.svae, "here", step=1)  # misspelt method
+    await workers.broadcast(Worker.save, 7, step=1)  # wrong argument
+    await workers.broadcast(Worker.save, "here", stpe=1)  # misspelt argument
+    await workers.broadcast(Worker.svae, "here", step=1)  # misspelt method
     await workers.one(0, Worker.save, "here")  # missing argument
     number: int = await workers.one(0, Worker.save, "here", step=1)  # wrong result
     await runtime.spawn(Worker, Placement("policy", ("cpu",)), "three")  # wrong constructor argument

@@ -12,7 +12,8 @@ from reroll.errors import SandboxError
 from reroll.sandbox.base import Language, Limits, Program, Ran
 from reroll.sandbox.local import LEVELS, LocalPool
 
-QUICK = Limits(cpu_s=2, wall_s=4, memory_mb=256, processes=8, file_mb=4, output_kb=64)
+QUICK = Limits(cpu_s=10, wall_s=60, memory_mb=256, processes=8, file_mb=4, output_kb=64)
+"""Little of everything but time, which runs out for what hangs alone."""
 
 
 class Box:

@@ -21,13 +21,15 @@ from reroll.sandbox.make import open_sandbox
 if TYPE_CHECKING:
     from conftest import Box
 
-QUICK = Limits(cpu_s=2, wall_s=4, memory_mb=256, processes=8, file_mb=4, output_kb=64)
+QUICK = Limits(cpu_s=10, wall_s=60, memory_mb=256, processes=8, file_mb=4, output_kb=64)
+HANGS_S = 120
+"""What takes longer than this hangs, however busy the machine is."""
 
 
 @pytest.fixture
 def bystander() -> Iterator[subprocess.Popen[bytes]]:
     """A process of ours that no program may touch."""
-    process = subprocess.Popen(["sleep", "60"], env={"PASSWORD": "1234"})
+    process = subprocess.Popen(["sleep", "600"], env={"PASSWORD": "1234"})
     yield process
     assert process.poll() is None
     process.kill()
@@ -66,34 +68,40 @@ import os, time
 for i in range(200):
     try:
         if os.fork() == 0:
-            time.sleep(30)
+            time.sleep(600)
             os._exit(0)
     except OSError:
-        print(i, flush=True)
-        time.sleep(30)
+        break
+print(i)
 """
-    ran = box.run(source, limits=replace(QUICK, wall_s=0.6))
-    assert ran.status == "timeout"
+    ran = box.run(source)
+    assert ran.status == "ok"
     assert int(ran.stdout) <= 8
 
 
 def test_forks_that_fork_are_counted_together(box: Box) -> None:
+    """The first process waits until all the others have said that they are there, and none ends before it."""
     source = """
 import os, time
+first = os.getpid()
+read, write = os.pipe()
 for _ in range(6):
     try: os.fork()
     except OSError: break
 os.write(1, b"x")
-time.sleep(30)
+os.close(write)
+if os.getpid() == first: os.read(read, 1)
+else: time.sleep(600)
 """
-    ran = box.run(source, limits=replace(QUICK, wall_s=0.6))
+    ran = box.run(source)
+    assert ran.status == "ok"
     assert 1 <= len(ran.stdout) <= 8
 
 
 def test_threads_are_limited(box: Box) -> None:
     source = """
 import threading, time
-def nap(): time.sleep(0.5)
+def nap(): time.sleep(600)
 started = 0
 try:
     for _ in range(200):
@@ -115,7 +123,7 @@ def test_processes_have_one_memory_limit_together(box: Box) -> None:
 import os, time
 pids = [os.fork() for _ in range(2)]
 hoard = b"x" * (150 * 2**20)
-time.sleep(3)
+time.sleep(600)
 print(len(hoard))
 """
     ran = box.run(source)
@@ -173,10 +181,10 @@ for which in (resource.RLIMIT_AS, resource.RLIMIT_CPU, resource.RLIMIT_FSIZE, re
     ],
 )
 def test_no_signal_trick_outlives_the_time_limit(box: Box, armour: str) -> None:
-    started_s = time.monotonic()
+    before = set(box.pool._all)
     ran = box.run(f"import os, signal, time\n{armour}\nwhile True: time.sleep(1)", limits=replace(QUICK, wall_s=0.5))
     assert ran.status == "timeout"
-    assert time.monotonic() - started_s < 4
+    assert box.pool._all == before  # Its supervisor ended it: the interpreter was not given up.
 
 
 def test_no_daemon_outlives_its_program(box: Box) -> None:
@@ -186,7 +194,7 @@ import os, time
 if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
-        os.execv("/bin/sleep", ["{mark}", "60"])
+        os.execv("/bin/sleep", ["{mark}", "600"])
     os._exit(0)
 time.sleep(0.3)
 print("gone")
@@ -198,7 +206,7 @@ print("gone")
 
 def _is_running(name: str) -> bool:
     """Whether a process of this machine has this name."""
-    deadline_s = time.monotonic() + 3
+    deadline_s = time.monotonic() + HANGS_S
     while time.monotonic() < deadline_s:
         files = Path("/proc").glob("[0-9]*/cmdline")
         if not any(name.encode() in _read(file) for file in files):
@@ -216,10 +224,9 @@ def _read(file: Path) -> bytes:
 
 def test_a_child_that_holds_the_output_open_does_not_hold_up_the_result(box: Box) -> None:
     ran = box.run(
-        "import os, time\ntry: child = os.fork()\nexcept OSError: child = 1\nif child: print('over')\nelse: time.sleep(60)"
+        "import os, time\ntry: child = os.fork()\nexcept OSError: child = 1\nif child: print('over')\nelse: time.sleep(600)"
     )
     assert (ran.status, ran.stdout) == ("ok", "over\n")
-    assert ran.wall_s < 3
 
 
 # Harming others.

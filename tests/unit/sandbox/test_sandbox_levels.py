@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
 
@@ -20,10 +20,13 @@ from reroll.config.sandbox import LocalSandbox, SandboxLevel
 from reroll.errors import SandboxError
 from reroll.sandbox import __main__ as command
 from reroll.sandbox import local, selftest, warm
-from reroll.sandbox.base import Program, Ran
+from reroll.sandbox.base import Limits, Program, Ran
 from reroll.sandbox.local import LEVELS, LocalPool
 
 HELLO = Program(source="print('hello')")
+ENDLESS = Program(source="import time; time.sleep(600)", limits=Limits(wall_s=600))
+HANGS_S = 120
+"""What takes longer than this hangs, however busy the machine is."""
 
 
 def open_pool(level: str = "auto", *, num_processes: int = 1) -> LocalPool:
@@ -58,13 +61,15 @@ def descendants(root: int | None = None) -> set[int]:
     return family - {root}
 
 
-def gone(pids: set[int], *, within_s: float = 5.0) -> bool:
-    deadline_s = time.monotonic() + within_s
-    while any(_alive(pid) for pid in pids):
-        if time.monotonic() > deadline_s:
-            return False
-        time.sleep(0.02)
-    return True
+async def become(condition: Callable[[], bool]) -> None:
+    """Wait for something that comes about by itself."""
+    async with asyncio.timeout(HANGS_S):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+def gone(pids: set[int]) -> bool:
+    return not any(map(_alive, pids))
 
 
 def _alive(pid: int) -> bool:
@@ -135,20 +140,43 @@ async def test_what_a_program_cannot_be_locked_in_with_stops_the_start(monkeypat
 
 
 @pytest.mark.parametrize("level", LEVELS)
-async def test_close_leaves_no_process_no_mount_and_no_folder(
+async def test_close_leaves_no_process_no_folder_and_no_group(
     level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    before, mounts = descendants(), Path("/proc/self/mountinfo").read_text()
+    before = descendants()
     pool = open_pool(level, num_processes=2)
     await asyncio.gather(*(pool.run(Program(source="open('left', 'w')")) for _ in range(4)))
-    started = descendants() - before
+    started, groups = descendants() - before, [interpreter._group for interpreter in pool._all]
     assert len(started) >= 2
+    assert all(Path(group).is_dir() for group in groups if group)
     await pool.close()
-    assert not any(map(_alive, started))
-    assert Path("/proc/self/mountinfo").read_text() == mounts
+    await become(lambda: gone(started))
+    assert not any(Path(group).is_dir() for group in groups if group)
     assert list(tmp_path.iterdir()) == []
     await pool.close()
+
+
+async def test_no_mount_of_a_sandbox_is_seen_outside() -> None:
+    before = descendants()
+    pool = open_pool("namespaces")
+    try:
+        await pool.run(HELLO)
+        roots = {_device_of_root(pid) for pid in descendants() - before}
+        (sandbox_root,) = roots - {_device_of_root(os.getpid()), ""}
+        outside = Path("/proc/self/mountinfo").read_text().splitlines()
+        assert sandbox_root not in [line.split()[2] for line in outside]
+    finally:
+        await pool.close()
+
+
+def _device_of_root(pid: int) -> str:
+    """The device that a process has its root on, as its table of mounts says; empty if it has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/mountinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line.split()[2] for line in lines if line.split()[4] == "/"), "")
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -158,59 +186,50 @@ async def test_close_ends_programs_that_run_and_their_calls_raise(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     before = descendants()
     pool = open_pool(level, num_processes=3)
-    eightfold = "#define R(...) " + "__VA_ARGS__ " * 8
-    slow_to_compile = f"{eightfold}\nint a[] = {{R(R(R(R(R(R(R(1,)))))))}}; int main() {{}}"
     calls = []
     if shutil.which("g++"):
+        eightfold = "#define R(...) " + "__VA_ARGS__ " * 8
+        slow_to_compile = f"{eightfold}\nint a[] = {{R(R(R(R(R(R(R(1,)))))))}}; int main() {{}}"
         calls.append(asyncio.create_task(pool.run(Program(source=slow_to_compile, language="cpp"))))
-        await asyncio.sleep(0.1)
-    calls += [asyncio.create_task(pool.run(Program(source="import time; time.sleep(9)"))) for _ in range(4)]
-    await asyncio.sleep(0.6)
+        await become(lambda: "cc1plus" in map(_name, descendants() - before))
+    calls += [asyncio.create_task(pool.run(ENDLESS)) for _ in range(4)]
+    await become(lambda: len(pool._channels) == 3)
     started = descendants() - before
-    assert "cc1plus" in map(_name, started) or not shutil.which("g++")
-    started_s = time.monotonic()
-    await pool.close()
-    assert time.monotonic() - started_s < 5
+    async with asyncio.timeout(HANGS_S):
+        await pool.close()
     results = await asyncio.gather(*calls, return_exceptions=True)
     assert all(isinstance(result, SandboxError) for result in results)
-    assert gone(started)
+    await become(lambda: gone(started))
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_all_ends_with_a_controller_that_is_killed(level: str, tmp_path: Path) -> None:
-    open_pool(level)._idle[0].kill()  # Skips where there is no such level.
+async def test_all_ends_with_a_controller_that_is_killed(level: str, tmp_path: Path) -> None:
+    await open_pool(level).close()  # Skips where there is no such level.
     script = f"""
 import asyncio, sys
 from reroll.config.sandbox import LocalSandbox
-from reroll.sandbox.base import Program
+from reroll.sandbox.base import Limits, Program
 from reroll.sandbox.local import LocalPool
 async def main():
     pool = LocalPool(LocalSandbox(level={level!r}), num_processes=2)
-    calls = asyncio.gather(*(pool.run(Program(source="import time; time.sleep(9)")) for _ in range(2)))
-    await asyncio.sleep(0.5)
-    print("ready", flush=True)
-    await calls
+    nap = Program(source="import time; time.sleep(600)", limits=Limits(wall_s=600))
+    calls = [asyncio.create_task(pool.run(nap)) for _ in range(2)]
+    while len(pool._all) < 2: await asyncio.sleep(0.01)
+    print(*(interpreter._group for interpreter in pool._all), flush=True)
+    await asyncio.gather(*calls)
 asyncio.run(main())
 """
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=environment) as controller:
         assert controller.stdout is not None
-        assert controller.stdout.readline() == b"ready\n"
+        groups = controller.stdout.readline().decode().split()
+        await become(lambda: len(descendants(controller.pid)) > 4)
         family = descendants(controller.pid)
-        assert len(family) > 4
         controller.send_signal(signal.SIGKILL)
-    assert gone(family)
-    assert _empties(tmp_path)
-
-
-def _empties(folder: Path) -> bool:
-    deadline_s = time.monotonic() + 3
-    while time.monotonic() < deadline_s:
-        if not list(folder.iterdir()):
-            return True
-        time.sleep(0.02)
-    return False
+    await become(lambda: gone(family))
+    await become(lambda: not list(tmp_path.iterdir()))
+    await become(lambda: not any(Path(group).is_dir() for group in groups))
 
 
 # Interpreters that are lost.
@@ -233,10 +252,16 @@ async def test_an_interpreter_that_died_is_replaced() -> None:
 
 
 async def test_an_interpreter_that_is_stuck_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "START_TIMEOUT_S", 1.5)
     pool = open_pool()
+    stuck, start = pool._idle[0], pool._start
+
+    def start_in_peace() -> warm.WarmInterpreter:
+        monkeypatch.setattr(local, "START_TIMEOUT_S", HANGS_S)
+        return start()
+
+    monkeypatch.setattr(pool, "_start", start_in_peace)
+    monkeypatch.setattr(local, "START_TIMEOUT_S", 0.5)
     try:
-        stuck = pool._idle[0]
         os.killpg(stuck._process.pid, signal.SIGSTOP)
         assert (await pool.run(HELLO)).stdout == "hello\n"
         assert stuck not in pool._all
@@ -249,12 +274,13 @@ async def test_a_supervisor_that_is_stuck_costs_its_program_alone(monkeypatch: p
     monkeypatch.setattr(local, "_GRACE_S", 0.3)
     pool = open_pool()
     try:
-        slow = Program(source="import time; time.sleep(9)")
-        call = asyncio.create_task(pool.run(Program(source=slow.source, limits=type(slow.limits)(wall_s=1))))
-        await asyncio.sleep(0.4)
+        source = "import ctypes, time; ctypes.CDLL(None).prctl(15, b'asleep'); time.sleep(600)"
+        call = asyncio.create_task(pool.run(Program(source=source, limits=Limits(wall_s=3))))
+        await become(lambda: "asleep" in map(_name, descendants()) or call.done())
         (busy,) = pool._all
         os.killpg(busy._process.pid, signal.SIGSTOP)
         assert (await call).status == "timeout"
+        monkeypatch.setattr(local, "_GRACE_S", HANGS_S)
         assert (await pool.run(HELLO)).stdout == "hello\n"
     finally:
         await pool.close()
@@ -263,15 +289,15 @@ async def test_a_supervisor_that_is_stuck_costs_its_program_alone(monkeypatch: p
 # The self-test.
 
 
-def test_the_self_test_prints_a_table_and_succeeds(capsys: pytest.CaptureFixture[str]) -> None:
-    try:
-        code = command.main([])
-    except SandboxError as error:
-        pytest.skip(str(error))
-    printed = capsys.readouterr().out
-    assert code == 0
+@pytest.mark.parametrize("level", LEVELS)
+def test_the_self_test_prints_a_table_and_succeeds(level: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code = command.main([level])
+    printed, words = capsys.readouterr()
+    if code == 2:
+        pytest.skip(words)
+    assert code == 0, printed
     assert "Sandbox level" in printed
-    assert printed.count("│ is held back") >= 10
+    assert printed.count("│ is held back") >= len(selftest.CHECKS) - 3
 
 
 def test_the_self_test_tells_what_is_missing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -290,4 +316,5 @@ async def test_the_self_test_notices_a_sandbox_that_holds_nothing() -> None:
         async def close(self) -> None: ...
 
     findings = await selftest.try_out(Open())
-    assert all(finding.broken for finding in findings)
+    assert not any(finding.held for finding in findings)
+    assert [finding.name for finding in findings if not finding.broken] == ["compute in forgotten children"]

@@ -13,15 +13,16 @@ import pytest
 
 from reroll.config.sandbox import LocalSandbox
 from reroll.errors import SandboxError
-from reroll.sandbox.base import Limits, Program, Sandbox
+from reroll.sandbox.base import Limits, Program, Ran
 from reroll.sandbox.cpp import Compiler
 from reroll.sandbox.inside.wire import Job, Result
+from reroll.sandbox.local import LocalPool
 from reroll.sandbox.make import open_sandbox
 
 if TYPE_CHECKING:
     from conftest import Box
 
-QUICK = Limits(cpu_s=2, wall_s=4, memory_mb=256, processes=8, file_mb=4, output_kb=64)
+QUICK = Limits(cpu_s=10, wall_s=60, memory_mb=256, processes=8, file_mb=4, output_kb=64)
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 
 
@@ -29,7 +30,7 @@ def test_a_program_reads_its_input_and_its_words_come_back(box: Box) -> None:
     ran = box.run("import sys\nprint(input(), sys.stdin.read().split())\nsys.stderr.write('hm é')", stdin="first é\n2 3\n4")
     assert (ran.status, ran.stdout, ran.stderr, ran.exit_code) == ("ok", "first é ['2', '3', '4']\n", "hm é", 0)
     assert ran.ok
-    assert 0 < ran.wall_s < 4
+    assert ran.wall_s > 0
 
 
 def test_an_error_gives_the_traceback_of_the_program_alone(box: Box) -> None:
@@ -142,15 +143,15 @@ def test_a_crash_of_the_interpreter_is_an_error_of_the_program(box: Box) -> None
 
 
 def test_wall_time_is_limited(box: Box) -> None:
-    ran = box.run("import time; print('before', flush=True); time.sleep(60)", limits=replace(QUICK, wall_s=0.5))
+    ran = box.run("import time; time.sleep(600)", limits=replace(QUICK, wall_s=0.5))
+    assert (ran.status, ran.exit_code) == ("timeout", -9)
+    assert ran.wall_s >= 0.5
+
+
+def test_cpu_time_is_limited_and_the_words_before_come_back(box: Box) -> None:
+    ran = box.run("print('before', flush=True)\nwhile True: pass", limits=replace(QUICK, cpu_s=0.3, wall_s=600))
     assert (ran.status, ran.stdout, ran.exit_code) == ("timeout", "before\n", -9)
-    assert 0.5 <= ran.wall_s < 3
-
-
-def test_cpu_time_is_limited(box: Box) -> None:
-    ran = box.run("while True: pass", limits=replace(QUICK, cpu_s=0.3, wall_s=20))
-    assert ran.status == "timeout"
-    assert ran.wall_s < 15
+    assert ran.wall_s < 600
 
 
 def test_memory_is_limited(box: Box) -> None:
@@ -237,8 +238,15 @@ async def _pretend_to_compile(jobs: list[Job], job: Job) -> Result:
 # Many at a time.
 
 
-async def _open(num_processes: int) -> Sandbox:
-    return open_sandbox(LocalSandbox(), num_processes=num_processes)
+ENDLESS = Program(source="import time; time.sleep(600)", limits=Limits(wall_s=600))
+HANGS_S = 120
+"""What takes longer than this hangs, however busy the machine is."""
+
+
+async def _open(num_processes: int) -> LocalPool:
+    sandbox = open_sandbox(LocalSandbox(), num_processes=num_processes)
+    assert isinstance(sandbox, LocalPool)
+    return sandbox
 
 
 async def test_programs_run_at_the_same_time_and_answers_are_not_mixed_up() -> None:
@@ -247,10 +255,11 @@ async def test_programs_run_at_the_same_time_and_answers_are_not_mixed_up() -> N
         programs = [Program(source="import time; time.sleep(0.05); print(input())", stdin=str(i)) for i in range(30)]
         rans = await asyncio.gather(*map(sandbox.run, programs))
         assert [ran.stdout for ran in rans] == [f"{i}\n" for i in range(30)]
-        nap = Program(source="import time; time.sleep(1.5)")
-        started_s = time.perf_counter()
-        await asyncio.gather(*(sandbox.run(nap) for _ in range(3)))
-        assert time.perf_counter() - started_s < 4
+        calls = [asyncio.create_task(sandbox.run(ENDLESS)) for _ in range(4)]
+        async with asyncio.timeout(HANGS_S):
+            while len(sandbox._channels) < 3:
+                await asyncio.sleep(0.01)
+        await _cancel(calls)
     finally:
         await sandbox.close()
 
@@ -258,9 +267,16 @@ async def test_programs_run_at_the_same_time_and_answers_are_not_mixed_up() -> N
 async def test_waiting_for_a_place_does_not_count_as_the_programs_time() -> None:
     sandbox = await _open(1)
     try:
-        nap = Program(source="import time; time.sleep(0.4)", limits=Limits(wall_s=1))
-        rans = await asyncio.gather(*(sandbox.run(nap) for _ in range(4)))
-        assert [ran.status for ran in rans] == ["ok"] * 4
+        first = asyncio.create_task(sandbox.run(ENDLESS))
+        await asyncio.sleep(0.1)
+        asked_s = time.monotonic()
+        second = asyncio.create_task(sandbox.run(Program(source="print(1)")))
+        await asyncio.sleep(0.3)
+        freed_s = time.monotonic()
+        await _cancel([first])
+        ran = await second
+        assert ran.stdout == "1\n"
+        assert ran.wall_s <= time.monotonic() - freed_s < time.monotonic() - asked_s
     finally:
         await sandbox.close()
 
@@ -268,16 +284,20 @@ async def test_waiting_for_a_place_does_not_count_as_the_programs_time() -> None
 async def test_a_cancelled_call_ends_its_program_and_frees_its_place() -> None:
     sandbox = await _open(1)
     try:
-        call = asyncio.create_task(sandbox.run(Program(source="import time; time.sleep(9)")))
+        call = asyncio.create_task(sandbox.run(ENDLESS))
         await asyncio.sleep(0.3)
-        call.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await call
-        started_s = time.perf_counter()
-        assert (await sandbox.run(Program(source="print(1)"))).stdout == "1\n"
-        assert time.perf_counter() - started_s < 5
+        await _cancel([call])
+        async with asyncio.timeout(HANGS_S):
+            assert (await sandbox.run(Program(source="print(1)"))).stdout == "1\n"
     finally:
         await sandbox.close()
+
+
+async def _cancel(calls: list[asyncio.Task[Ran]]) -> None:
+    for call in calls:
+        call.cancel()
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    assert all(isinstance(result, asyncio.CancelledError) for result in results)
 
 
 async def test_a_closed_sandbox_says_so() -> None:

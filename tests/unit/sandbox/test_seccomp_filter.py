@@ -28,6 +28,8 @@ def decide(code: bytes, machine: str, number: int, *arguments: int, arch: int | 
         at += 1
         if kind == 0x20:
             (value,) = struct.unpack_from("<I", data, operand)
+        elif kind == 0x54:
+            value &= operand
         elif kind == 0x06:
             return int(operand)
         else:
@@ -72,14 +74,61 @@ def test_arguments_decide_where_a_call_has_good_uses(machine: str) -> None:
     assert decide(code, machine, calls.CLONE[column], thread) == ALLOW
     assert decide(code, machine, calls.CLONE[column], 17) == ALLOW
     assert denied(decide(code, machine, calls.CLONE[column], 17 | kernel.CLONE_NEWUSER))
-    assert decide(code, machine, calls.SOCKETPAIR[column], 1) == ALLOW
-    assert denied(decide(code, machine, calls.SOCKETPAIR[column], 30))
+    assert decide(code, machine, calls.SOCKETPAIR[column], 1, 1) == ALLOW
+    assert denied(decide(code, machine, calls.SOCKETPAIR[column], 30, 1))
     assert [decide(code, machine, calls.PRLIMIT[column], pid) for pid in (0, PID)] == [ALLOW] * 2
     assert denied(decide(code, machine, calls.PRLIMIT[column], 1))
     assert decide(code, machine, calls.PRCTL[column], 15) == ALLOW
-    assert denied(decide(code, machine, calls.PRCTL[column], kernel.PR_SET_PDEATHSIG))
-    assert decide(code, machine, calls.IOCTL[column], 1, 0x5413) == ALLOW
-    assert denied(decide(code, machine, calls.IOCTL[column], 1, 0x5412))
+    for option in (kernel.PR_SET_PDEATHSIG, kernel.PR_SCHED_CORE):
+        assert denied(decide(code, machine, calls.PRCTL[column], option))
+
+
+@machines
+def test_descriptors_send_no_signals_and_no_commands(machine: str) -> None:
+    column = COLUMN[machine]
+    code = assemble(machine=machine, pid=PID)
+    get_flags, set_flags, set_lock = 3, 4, 6
+    assert [decide(code, machine, calls.FCNTL[column], 5, command) for command in (get_flags, set_flags, set_lock)] == [
+        ALLOW
+    ] * 3
+    set_owner, set_signal, set_owner_ex, set_lease, notify = 8, 10, 15, 1024, 1026
+    for command in (set_owner, set_signal, set_owner_ex, set_lease, notify):
+        assert denied(decide(code, machine, calls.FCNTL[column], 5, command))
+    assert denied(decide(assemble(machine=machine, pid=PID, read_only=True), machine, calls.FCNTL[column], 5, set_lock))
+    window_size, is_terminal, type_a_key, set_owner, set_group, set_file_flags = (
+        0x5413,
+        0x5401,
+        0x5412,
+        0x8901,
+        0x8902,
+        0x40086602,
+    )
+    assert [decide(code, machine, calls.IOCTL[column], 1, command) for command in (window_size, is_terminal)] == [ALLOW] * 2
+    for command in (type_a_key, set_owner, set_group, set_file_flags):
+        assert denied(decide(code, machine, calls.IOCTL[column], 1, command))
+
+
+@machines
+def test_pairs_of_sockets_stay_pairs(machine: str) -> None:
+    column = COLUMN[machine]
+    code = assemble(machine=machine, pid=PID)
+    unix, stream, datagram, raw, packets = 1, 1, 2, 3, 5
+    flags = (0, 0o4000, 0o2000000, 0o2004000)
+    for kind in (stream, packets):
+        assert all(decide(code, machine, calls.SOCKETPAIR[column], unix, kind | flag) == ALLOW for flag in flags)
+    for kind in (datagram, raw):
+        assert all(denied(decide(code, machine, calls.SOCKETPAIR[column], unix, kind | flag)) for flag in flags)
+
+
+@machines
+def test_memory_is_shared_through_files_alone(machine: str) -> None:
+    column = COLUMN[machine]
+    code = assemble(machine=machine, pid=PID)
+    shared, private, validated, anonymous, huge = 1, 2, 3, 0x20, 0x40000
+    for flags in (shared, private, private | anonymous, private | 0x10):
+        assert decide(code, machine, calls.MMAP[column], 0, 4096, 3, flags) == ALLOW
+    for flags in (shared | anonymous, validated | anonymous, private | anonymous | huge):
+        assert denied(decide(code, machine, calls.MMAP[column], 0, 4096, 3, flags))
 
 
 @machines
@@ -89,6 +138,8 @@ def test_alone_a_program_may_start_threads_and_signal_itself(machine: str) -> No
     assert decide(code, machine, calls.CLONE[column], 0x3D0F00) == ALLOW
     assert denied(decide(code, machine, calls.CLONE[column], 17))
     assert denied(decide(code, machine, calls.CLONE[column], 0x4000 | 0x100 | 17))
+    assert denied(decide(code, machine, calls.CLONE[column], 0x3D0F00 & ~kernel.CLONE_FILES))
+    assert denied(decide(code, machine, calls.PRCTL[column], kernel.PR_SET_DUMPABLE))
     for numbers in (calls.KILL, calls.TGKILL):
         assert decide(code, machine, numbers[column], PID) == ALLOW
         assert all(denied(decide(code, machine, numbers[column], pid)) for pid in (0, 1, PID + 1, 0xFFFFFFFF))
@@ -119,4 +170,11 @@ def test_no_number_stands_twice() -> None:
     for column in (0, 1):
         numbers = [entry[column] for table in tables for entry in table.values() if entry[column] is not None]
         numbers += [calls.OPENAT[column], calls.CLONE[column], calls.KILL[column], calls.TGKILL[column], calls.PRCTL[column]]
+        numbers += [
+            calls.IOCTL[column],
+            calls.FCNTL[column],
+            calls.MMAP[column],
+            calls.SOCKETPAIR[column],
+            calls.PRLIMIT[column],
+        ]
         assert len(numbers) == len(set(numbers))

@@ -26,7 +26,7 @@ def batch() -> Batch:
     ]
     packed = pack(rows, temperature=0.7)
     return packed.replace(
-        ref_logp=packed.logp * 2, teacher_logp=torch.randn(10, 3, dtype=torch.bfloat16), label=torch.tensor([1.0, -1.0])
+        ref_logp=packed.logp * 2, target_logp=torch.randn(10, 3, dtype=torch.bfloat16), label=torch.tensor([1.0, -1.0])
     )
 
 
@@ -38,7 +38,7 @@ def test_every_field_arrives_as_it_was() -> None:
     sent = batch()
     back = pickle.loads(pickle.dumps(sent))
     assert all(same(getattr(sent, field.name), getattr(back, field.name)) for field in fields(Batch))
-    assert back.teacher_logp.dtype == torch.bfloat16
+    assert back.target_logp.dtype == torch.bfloat16
     assert torch.equal(back.select([1]).ids, sent.select([1]).ids)
 
 

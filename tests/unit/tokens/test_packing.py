@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reroll.tokens.batch import Batch, pack
-from reroll.tokens.packing import balance, fill, join, join_sequences, micro_batches, mini_batches, split
+from reroll.tokens.packing import balance, fill, join, join_sequences, micro_batches, mini_batches
 from reroll.types import Sample
 
 LENGTHS = st.lists(st.integers(2, 40), min_size=1, max_size=12)
@@ -28,7 +28,7 @@ def sequences(batches: list[Batch]) -> list[int]:
     return [int(batch.ids[start]) for batch in batches for start in batch.cu_seqlens[:-1]]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(LENGTHS, st.integers(1, 100))
 def test_micro_batches_hold_every_sequence_once_within_the_budget(lengths: list[int], max_tokens: int) -> None:
     batch = make_batch(lengths)
@@ -45,7 +45,7 @@ def test_first_fit_decreasing_fills_parts_well() -> None:
     assert fill([3, 7, 5, 5, 4, 6], max_tokens=10) == [[1, 0], [5, 4], [2, 3]]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(LENGTHS, st.integers(1, 5), st.integers(0, 100))
 def test_mini_batches_hold_every_sequence_once_and_count_for_themselves(lengths: list[int], num: int, seed: int) -> None:
     batch = make_batch(lengths)
@@ -64,11 +64,11 @@ def test_another_seed_gives_other_mini_batches() -> None:
     assert sequences(mini_batches(batch, 3, seed=0)) != sequences(mini_batches(batch, 3, seed=1))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.integers(2, 40), min_size=4, max_size=12), st.integers(1, 4))
-def test_split_balances_tokens_and_keeps_global_denominators(lengths: list[int], ranks: int) -> None:
+def test_ranks_get_balanced_shares_and_keep_global_denominators(lengths: list[int], ranks: int) -> None:
     batch = make_batch(lengths)
-    parts = split(batch, ranks)
+    parts = [batch.select_units(share) for share in balance(batch.unit_lengths, num_parts=ranks)]
     assert sorted(sequences(parts)) == list(range(len(lengths)))
     tokens = [part.num_tokens for part in parts]
     assert max(tokens) - min(tokens) <= max(lengths)
@@ -80,7 +80,7 @@ def test_more_ranks_than_sequences_is_an_error_that_says_so() -> None:
         balance([4, 4], num_parts=3)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(LENGTHS, st.integers(1, 60))
 def test_join_puts_per_token_results_back_in_order(lengths: list[int], max_tokens: int) -> None:
     batch = make_batch(lengths)
@@ -96,13 +96,14 @@ def test_cuts_leave_the_batch_as_it_was() -> None:
     assert all(map(torch.equal, before, [batch.ids, batch.cu_seqlens, batch.loss_mask]))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.lists(st.integers(2, 20), min_size=2, max_size=12), st.integers(1, 60), st.integers(1, 4))
 def test_pairs_are_never_parted_by_any_cut(lengths: list[int], max_tokens: int, num: int) -> None:
     lengths = lengths[: len(lengths) // 2 * 2]
     batch = make_batch(lengths).replace(unit_size=2, label=torch.arange(len(lengths)).float())
     cuts = [micro_batches(batch, max_tokens=max_tokens), mini_batches(batch, num, seed=1)]
-    cuts += [split(batch, num)] if num <= len(lengths) // 2 else []
+    if num <= len(lengths) // 2:
+        cuts.append([batch.select_units(share) for share in balance(batch.unit_lengths, num_parts=num)])
     for parts in cuts:
         assert sorted(sequences(parts)) == list(range(len(lengths)))
         for part in parts:

@@ -17,7 +17,7 @@ def prefixes_of(rows: list[list[int]]) -> list[tuple[int, ...]]:
     return [tuple(row[: place + 1]) for row in rows for place in range(len(row))]
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(ROWS)
 def test_two_tokens_are_one_exactly_when_they_follow_the_same_prefix(rows: list[list[int]]) -> None:
     shared = shared_prefixes(*pack_rows(rows))

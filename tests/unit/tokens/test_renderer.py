@@ -91,26 +91,26 @@ def assistant(text: str) -> Message:
 
 
 def raw(renderer: Renderer, ids: tuple[int, ...]) -> str:
-    text = renderer._tokenizer.decode(list(ids), skip_special_tokens=False)
+    text = renderer.tokenizer.decode(list(ids), skip_special_tokens=False)
     assert isinstance(text, str)
     return text
 
 
 def encode(renderer: Renderer, text: str) -> tuple[int, ...]:
-    return tuple(renderer._tokenizer.encode(text, add_special_tokens=False))
+    return tuple(renderer.tokenizer.encode(text, add_special_tokens=False))
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_start_is_the_template_with_its_cue_and_decodes_to_the_text(name: str) -> None:
     renderer = RENDERERS[name]
     ids = renderer.start([user("2+2?")])
-    expected = renderer._tokenizer.apply_chat_template([user("2+2?")], tokenize=False, add_generation_prompt=True)
+    expected = renderer.tokenizer.apply_chat_template([user("2+2?")], tokenize=False, add_generation_prompt=True)
     assert raw(renderer, ids) == expected
     assert "2+2?" in renderer.decode(ids)
     assert "<|" not in renderer.decode(ids)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(st.sampled_from(sorted(TEMPLATES)), TEXT, TEXT, TEXT, st.booleans())
 def test_extend_keeps_every_sampled_token_and_reads_like_the_template(
     name: str, question: str, answer: str, reply: str, is_truncated: bool
@@ -122,7 +122,7 @@ def test_extend_keeps_every_sampled_token_and_reads_like_the_template(
     assert ids[: len(prompt) + len(written)] == prompt + written
     if name not in ("plain", "qwen3"):  # One has no end-of-turn token, the other edits history.
         whole = [user(question), assistant(answer), user(reply)]
-        assert raw(renderer, ids) == renderer._tokenizer.apply_chat_template(whole, tokenize=False, add_generation_prompt=True)
+        assert raw(renderer, ids) == renderer.tokenizer.apply_chat_template(whole, tokenize=False, add_generation_prompt=True)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_a_template_that_strips_thinking_from_history_does_not_strip_sampled_tok
 
 def test_a_completion_that_ended_with_eos_is_not_closed_twice() -> None:
     renderer = RENDERERS["llama3"]
-    eos = renderer._tokenizer.eos_token_id
+    eos = renderer.tokenizer.eos_token_id
     written = (*encode(renderer, "4"), eos)
     assert "<|eot|>" not in raw(renderer, renderer.extend((), written, [user("no")])).split("no")[0]
 
@@ -191,10 +191,10 @@ def test_a_training_row_reads_like_the_template(name: str) -> None:
     renderer = RENDERERS[name]
     messages = [user("2+2?"), assistant("4"), user("3+3?"), assistant("6")]
     ids, _ = renderer.training_row(messages)
-    assert renderer._tokenizer.apply_chat_template(messages, tokenize=False).rstrip("\n") == raw(renderer, ids)
+    assert renderer.tokenizer.apply_chat_template(messages, tokenize=False).rstrip("\n") == raw(renderer, ids)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.sampled_from(sorted(TEMPLATES)), st.lists(TEXT, min_size=1, max_size=3))
 def test_a_training_row_is_what_a_rollout_of_the_same_words_would_be(name: str, answers: list[str]) -> None:
     renderer = RENDERERS[name]
@@ -254,7 +254,7 @@ def tool(text: str) -> Message:
 def test_a_template_that_knows_tools_describes_them() -> None:
     renderer = RENDERERS["qwen_tools"]
     messages: list[Message] = [{"role": "system", "content": "Count."}, user("1+1?")]
-    expected = renderer._tokenizer.apply_chat_template(messages, tools=[ADD], tokenize=False, add_generation_prompt=True)
+    expected = renderer.tokenizer.apply_chat_template(messages, tools=[ADD], tokenize=False, add_generation_prompt=True)
     assert raw(renderer, renderer.start(messages, tools=[ADD])) == expected
     assert '"name": "add"' in expected
 
@@ -289,7 +289,7 @@ def test_a_conversation_without_tools_is_as_it_was() -> None:
         assert "tool" not in text.lower()
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.sampled_from(sorted(TEMPLATES)), TEXT, st.lists(TEXT, min_size=1, max_size=3), st.booleans())
 def test_results_follow_a_call_without_a_sampled_token_changing(
     name: str, thought: str, results: list[str], is_truncated: bool
@@ -310,7 +310,7 @@ def test_results_follow_a_call_without_a_sampled_token_changing(
     assert again[: len(ids) + len(written)] == ids + written
     if name == "qwen_tools":
         whole = [user("1+1?"), assistant(thought + CALL), *messages]
-        expected = renderer._tokenizer.apply_chat_template(whole, tools=[ADD], tokenize=False, add_generation_prompt=True)
+        expected = renderer.tokenizer.apply_chat_template(whole, tools=[ADD], tokenize=False, add_generation_prompt=True)
         assert raw(renderer, ids) == expected
 
 

@@ -21,7 +21,7 @@ def turn(prompt_ids: list[int], written: list[int], *, reward: float = 0.0, repl
 def group(*trajectories: list[Turn], rewards: tuple[float, ...] = (), baseline: float | None = None) -> Group:
     rewards = rewards or tuple(sum(turn.reward for turn in turns) for turns in trajectories)
     return Group(
-        ticket=7,
+        number=7,
         prompt=Prompt(id="p", messages=(), domain="d"),
         trajectories=tuple(
             Trajectory(

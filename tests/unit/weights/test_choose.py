@@ -6,13 +6,13 @@ import pytest
 
 from reroll.config.weights import WeightsKind
 from reroll.errors import WeightsError
-from reroll.weights.choose import choose, neighbour
-from reroll.weights.parcel import Carriage, Place
+from reroll.weights.bucket import ProcessLocation, TransportKind
+from reroll.weights.choose import choose_transport, colocated_rank
 
 
-def at(*places: str) -> list[Place]:
+def at(*locations: str) -> list[ProcessLocation]:
     """`host/device` each."""
-    return [Place(*place.split("/"), process=number) for number, place in enumerate(places)]  # type: ignore[misc]
+    return [ProcessLocation(*place.split("/"), process=number) for number, place in enumerate(locations)]  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
@@ -28,8 +28,8 @@ def at(*places: str) -> list[Place]:
         (["a/gpu0"], ["a/cpu"], "store"),
     ],
 )
-def test_auto_takes_the_fastest_way_that_can_work(trainers: list[str], engines: list[str], way: Carriage) -> None:
-    assert choose("auto", at(*trainers), dict(enumerate(at(*engines)))) == way
+def test_auto_takes_the_fastest_way_that_can_work(trainers: list[str], engines: list[str], way: TransportKind) -> None:
+    assert choose_transport("auto", at(*trainers), dict(enumerate(at(*engines)))) == way
 
 
 @pytest.mark.parametrize(
@@ -44,14 +44,14 @@ def test_auto_takes_the_fastest_way_that_can_work(trainers: list[str], engines: 
 )
 def test_a_way_that_cannot_work_is_refused_with_the_fix(wanted: WeightsKind, trainers: list[str], engines: list[str]) -> None:
     with pytest.raises(WeightsError, match=r"set weights\.kind to auto"):
-        choose(wanted, at(*trainers), dict(enumerate(at(*engines))))
+        choose_transport(wanted, at(*trainers), dict(enumerate(at(*engines))))
 
 
 @pytest.mark.parametrize("wanted", ["broadcast", "disk", "store"])
-def test_a_way_that_can_work_is_taken_though_another_is_faster(wanted: Carriage) -> None:
-    assert choose(wanted, at("a/cpu"), {0: at("a/cpu")[0]}) == wanted
+def test_a_way_that_can_work_is_taken_though_another_is_faster(wanted: TransportKind) -> None:
+    assert choose_transport(wanted, at("a/cpu"), {0: at("a/cpu")[0]}) == wanted
 
 
 def test_an_engine_gets_its_weights_from_the_trainer_on_its_gpu() -> None:
     trainers, engines = at("a/gpu0", "a/gpu1"), at("a/gpu1", "a/gpu0", "a/gpu2")
-    assert [neighbour(trainers, engine) for engine in engines] == [1, 0, None]
+    assert [colocated_rank(trainers, engine) for engine in engines] == [1, 0, None]

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from torch import Tensor
 
+from reroll.weights.bucket import PushBroken
 from reroll.weights.delta import apply, encode
-from reroll.weights.parcel import PushBroken
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int8]
 

@@ -20,11 +20,11 @@ from reroll.infer.embedded.engine import EmbeddedEngine
 from reroll.infer.worker import InferWorker
 from reroll.runtime.base import Placement, Workers
 from reroll.runtime.local import LocalRuntime
-from reroll.train.cluster import TrainCluster
-from reroll.train.worker import TrainWorker
+from reroll.training.cluster import TrainCluster
+from reroll.training.worker import TrainWorker
 from reroll.types import Request, SamplingParams
-from reroll.weights.outbox import Outbox
-from reroll.weights.parcel import Channel, Parcel, Stored
+from reroll.weights.bucket import Bucket, Channel, Stored
+from reroll.weights.sender import WeightSender
 from reroll.weights.sync import WeightSync
 
 
@@ -43,26 +43,26 @@ class OpenEngine(InferWorker):
     def held(self) -> dict[str, Tensor]:
         engine = self._engine
         assert isinstance(engine, EmbeddedEngine)
-        return {name: parameter.detach().clone() for name, parameter in engine._network._parameters.items()}
+        return {name: parameter.detach().clone() for name, parameter in engine._runner._parameters.items()}
 
     def addresses(self) -> dict[str, int]:
         engine = self._engine
         assert isinstance(engine, EmbeddedEngine)
-        return {name: parameter.data_ptr() for name, parameter in engine._network._parameters.items()}
+        return {name: parameter.data_ptr() for name, parameter in engine._runner._parameters.items()}
 
 
-Fault = Callable[[int, Mapping[int, Parcel]], Mapping[int, Parcel]]
-"""(how many deliveries came before, parcels by engine) -> what is delivered instead."""
+Fault = Callable[[int, Mapping[int, Bucket]], Mapping[int, Bucket]]
+"""(how many deliveries came before, buckets by engine) -> what is delivered instead."""
 
 
 class FaultyCluster(InferCluster):
     """Engines on a road where things go wrong."""
 
-    fault: Fault = staticmethod(lambda number, parcels: parcels)  # type: ignore[assignment]
+    fault: Fault = staticmethod(lambda number, buckets: buckets)  # type: ignore[assignment]
     num_deliveries = 0
 
-    async def take_weights(self, parcels: Mapping[int, Parcel]) -> None:
-        delivered = self.fault(self.num_deliveries, parcels)
+    async def take_weights(self, buckets: Mapping[int, Bucket]) -> None:
+        delivered = self.fault(self.num_deliveries, buckets)
         self.num_deliveries += 1
         if delivered:
             await super().take_weights(delivered)
@@ -85,7 +85,7 @@ class Run:
     async def assert_in_step(self) -> None:
         """Every engine holds the policy's weights, bit for bit."""
         want = await self.policy.weights()
-        for held in await self.engines.all(OpenEngine.held):
+        for held in await self.engines.broadcast(OpenEngine.held):
             assert held.keys() == want.keys()
             assert all(torch.equal(held[name], tensor) for name, tensor in want.items())
 
@@ -99,7 +99,7 @@ async def run(tiny_model: Path) -> AsyncIterator[Run]:
             OpenEngine, Placement("engine", ("cpu", "cpu"), CONCURRENCY), model=str(tiny_model), precision="fp32", max_running=4
         )
         cluster = FaultyCluster(engines)  # type: ignore[arg-type]
-        await trainers.all(MovingTrainer.nudge)
+        await trainers.broadcast(MovingTrainer.nudge)
         yield Run(trainers, engines, TrainCluster(trainers), cluster)  # type: ignore[arg-type]
         await cluster.close()
 
@@ -111,19 +111,19 @@ def ask(name: str, *, num_tokens: int, prompt: int = 5) -> Request:
 
 @pytest.mark.parametrize("snapshot", [True, False])
 async def test_in_one_process_engines_adopt_the_weights_or_copy_them_into_their_own(run: Run, snapshot: bool) -> None:
-    sync, places = run.shared(snapshot=snapshot), []
+    sync, locations = run.shared(snapshot=snapshot), []
     for version in (1, 2):
         await sync.push(version=version)
         await run.assert_in_step()
-        held, given = (await run.engines.all(OpenEngine.addresses))[0], await run.policy.weights()
-        places.append(held)
+        held, given = (await run.engines.broadcast(OpenEngine.addresses))[0], await run.policy.weights()
+        locations.append(held)
         shares = [address == given[name].data_ptr() for name, address in held.items()]
         assert not any(shares) if snapshot else all(shares)
-        await run.trainers.all(MovingTrainer.nudge)
-    assert places[0] == places[1], "weights that move in memory would cost a GPU its graphs"
+        await run.trainers.broadcast(MovingTrainer.nudge)
+    assert locations[0] == locations[1], "weights that move in memory would cost a GPU its graphs"
 
 
-async def test_a_push_gives_every_engine_the_policys_weights_in_many_parcels(run: Run) -> None:
+async def test_a_push_gives_every_engine_the_policys_weights_in_many_buckets(run: Run) -> None:
     stats = await run.sync().push(version=1)
     assert run.cluster.num_deliveries > 3
     assert stats["push/tries"].value == 1
@@ -136,39 +136,39 @@ async def test_a_lost_bucket_is_sent_again_and_no_token_is_from_a_mix(run: Run) 
     sync = run.sync()
     await sync.push(version=1)
     writing = [asyncio.create_task(run.cluster.generate(ask(f"{i}", num_tokens=120, prompt=5 + i))) for i in range(4)]
-    while sum(status.num_tokens for status in await run.engines.all(OpenEngine.stats)) < 20:
+    while sum(status.num_tokens for status in await run.engines.broadcast(OpenEngine.stats)) < 20:
         await asyncio.sleep(0.001)
     during: list[int] = []
     first = run.cluster.num_deliveries
 
-    def fault(number: int, parcels: Mapping[int, Parcel]) -> Mapping[int, Parcel]:
+    def fault(number: int, buckets: Mapping[int, Bucket]) -> Mapping[int, Bucket]:
         if number > first:
             during.append(sum(worker._worker._engine.counts.num_tokens for worker in run.engines._hosts))  # type: ignore[attr-defined]
-        return {} if number == first + 2 else parcels
+        return {} if number == first + 2 else buckets
 
     run.cluster.fault = fault
-    await run.trainers.all(MovingTrainer.nudge)
+    await run.trainers.broadcast(MovingTrainer.nudge)
     stats = await sync.push(version=2)
     assert stats["push/tries"].value == 2
-    assert len(set(during)) == 1, "between the first parcel and the last no engine writes a token"
+    assert len(set(during)) == 1, "between the first bucket and the last no engine writes a token"
     await run.assert_in_step()
     for completion in await asyncio.gather(*writing):
         assert [version for version, _ in completion.versions] in ([1, 2], [1], [2])
     assert (await run.cluster.generate(ask("after", num_tokens=5))).versions == ((2, 5),)
 
 
-async def test_a_sender_that_ends_before_its_last_parcel_has_not_pushed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    num_lost, send = 0, TrainCluster.next_parcels
+async def test_a_sender_that_ends_before_its_last_bucket_has_not_pushed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    num_lost, send = 0, TrainCluster.next_buckets
 
-    async def without_the_last(self: TrainCluster) -> list[Parcel | None]:
+    async def without_the_last(self: TrainCluster) -> list[Bucket | None]:
         nonlocal num_lost
-        parcels = await send(self)
-        if num_lost or parcels[0] is None or not parcels[0].is_last:
-            return parcels
+        buckets = await send(self)
+        if num_lost or buckets[0] is None or not buckets[0].is_last:
+            return buckets
         num_lost += 1
         return [None]
 
-    monkeypatch.setattr(TrainCluster, "next_parcels", without_the_last)
+    monkeypatch.setattr(TrainCluster, "next_buckets", without_the_last)
     assert (await run.sync().push(version=1))["push/tries"].value == 2
     assert num_lost == 1
     await run.assert_in_step()
@@ -176,7 +176,7 @@ async def test_a_sender_that_ends_before_its_last_parcel_has_not_pushed(run: Run
 
 async def test_an_engine_whose_push_broke_off_writes_nothing_until_one_has_gone_through(run: Run) -> None:
     sync = run.sync(retries=1)
-    run.cluster.fault = lambda number, parcels: {} if number % 4 == 1 else parcels
+    run.cluster.fault = lambda number, buckets: {} if number % 4 == 1 else buckets
     with pytest.raises(WeightsError, match=r"version 1 .* in 2 tries.*--resume") as caught:
         await sync.push(version=1)
     assert "came where" in str(caught.value), "the cause is told"
@@ -185,7 +185,7 @@ async def test_an_engine_whose_push_broke_off_writes_nothing_until_one_has_gone_
     await run.cluster.resume()  # A lease that ends is no reason to step.
     done, _ = await asyncio.wait([waiting], timeout=0.3)
     assert not done
-    run.cluster.fault = lambda number, parcels: parcels
+    run.cluster.fault = lambda number, buckets: buckets
     await sync.push(version=2)
     assert (await waiting).versions == ((2, 5),)
     await run.assert_in_step()
@@ -194,27 +194,27 @@ async def test_an_engine_whose_push_broke_off_writes_nothing_until_one_has_gone_
 async def test_changes_travel_alone_and_damaged_ones_are_replaced_by_whole_weights(run: Run) -> None:
     sync = run.sync(delta=True)
     whole = (await sync.push(version=1))["push/bytes"].value
-    await run.trainers.all(MovingTrainer.nudge)
+    await run.trainers.broadcast(MovingTrainer.nudge)
     assert (await sync.push(version=2))["push/bytes"].value < whole / 4
     await run.assert_in_step()
 
     damaged_at = run.cluster.num_deliveries + 1
 
-    def fault(number: int, parcels: Mapping[int, Parcel]) -> Mapping[int, Parcel]:
+    def fault(number: int, buckets: Mapping[int, Bucket]) -> Mapping[int, Bucket]:
         if number != damaged_at:
-            return parcels
-        payload = next(iter(parcels.values())).payload
+            return buckets
+        payload = next(iter(buckets.values())).payload
         assert isinstance(payload, Stored)
         data = payload.data.copy()
         data[30] ^= 1
-        return {rank: replace(parcel, payload=Stored(data)) for rank, parcel in parcels.items()}
+        return {rank: replace(bucket, payload=Stored(data)) for rank, bucket in buckets.items()}
 
     run.cluster.fault = fault
-    await run.trainers.all(MovingTrainer.nudge)
+    await run.trainers.broadcast(MovingTrainer.nudge)
     stats = await sync.push(version=3)
     assert (stats["push/tries"].value, stats["push/bytes"].value) == (2, whole)
     await run.assert_in_step()
-    await run.trainers.all(MovingTrainer.nudge)
+    await run.trainers.broadcast(MovingTrainer.nudge)
     assert (await sync.push(version=4))["push/bytes"].value < whole / 4
     await run.assert_in_step()
 
@@ -222,7 +222,7 @@ async def test_changes_travel_alone_and_damaged_ones_are_replaced_by_whole_weigh
 async def test_a_policy_that_is_gone_is_not_asked_again(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     num_calls = 0
 
-    async def gone(self: TrainCluster, **version: int | None) -> list[Parcel | None]:
+    async def gone(self: TrainCluster, **version: int | None) -> list[Bucket | None]:
         nonlocal num_calls
         num_calls += 1
         raise WorkerDied("worker policy[0] is gone")
@@ -234,9 +234,9 @@ async def test_a_policy_that_is_gone_is_not_asked_again(run: Run, monkeypatch: p
 
 
 async def test_an_engine_without_a_channel_says_so(run: Run) -> None:
-    await run.cluster.places()
-    outbox = Outbox(Channel(kind="store", bucket_bytes=1, delta=False), rank=0, device="cpu")
-    parcel = next(outbox.parcels((), version=1, base_version=None))
-    assert parcel is not None
-    with pytest.raises(WorkerError, match="call open_inbox first"):
-        await run.cluster.take_weights(dict.fromkeys(range(8), parcel))
+    await run.cluster.locations()
+    sender = WeightSender(Channel(kind="store", bucket_bytes=1, delta=False), rank=0, device="cpu")
+    bucket = next(sender.buckets((), version=1, base_version=None))
+    assert bucket is not None
+    with pytest.raises(WorkerError, match="call open_receiver first"):
+        await run.cluster.take_weights(dict.fromkeys(range(8), bucket))

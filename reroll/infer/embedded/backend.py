@@ -1,0 +1,73 @@
+"""The KV cache behind the embedded engine, together with the forward pass that fills it and samples from it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Generic, Protocol, TypeVar
+
+from reroll.infer.embedded.sampler import RowSampling
+
+K = TypeVar("K")
+"""A saved prefix: keys and values that outlive their slot."""
+
+
+class PendingTokens(Protocol):
+    """The tokens of a step that the device may still be working on."""
+
+    def result(self) -> tuple[list[int], list[float]]:
+        """Wait for the step: one token and its log-prob per row."""
+
+
+class CacheBackend(ABC, Generic[K]):
+    """The keys and values of the running sequences. Sequence i of n lives in slot i; slots n and up are free."""
+
+    @property
+    @abstractmethod
+    def bytes_per_token(self) -> int: ...
+
+    @abstractmethod
+    def forward_and_sample(
+        self,
+        starts: Sequence[int],
+        uncached: Sequence[Sequence[int]],
+        *,
+        leaders: Sequence[int],
+        rows: Sequence[RowSampling],
+    ) -> PendingTokens:
+        """Run the model on `uncached[i]` in slot i, which holds `starts[i]` tokens; then sample one token per row.
+
+        The first rows belong to those slots. The remaining rows are siblings that share a prompt and are not run
+        themselves: each samples from the prediction of its slot in `leaders`. A token's position in its sequence, which
+        its random number depends on, follows from the lengths.
+        """
+
+    def forward_next(
+        self, previous: PendingTokens, source_rows: Sequence[int], starts: Sequence[int], *, rows: Sequence[RowSampling]
+    ) -> PendingTokens | None:
+        """Start the next decoding step before the tokens of the `previous` one have reached the host.
+
+        As `forward_and_sample` with one token per slot: slot i takes the token in row `source_rows[i]` of `previous`.
+        None if this backend cannot, because the tokens must pass through the host.
+        """
+        return None
+
+    @abstractmethod
+    def copy(self, source: int, target: int, *, length: int) -> None:
+        """Give the free slot `target` the first `length` tokens of slot `source`."""
+
+    @abstractmethod
+    def save_prefix(self, slot: int, *, length: int) -> K:
+        """The first `length` tokens of a slot, in a form that outlives the slot."""
+
+    @abstractmethod
+    def restore_prefix(self, slot: int, saved: K, *, length: int) -> None:
+        """Give a free slot the first `length` tokens of a saved prefix."""
+
+    @abstractmethod
+    def free_slot(self, slot: int, last: int, *, length: int) -> None:
+        """Empty a slot. The last slot in use, which holds `length` tokens, moves into it so that slots stay contiguous."""
+
+    @abstractmethod
+    def free(self) -> None:
+        """Give the memory back; the content of every slot is lost."""

@@ -1,0 +1,110 @@
+"""Runs the policy's Hugging Face modules for the engine, with weights adopted by reference where possible."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from reroll.infer.embedded.packed import PackedLinear, pack_linears, packing_available
+from reroll.infer.weight_checker import WeightChecker
+from reroll.models.attention import Attention, hidden_states, logits
+
+
+class ModelRunner:
+    """Runs the model on packed tokens, and takes new weights.
+
+    Weights that have the model's dtype and device are adopted: the parameter becomes the very tensor that was given,
+    so a trainer on the same device shares its memory. Others are copied. bf16 on a CPU is different: there the linear
+    layers keep copies of their own in oneDNN's packed layout, which is much faster, so a push copies.
+
+    Where the model has an adapter, that alone may be given: the rest is frozen, and stays.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self._checker = WeightChecker(model)
+        self._parameters = self._checker.parameters
+        self.address_version = 0
+        """Counts up whenever a weight has moved in memory."""
+        self._own = set(self._parameters)
+        self._packed: list[PackedLinear] = []
+        if packing_available(self.device, self.dtype):
+            self._packed = pack_linears(model)
+
+    @property
+    def num_layers(self) -> int:
+        return self.model.config.num_hidden_layers  # type: ignore[no-any-return]
+
+    @property
+    def num_heads(self) -> int:
+        return self.model.config.num_attention_heads  # type: ignore[no-any-return]
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.model.config.num_key_value_heads  # type: ignore[no-any-return]
+
+    @property
+    def head_dim(self) -> int:
+        config = self.model.config  # Families that leave it out divide the hidden size.
+        return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.model.dtype
+
+    @property
+    def can_be_captured(self) -> bool:
+        """Whether a GPU can run it as a CUDA graph. In fp32, experts (they lie stacked) ask the host for their token counts."""
+        has_experts = any(parameter.ndim == 3 for parameter in self._parameters.values())
+        return self.device.type == "cuda" and not (has_experts and self.dtype == torch.float32)
+
+    def hidden(self, ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+        """[T, hidden]"""
+        return hidden_states(self.model, ids, positions, attention)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[..., vocab]"""
+        return logits(self.model, hidden)
+
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Use these weights and what was loaded in parts: at least those that are trained, by Hugging Face name.
+
+        A tied one may have other names too.
+        """
+        received = self._checker.received
+        given = self._checker.rest(weights)
+        for name, tensor in given.items():
+            self._take(name, self._parameters[name], tensor)
+        changed = [self._parameters[name] for name in received | given.keys()]
+        for linear in self._packed:
+            if linear.reads(changed):
+                linear.repack()
+
+    def load_part(self, weights: Mapping[str, Tensor]) -> None:
+        """Copy these into the model's own memory; `load` completes them."""
+        given = self._checker.part(weights)
+        if not given:
+            return
+        for name in given.keys() - self._own:  # It is the trainer's: what is written here must not show there.
+            self._parameters[name].data = torch.empty_like(self._parameters[name])
+            self.address_version += 1
+        with torch.no_grad():  # One launch for many small tensors, on a GPU.
+            torch._foreach_copy_([self._parameters[name] for name in given], list(given.values()))
+        self._own |= given.keys()
+
+    def _take(self, name: str, parameter: nn.Parameter, given: Tensor) -> None:
+        if name in self._own and (given.dtype, given.device) != (self.dtype, self.device):
+            with torch.no_grad():
+                parameter.copy_(given)
+            return
+        before = parameter.data_ptr()
+        parameter.data = given.to(device=self.device, dtype=self.dtype)
+        self._own -= {name}
+        self.address_version += parameter.data_ptr() != before

@@ -1,0 +1,95 @@
+"""The state of a request inside an engine: its tokens so far, and when it is finished."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from transformers import GenerationConfig, PreTrainedTokenizerBase
+
+from reroll.infer.base import Finished
+from reroll.infer.embedded.sampler import RowSampling
+from reroll.infer.stop import completes_stop
+from reroll.types import Completion, FinishReason, Request
+
+
+def check_request(request: Request, *, max_length: int) -> None:
+    """Raise ValueError, naming the request, if it can never run on a model that takes so many tokens."""
+    if not request.prompt_ids:
+        raise ValueError(f"request {request.id} has an empty prompt: give it at least one token")
+    if len(request.prompt_ids) >= max_length:
+        raise ValueError(
+            f"request {request.id} has a prompt of {len(request.prompt_ids)} tokens, but the model takes "
+            f"{max_length}: lower rollout.max_prompt_tokens"
+        )
+    if request.sampling.max_tokens < 1:
+        raise ValueError(f"request {request.id} asks for {request.sampling.max_tokens} tokens: max_tokens must be at least 1")
+
+
+def end_ids(folder: str, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Tokens that end a completion: the tokenizer's, and those that the model's generation settings name."""
+    try:
+        named = GenerationConfig.from_pretrained(folder).eos_token_id
+    except OSError:  # A folder need not have any.
+        named = None
+    return frozenset(
+        token for token in (tokenizer.eos_token_id, *(named if isinstance(named, list) else [named])) if token is not None
+    )
+
+
+@dataclass(slots=True, eq=False)
+class SequenceState:
+    """A request and the tokens generated for it so far."""
+
+    request: Request
+    end_ids: frozenset[int]
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[tuple[int, int]] = field(default_factory=list)
+    length: int = field(init=False)
+    """Number of tokens in the context: prompt and completion."""
+
+    def __post_init__(self) -> None:
+        self.length = len(self.request.prompt_ids) + len(self.tokens)
+
+    @property
+    def context(self) -> tuple[int, ...]:
+        return (*self.request.prompt_ids, *self.tokens)
+
+    def append(self, token: int, logprob: float, version: int) -> None:
+        self.tokens.append(token)
+        self.logprobs.append(logprob)
+        self.length += 1
+        if self.versions and self.versions[-1][0] == version:
+            self.versions[-1] = (version, self.versions[-1][1] + 1)
+        else:
+            self.versions.append((version, 1))
+
+    def finish_reason(self, tokenizer: PreTrainedTokenizerBase, *, max_length: int) -> FinishReason | None:
+        """Why the completion ends with its last token; None while it goes on."""
+        sampling, num_tokens = self.request.sampling, len(self.tokens)
+        if num_tokens and num_tokens >= sampling.min_tokens:
+            if self.tokens[-1] in self.end_ids:
+                return FinishReason.STOP
+            if completes_stop(tokenizer, self.tokens, sampling.stop):
+                return FinishReason.STOP
+        if num_tokens >= sampling.max_tokens or self.length >= max_length:
+            return FinishReason.LENGTH
+        return None
+
+    def finish(self, reason: FinishReason) -> Finished:
+        completion = Completion(
+            token_ids=tuple(self.tokens), logprobs=tuple(self.logprobs), finish_reason=reason, versions=tuple(self.versions)
+        )
+        return Finished(self.request.id, completion)
+
+
+def sampling_until_min_tokens(state: SequenceState) -> RowSampling:
+    """How its tokens are sampled until there are `min_tokens`, with stop tokens forbidden. After that nothing is forbidden."""
+    sampling = state.request.sampling
+    return RowSampling(
+        seed=sampling.seed,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        forbidden=tuple(sorted(state.end_ids)),
+    )

@@ -1,1 +1,0 @@
-"""sglang as an engine, in a process and a Python environment of its own. Only `host` imports sglang, and only there."""

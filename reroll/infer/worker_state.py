@@ -1,0 +1,80 @@
+"""What the router knows about each worker, and about each request that it waits for."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from reroll.infer.worker import Command, EngineStatus
+from reroll.observe.metrics import Mean, Stats, Sum
+from reroll.types import Completion, Request
+
+
+@dataclass(slots=True)
+class WorkerState:
+    """What the router knows about one worker."""
+
+    rank: int
+    queued: list[Command] = field(default_factory=list)
+    has_queued: asyncio.Event = field(default_factory=asyncio.Event)
+    is_away: bool = False
+    """Paused or asleep, off its device: its requests wait, new ones go to the others."""
+    is_dead: bool = False
+    """Its process is gone, and its requests were sent to the others."""
+    needs_weights: bool = False
+    """It was restarted and holds the weights of the model folder: it serves again from the next push on."""
+    load: int = 0
+    """Requests sent or queued whose answer is awaited."""
+    has_load: asyncio.Event = field(default_factory=asyncio.Event)
+    status: EngineStatus | None = None
+    """As of its last report."""
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    is_starting: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while its worker is restarted."""
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether it may be sent requests."""
+        return not (self.is_dead or self.needs_weights)
+
+    def post(self, command: Command) -> None:
+        """Queue a command for the next call."""
+        self.queued.append(command)
+        self.has_queued.set()
+
+
+@dataclass(frozen=True, slots=True)
+class Affinity:
+    """The worker that holds the cached prefix of a conversation."""
+
+    worker: WorkerState
+    num_opening: int
+    """Tokens of its first prompt: a request that starts with all of them is a later turn, or a sibling."""
+
+
+@dataclass(slots=True)
+class PendingRequest:
+    """A request that was sent to a worker, and the future that its completion resolves."""
+
+    request: Request
+    answer: asyncio.Future[Completion]
+    worker: WorkerState
+
+
+def work_between(before: EngineStatus | None, now: EngineStatus) -> Stats:
+    """What a worker did from one report to another; None: from its start."""
+    tokens, prefill, reused = now.num_tokens, now.num_prefill_tokens, now.num_reused_tokens
+    steps, busy_s = now.num_steps, now.busy_s
+    if before is not None:
+        tokens, prefill = tokens - before.num_tokens, prefill - before.num_prefill_tokens
+        reused, steps, busy_s = reused - before.num_reused_tokens, steps - before.num_steps, busy_s - before.busy_s
+    return Stats(
+        {
+            "engine/tokens": Sum(tokens),
+            "engine/prefill_tokens": Sum(prefill),
+            "engine/reused_tokens": Sum(reused),
+            "engine/busy_s": Sum(busy_s),
+            "engine/tokens_per_s": Sum(tokens / busy_s if busy_s else 0.0),
+            "engine/occupancy": Mean(tokens / now.max_running, steps),
+        }
+    )

@@ -1,0 +1,143 @@
+"""Puts the components of an RL run together: which models it needs, where they live, who shares what."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from reroll.config.advantages import RemaxAdvantage
+from reroll.config.algorithm import OwnCritic, SharedCritic
+from reroll.config.tree import RlvrConfig
+from reroll.data.sources import load_eval, load_train
+from reroll.infer.cluster import InferCluster
+from reroll.models.load import Head
+from reroll.models.vocabulary import shared_vocabulary
+from reroll.observe.ledger import LEDGER_FILE, Ledger
+from reroll.pipeline.episode_runner import EpisodeRunner, open_episode_runner
+from reroll.pipeline.spawn import reference_of, spawn_model, train_devices
+from reroll.pipeline.teachers import Teachers, open_teachers, vocabulary_of
+from reroll.rollout.scheduler import RolloutScheduler
+from reroll.runtime import make_runtime
+from reroll.runtime.base import Runtime
+from reroll.runtime.devices import DeviceMap
+from reroll.runtime.plan.roles import engine_ranks
+from reroll.runtime.plan.search import assign_devices
+from reroll.training.cluster import TrainCluster
+from reroll.types import Prompt
+from reroll.weights.sync import WeightSync
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RlvrComponents:
+    """The components of an RL run."""
+
+    config: RlvrConfig
+    """With its devices assigned."""
+    policy: TrainCluster
+    reference: TrainCluster | None
+    """Where a KL penalty needs it: the starting policy (the policy itself if it learns an adapter), or another model."""
+    critic: TrainCluster | None
+    """Predicts returns, where the advantage needs it: the policy itself if they share a trunk."""
+    teachers: Teachers
+    episode_runner: EpisodeRunner
+    rollouts: RolloutScheduler
+    weights: WeightSync
+    devices: DeviceMap
+    held_out: list[Prompt]
+
+    @property
+    def engine(self) -> InferCluster:
+        """The engines that generate."""
+        return self.episode_runner.engine
+
+
+@asynccontextmanager
+async def build_rlvr(config: RlvrConfig, *, folder: Path, code_folder: Path) -> AsyncIterator[RlvrComponents]:
+    """The components, while their workers live. What happens to samples, and weights that travel by files, are in `folder`.
+
+    What can be read is read first, so that bad input is found before a model is loaded.
+    """
+    prompts, held_out = load_train(config.data, seed=config.run.seed), load_eval(config.data)
+    vocabulary_of(config)
+    if config.reference.model:
+        shared_vocabulary(config.policy.model, config.reference.model, role="reference")
+    async with AsyncExitStack() as stack:
+        runtime = await stack.enter_async_context(make_runtime(config.runtime))
+        config = assign_devices(config, num_gpus=runtime.num_gpus)
+        episode_runner = await stack.enter_async_context(open_episode_runner(config, runtime, code_folder, run_folder=folder))
+        head: Head = "language+score" if isinstance(config.critic, SharedCritic) else "language"
+        policy = await spawn_model(runtime, config.policy, role="policy", total_steps=_num_updates(config), head=head)
+        # With a staleness budget the engine writes while the policy is updated: it needs weights of its own.
+        snapshot = runtime.shares_memory and config.rollout.max_staleness > 0
+        weights = WeightSync(
+            policy,
+            episode_runner.engine,
+            config.weights,
+            share_memory=runtime.shares_memory,
+            snapshot=snapshot,
+            host=runtime.host,
+            folder=folder / "weights",
+        )
+        devices = _device_map(config, runtime, policy, episode_runner.engine)
+        rollouts = RolloutScheduler(
+            config.rollout,
+            prompts,
+            episode=episode_runner.episode,
+            score=episode_runner.score,
+            ledger=stack.enter_context(Ledger(folder / LEDGER_FILE)),
+            seed=config.run.seed,
+            greedy=episode_runner.greedy_episode if isinstance(config.advantage, RemaxAdvantage) else None,
+        )
+        stack.push_async_callback(rollouts.close)
+        yield RlvrComponents(
+            config=config,
+            policy=policy,
+            reference=await _reference(config, runtime, policy),
+            critic=await _critic(config, runtime, policy),
+            teachers=await open_teachers(config, runtime),
+            episode_runner=episode_runner,
+            rollouts=rollouts,
+            weights=weights,
+            devices=devices,
+            held_out=held_out,
+        )
+
+
+def _device_map(config: RlvrConfig, runtime: Runtime, policy: TrainCluster, engine: InferCluster) -> DeviceMap:
+    """Who takes turns on which devices, and what each does when it leaves them."""
+    seats = engine_ranks(config.engine, runtime.devices(config.engine.devices))
+    devices = DeviceMap({"policy": train_devices(runtime, config.policy), "engine": seats}, apart=["engine"])
+    if config.engine.sleep:
+        devices.set_hooks("engine", on_enter=engine.wake, on_leave=engine.sleep)
+    else:
+        devices.set_hooks("engine", on_enter=engine.resume, on_leave=engine.pause)
+    if config.policy.swap != "none":
+        weights = config.policy.swap == "all"
+        devices.set_hooks(
+            "policy",
+            on_enter=lambda ranks: policy.to(None, weights=weights),
+            on_leave=lambda ranks: policy.to("cpu", weights=weights),
+        )
+    return devices
+
+
+def _num_updates(config: RlvrConfig) -> int:
+    return config.run.steps * config.train.epochs * config.train.mini_batches
+
+
+async def _reference(config: RlvrConfig, runtime: Runtime, policy: TrainCluster) -> TrainCluster | None:
+    if not config.kl.coef:
+        return None
+    reference = await reference_of(runtime, config.policy, policy, model=config.reference.model)
+    if config.reference.sync_every and config.reference.model:
+        await reference.shapes_shared_with(policy)  # Ends the run now if it could never follow.
+    return reference
+
+
+async def _critic(config: RlvrConfig, runtime: Runtime, policy: TrainCluster) -> TrainCluster | None:
+    if not isinstance(config.critic, OwnCritic):
+        return policy if config.critic else None
+    critic = config.critic.model_copy(update={"model": config.critic.model or config.policy.model})
+    return await spawn_model(runtime, critic, role="critic", total_steps=_num_updates(config), head="score")

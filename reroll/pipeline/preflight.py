@@ -1,0 +1,134 @@
+"""What would stop a run before its first step, found before a model is loaded: by `reroll check`, and by every `train`.
+
+Beyond `config.check`, which reads the config and the names of files, this reads the rows, tries the user's code, asks the hub
+for models that are not here, and reckons whether the GPUs are large enough. Loads neither torch nor ray.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from reroll.config.check import named_models, named_sources, notes_of
+from reroll.config.distill import DistillConfig
+from reroll.config.host import model_folder
+from reroll.config.imports import search_in
+from reroll.config.offline import SftConfig
+from reroll.config.preference import DpoConfig, KtoLossConfig
+from reroll.config.tree import AnyConfig, RlvrConfig
+from reroll.data.pairs import load_judged, load_pairs
+from reroll.data.sources import load_conversations, load_source
+from reroll.errors import ConfigError, DataError, ModelError, Violation
+from reroll.pipeline.rehearsal import code_violations
+
+GET_THE_MODEL = "go online, give a folder, or a model of `reroll models fetch`"
+
+
+def preflight(config: AnyConfig, *, code_folder: Path, may_be_offline: bool = False) -> list[str]:
+    """Raise ConfigError with everything that is wrong; else give what runs, and is hardly what was meant.
+
+    Modules are looked for in `code_folder` and the working directory. With `may_be_offline` a hub that does not answer is no
+    fault of the config's, but something to know.
+    """
+    search_in([code_folder, Path()])
+    num_rows, found = _rows(config)
+    absent, unseen = _hub_models(config)
+    too_large, tight = memory_violations(config)
+    found += [*absent, *too_large]
+    if not may_be_offline:
+        found += [Violation(where, problem, GET_THE_MODEL) for where, problem in unseen.items()]
+    if isinstance(config, RlvrConfig):
+        found += code_violations(config)
+    if found:
+        raise ConfigError(found)
+    not_seen = [f"{where}: {problem}; it could not be looked up, and train will need it" for where, problem in unseen.items()]
+    return [*notes_of(config), *_repeats(config, num_rows), *tight, *not_seen]
+
+
+def _rows(config: AnyConfig) -> tuple[int, list[Violation]]:
+    """How many rows there are to train on, and what is wrong with any source."""
+    read, num_rows, found = _reader(config), 0, []
+    for where, source in named_sources(config):
+        try:
+            rows = read(source)
+        except DataError as error:
+            found.append(Violation(where, str(error), "mend it, then check again"))
+        else:
+            num_rows += len(rows) if where.startswith("data.train") else 0
+    return num_rows, found
+
+
+def _repeats(config: AnyConfig, num_rows: int) -> Iterator[str]:
+    if isinstance(config, RlvrConfig) and config.rollout.prompts_per_step > num_rows:
+        wanted = config.rollout.prompts_per_step
+        yield (
+            f"rollout.prompts_per_step is {wanted}, and data.train has {num_rows}: each step asks some of them twice "
+            "(to draw more samples of each, raise rollout.group_size)"
+        )
+
+
+def _reader(config: AnyConfig) -> Callable[[Any], Sequence[object]]:
+    """How the pipeline reads a source."""
+    if isinstance(config, RlvrConfig):
+        return load_source
+    if isinstance(config, SftConfig | DistillConfig):
+        return load_conversations
+    if isinstance(config, DpoConfig):
+        return load_judged if isinstance(config.loss, KtoLossConfig) else load_pairs
+    return partial(load_pairs, with_margin=True)
+
+
+def _hub_models(config: AnyConfig) -> tuple[list[Violation], dict[str, str]]:
+    """Of the models that are not on this disk: those that are not to be had, and {path: problem} where the hub was silent."""
+    names = {
+        f"{where}.model": node.model for where, node in named_models(config) if node.model and model_folder(node.model) is None
+    }
+    absent: list[Violation] = []
+    unseen: dict[str, str] = {}
+    if not names:
+        return absent, unseen
+    from huggingface_hub import HfApi, try_to_load_from_cache
+    from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
+
+    # The root of what the hub's HTTP client raises, whichever it uses.
+    no_connection: type[Exception] = HfHubHTTPError.__mro__[1]
+    silent: Exception | None = None
+    for where, name in names.items():
+        if isinstance(try_to_load_from_cache(name, "config.json"), str):
+            continue
+        try:
+            if silent is None:  # One time-out is enough.
+                HfApi().model_info(name, timeout=10)
+        except RepositoryNotFoundError:
+            fix = "check the name; where it is private or gated, `hf auth login`"
+            absent.append(Violation(where, f"the hub has no {name}, or not for you", fix))
+        except (no_connection, OSError) as error:
+            silent = error
+        if silent is not None:
+            unseen[where] = f"{name} is not on this machine, and the hub does not answer: {silent}"
+    return absent, unseen
+
+
+def memory_violations(config: AnyConfig) -> tuple[list[Violation], list[str]]:
+    """Devices that cannot hold the config's models and their optimizers; and notes on those that may be too small for what
+    comes on top. What is not known of the devices is let pass.
+
+    Activations and caches are reckoned from above, so a run that is too large by them may still go well.
+    """
+    from reroll.runtime.plan.plan import cluster_here
+    from reroll.runtime.plan.search import best_plan, device_violations
+
+    try:
+        cluster = cluster_here(config)
+        if cluster is None or cluster.has_only_cpus:
+            return [], []
+        usual = cluster.efficiency.model_copy(update={"context": cluster.efficiency.length})
+        plan = best_plan(config, cluster.model_copy(update={"efficiency": usual}))
+    except ModelError:
+        return [], []
+    found = device_violations(plan)
+    if any(load.num_certain_bytes > cluster.memory_bytes_of(load.device) for load in plan.overfull):
+        return found, []
+    return [], [f"{violation.path}: {violation.problem}: if memory runs out, {violation.fix}" for violation in found]

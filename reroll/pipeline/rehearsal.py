@@ -1,0 +1,186 @@
+"""A user's code, tried before a run begins: imported, its signature read, a loss and an estimator called on a few tokens.
+
+It happens in a process of its own, which is all that a module can spoil by being imported, and only there torch is loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import reroll
+from reroll.config.advantages import ImportAdvantage
+from reroll.config.agents import FunctionAgent
+from reroll.config.env_tools import FunctionToolConfig, ToolEnv
+from reroll.config.envs import ImportEnv
+from reroll.config.imports import import_object
+from reroll.config.losses import ImportLoss
+from reroll.config.rewards import ImportReward, walk
+from reroll.config.tree import RlvrConfig
+from reroll.errors import Violation
+from reroll.runtime.children import last_lines
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+TIMEOUT_S = 300.0
+"""Importing may load a model. What takes longer hangs."""
+
+FIX = "mend it, then check again"
+
+Node = ImportReward | ImportEnv | FunctionToolConfig | FunctionAgent | ImportLoss | ImportAdvantage
+
+
+def code_violations(config: RlvrConfig) -> Iterator[Violation]:
+    """What keeps the config's functions and classes from being used. Modules are found as in this process."""
+    named = dict(_named_code(config))
+    if not named:
+        return
+    question = pickle.dumps(sys.path) + pickle.dumps(config)
+    command = [sys.executable, "-m", "reroll.pipeline.rehearsal"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    first = next(iter(named))
+    try:
+        done = subprocess.run(command, input=question, capture_output=True, timeout=TIMEOUT_S, env=environment, check=False)
+        problems: dict[str, str] = json.loads(done.stdout)
+    except subprocess.TimeoutExpired:
+        yield Violation(first, f"importing what the config names takes more than {TIMEOUT_S:g} s", FIX)
+        return
+    except ValueError:  # It ended before it could answer.
+        yield Violation(first, f"importing what the config names ends Python with exit code {done.returncode}", FIX)
+        return
+    for where, problem in problems.items():
+        yield Violation(where, problem, FIX)
+
+
+def code_problems(config: RlvrConfig) -> dict[str, str]:
+    """{path: problem} of the config's functions and classes, tried in this process."""
+    problems = {}
+    for where, node in _named_code(config):
+        try:
+            _attempt(node)()
+        except (Exception, SystemExit) as error:
+            problems[where] = _describe(error)
+    return problems
+
+
+def _describe(error: BaseException) -> str:
+    """What was raised; and where, if that was in the user's code and not in ours about it."""
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    is_ours = Path(files[-1]).is_relative_to(Path(reroll.__file__).parent)
+    return str(error) if is_ours else last_lines(error)
+
+
+def _named_code(config: RlvrConfig) -> Iterator[tuple[str, Node]]:
+    """(path, config) of everything in the tree that is code of the user's."""
+    for name, reward in walk(config.rewards):
+        if isinstance(reward, ImportReward):
+            yield f"rewards.{name}.path", reward
+    for domain, entry in config.envs.items():
+        if isinstance(entry.env, ImportEnv):
+            yield f"envs.{domain}.env.path", entry.env
+        if isinstance(entry.env, ToolEnv):
+            for index, tool in enumerate(entry.env.tools):
+                if isinstance(tool, FunctionToolConfig):
+                    yield f"envs.{domain}.env.tools.{index}.path", tool
+    for domain, agent in config.agents.items():
+        if isinstance(agent, FunctionAgent):
+            yield f"agents.{domain}.path", agent
+    if isinstance(config.advantage, ImportAdvantage):
+        yield "advantage.path", config.advantage
+    if isinstance(config.loss, ImportLoss):
+        yield "loss.path", config.loss
+
+
+def _attempt(node: Node) -> Callable[[], object]:
+    """What a run does with it, as far as that can be tried."""
+    match node:
+        case ImportReward():
+            from reroll.rewards.verifiers import make_judge
+
+            return partial(make_judge, node)
+        case ImportEnv():
+            return node.prepare
+        case FunctionToolConfig():
+            from reroll.envs.tools.tool import function_tool
+
+            return lambda: function_tool(import_object(node.path))
+        case FunctionAgent():
+            from reroll.rollout.agent import make_agent
+
+            return partial(make_agent, node)
+        case ImportLoss():
+            return partial(_try_loss, node)
+        case ImportAdvantage():
+            return partial(_try_advantage, node)
+
+
+def _try_loss(node: ImportLoss) -> None:
+    import torch
+
+    from reroll.algo.losses import Tokens
+
+    logp = torch.tensor([-0.1, -0.7, -1.2, -0.2, -2.0, -0.4], requires_grad=True)
+    tokens = Tokens(
+        logp=logp,
+        old_logp=logp.detach() - 0.05,
+        advantage=torch.tensor([1.0, 1.0, 1.0, -1.0, -1.0, -1.0]),
+        mask=torch.tensor([False, True, True, False, True, True]),
+        sequence=torch.tensor([0, 0, 0, 1, 1, 1]),
+        sampler_logp=logp.detach() - 0.04,
+        turn=torch.tensor([-1, 0, 0, -1, 0, 0]),
+        entropy=-logp if "entropy" in node.needs else None,
+    )
+    loss = import_object(node.path)(tokens, **node.options)
+    _check_per_token(loss, len(logp), node.path)
+    if not loss.requires_grad:
+        raise TypeError(f"{node.path} does not depend on the policy's log-probs, so nothing is learned: use t.logp or t.ratio")
+
+
+def _try_advantage(node: ImportAdvantage) -> None:
+    import torch
+
+    from reroll.algo.episodes import Episodes
+
+    episodes = Episodes(
+        group=torch.tensor([0, 0, 1, 1]),
+        reward=torch.tensor([1.0, 0.0, 0.5, 0.0]),
+        turn_episode=torch.arange(4),
+        turn_reward=torch.tensor([1.0, 0.0, 0.5, 0.0]),
+        turn_state=torch.tensor([0, 0, 1, 1]),
+        token_turn=torch.tensor([-1, 0, 0, -1, 1, -1, 2, -1, 3, 3]),
+    )
+    _check_per_token(import_object(node.path)(episodes, **node.options), len(episodes.token_turn), node.path)
+
+
+def _check_per_token(values: Tensor | Any, num_tokens: int, path: str) -> None:
+    import torch
+
+    if not isinstance(values, torch.Tensor) or values.shape != (num_tokens,):
+        is_tensor = isinstance(values, torch.Tensor)
+        given = f"a tensor of shape {list(values.shape)}" if is_tensor else f"a {type(values).__name__}"
+        raise TypeError(f"{path} gives {given} for {num_tokens} tokens: give one value a token, [T]; averages are taken later")
+    if not values.isfinite().all():
+        raise ValueError(f"{path} gives numbers that are not finite for ordinary tokens: {values.tolist()}")
+
+
+def _answer() -> None:
+    """The child: reads a config, writes {path: problem}. What imported modules print must not get between."""
+    answer = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    sys.path[:] = pickle.load(sys.stdin.buffer)
+    config = pickle.load(sys.stdin.buffer)
+    with answer:
+        json.dump(code_problems(config), answer)
+
+
+if __name__ == "__main__":
+    _answer()

@@ -1,0 +1,78 @@
+"""Before a run goes on: is what it left whole, is it of the same kind, and what is different this time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from reroll.config.changes import changes_of
+from reroll.config.explain import with_new_names
+from reroll.config.offline import PipelineConfig
+from reroll.errors import RunFolderError
+from reroll.observe.manifest import has_manifest
+from reroll.observe.run_folder import Checkpoint, RunFolder
+
+STATE_FILE = "state.json"
+STATE_VERSION = 1
+"""Version of its keys: one more when a key changes its meaning; a new key has a default for files without it."""
+_SAME_PIPELINE = {"agentic": "rlvr"}
+"""Two names of one pipeline."""
+
+
+def look_back(folder: RunFolder, config: PipelineConfig, resolved: Mapping[str, Any]) -> list[str]:
+    """What the user should know of the run that is about to go on. Raises RunFolderError if it cannot.
+
+    A newest checkpoint that is damaged is renamed and an older one gone on from, which is the first thing that is said.
+    """
+    earlier: dict[str, Any] = with_new_names(type(config), folder.earlier_config())
+    was, now = (_SAME_PIPELINE.get(name, name) for name in (str(earlier.get("pipeline")), config.pipeline))
+    if was != now:
+        raise RunFolderError(
+            f"{folder.path} is a run of pipeline {was}: pipeline {now} cannot go on with it (choose another run.name)"
+        )
+    damaged = folder.set_damaged_aside(sums=config.checkpoint.verify)
+    latest = folder.latest_checkpoint()
+    notes = [f"warning: {found}; it was renamed" for found in damaged]
+    if damaged and latest:
+        notes.append(f"warning: going back to {latest.path}, which is whole: the steps after {latest.step} are done again")
+    if latest is None:
+        notes.append(f"{folder.path} has no checkpoint: the run starts anew at step 0")
+    elif not has_manifest(latest.path):
+        notes.append(f"{latest.path} has no manifest.json, as an earlier version wrote it: it is taken as it is")
+    changes = changes_of(earlier, resolved)
+    return notes + [f"config: {change}" for change in changes]
+
+
+def read_state(checkpoint: Checkpoint) -> dict[str, Any]:
+    """A checkpoint's state.json. Raises RunFolderError if it is damaged or of a later version."""
+    path = checkpoint.path / STATE_FILE
+    try:
+        state = json.loads(path.read_text(encoding="utf-8"))
+        version, missing = state.get("version", 0), {"steps", "evals", "pipeline"} - state.keys()
+    except (OSError, ValueError, AttributeError) as error:
+        raise _damaged(checkpoint.path, str(error)) from error
+    if version > STATE_VERSION:
+        raise RunFolderError(
+            f"{path} is of version {version}, and this reroll knows {STATE_VERSION} at most: update reroll to go on from it"
+        )
+    if missing:
+        raise _damaged(checkpoint.path, f"{STATE_FILE} has no {', '.join(sorted(missing))}")
+    return dict(state)
+
+
+def finished_before(folder: RunFolder, num_steps: int) -> tuple[Checkpoint, dict[str, Any], dict[str, Any]] | None:
+    """The last checkpoint, its state and the result of a run that has finished so many steps and said so; else None."""
+    latest = folder.latest_checkpoint()
+    if latest is None or latest.step < num_steps or not folder.result_path.is_file():
+        return None
+    try:
+        result = json.loads(folder.result_path.read_text(encoding="utf-8"))
+    except ValueError:
+        return None  # Written anew.
+    return (latest, read_state(latest), result) if result.get("status") == "finished" else None
+
+
+def _damaged(path: Path, reason: str) -> RunFolderError:
+    return RunFolderError(f"{path} is damaged: {reason} (delete it to resume from an earlier one)")

@@ -1,0 +1,56 @@
+"""A group on its way from admission to training."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from reroll.rollout.admission import AdmittedGroup
+from reroll.types import Group, Prompt, Trajectory
+
+
+@dataclass(slots=True, eq=False)
+class GroupInFlight:
+    """A group between admission and training: its samples' tasks, and the trajectories of those that ended."""
+
+    admitted: AdmittedGroup[Prompt]
+    admitted_s: float
+    trajectories: list[Trajectory | None]
+    num_left: int
+    group_size: int
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    finished_s: float = 0.0
+    ended: list[int] = field(default_factory=list)
+    """Siblings that ended well, first to last."""
+    is_stopped: bool = False
+    has_baseline: bool = False
+    """The last sample is the greedy one, whose reward is the group's baseline."""
+
+    def sample_id(self, index: int) -> str:
+        return f"{self.admitted.number}.{index}"
+
+    @property
+    def has_enough(self) -> bool:
+        """Whether `group_size` siblings have ended well, and the baseline, if there is one, has ended too."""
+        siblings = self.trajectories[:-1] if self.has_baseline else self.trajectories
+        is_baseline_awaited = self.has_baseline and self.trajectories[-1] is None
+        return not is_baseline_awaited and sum(one is not None and one.is_usable for one in siblings) >= self.group_size
+
+    def group(self) -> Group:
+        usable = [trajectory for trajectory in self.trajectories if trajectory and trajectory.is_usable]
+        baseline = self.trajectories[-1] if self.has_baseline else None
+        return Group(
+            number=self.admitted.number,
+            prompt=self.admitted.prompt,
+            trajectories=tuple(trajectory for trajectory in usable if trajectory is not baseline),
+            version=self.admitted.version,
+            baseline=baseline.reward if baseline and baseline.is_usable else None,
+        )
+
+    def whole_ids(self) -> list[str]:
+        """Samples that did not fail, ended or not."""
+        return [
+            self.sample_id(index)
+            for index, trajectory in enumerate(self.trajectories)
+            if trajectory is None or trajectory.is_usable
+        ]

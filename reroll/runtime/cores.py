@@ -1,0 +1,167 @@
+"""Whether this process gets the cores that it asks for, and how its threads wait when it does not.
+
+Threads that share an operation wait for each other thousands of times a second. GNU OpenMP, which PyTorch's Linux wheels
+bring, spins for milliseconds while it waits. On an idle machine that is the fastest way; beside other work the spinning takes
+the very core that the awaited thread needs, and a step took 10 to 50 times as long. How long a thread spins changes no
+result, unlike the number of threads, so it may follow the load in the middle of a run.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from reroll.runtime.cpu import Helpers
+from reroll.runtime.devices import num_usable_cores
+
+LOOK_EVERY_S = 0.5
+CROWDED = 0.1
+"""The share of its time that a thread may wait for a core before the machine counts as crowded."""
+ROOMY = 0.05
+"""The share below which it no longer does."""
+NUM_ROOMY_LOOKS = 4
+"""How many looks in a row must say so: spinning again too early costs far more than too late."""
+WORTH_TELLING = 0.25
+_MIN_ACTIVE = 0.1
+"""A thread that wanted a core for less than this share of the time tells nothing."""
+
+
+_MIN_OTHERS = 0.2
+"""Cores that others must use before a wait is laid to them: on an idle machine our own threads get into each other's way."""
+
+
+class Use(NamedTuple):
+    """What a thread did since it began, in nanoseconds, as the kernel counts it."""
+
+    ran_ns: int
+    waited_ns: int
+    """Ready to run, and without a core."""
+
+
+def thread_uses() -> dict[str, Use]:
+    """By thread of this process."""
+    uses = {}
+    for task in Path("/proc/self/task").glob("*/schedstat"):
+        try:
+            ran, waited, *_ = task.read_text().split()
+        except (OSError, ValueError):  # The thread has ended, or nothing is counted.
+            continue
+        uses[task.parent.name] = Use(int(ran), int(waited))
+    return uses
+
+
+def longest_wait(before: Mapping[str, Use], after: Mapping[str, Use], *, seconds: float) -> float:
+    """The share of its time that the worst-off thread waited for a core. One that waits holds up all it works with."""
+    shares = [0.0]
+    for thread, now in after.items():
+        then = before.get(thread, Use(0, 0))
+        ran, waited = now.ran_ns - then.ran_ns, now.waited_ns - then.waited_ns
+        if ran + waited > _MIN_ACTIVE * seconds * 1e9:
+            shares.append(waited / (ran + waited))
+    return max(shares)
+
+
+class Look(NamedTuple):
+    """What a look finds."""
+
+    at_s: float
+    uses: dict[str, Use]
+    own_s: float
+    """CPU time of this process."""
+    machine_s: float
+    """CPU time of the whole machine."""
+
+    @classmethod
+    def now(cls) -> Look:
+        return cls(time.monotonic(), thread_uses(), time.process_time(), machine_cpu_s())
+
+
+def machine_cpu_s() -> float:
+    """CPU time that all programs and the kernel have used since the start, waiting for disks not counted."""
+    user, nice, system, _, _, irq, softirq, *_ = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    return sum(map(int, (user, nice, system, irq, softirq))) / os.sysconf("SC_CLK_TCK")
+
+
+def wait_for_others(before: Look, after: Look) -> float:
+    """The share of its time that our worst-off thread waited for a core because others used it."""
+    seconds = after.at_s - before.at_s
+    others_s = (after.machine_s - before.machine_s) - (after.own_s - before.own_s)
+    if others_s < _MIN_OTHERS * seconds:
+        return 0.0
+    return longest_wait(before.uses, after.uses, seconds=seconds)
+
+
+class CoreWatch:
+    """Looks, twice a second, whether threads of this process wait for a core that others use, and has OpenMP's helpers sleep
+    while they do. Where there is no /proc it never finds that they do.
+
+    A daemon thread does both: the helpers that act as brake must be its own.
+    """
+
+    def __init__(self) -> None:
+        self.is_crowded = False
+        self._lock = threading.Lock()
+        self._waits: list[float] = []
+        if Path("/proc/self/schedstat").exists():
+            threading.Thread(target=self._run, name="core watch", daemon=True).start()
+
+    def take_wait(self) -> float:
+        """The share of its time that the worst-off thread waited for others' cores, on average since the last call."""
+        with self._lock:
+            waits, self._waits = self._waits, []
+        return sum(waits) / len(waits) if waits else 0.0
+
+    def _run(self) -> None:
+        brake = Brake()
+        look, num_roomy = Look.now(), 0
+        while True:
+            time.sleep(LOOK_EVERY_S)
+            before, look = look, Look.now()
+            wait = wait_for_others(before, look)
+            with self._lock:
+                self._waits.append(wait)
+            num_roomy = num_roomy + 1 if wait < ROOMY else 0
+            if wait > CROWDED:
+                self.is_crowded = True
+            elif num_roomy >= NUM_ROOMY_LOOKS:
+                self.is_crowded = False
+            brake.set(self.is_crowded)
+
+
+class Brake:
+    """Idle helpers of one thread, more than there are cores.
+
+    GNU OpenMP counts all helpers of a process. While they outnumber the cores it spins for microseconds instead of
+    milliseconds, in every thread. It reads the count before each wait, so the change holds at once. `set` must always be
+    called from the same thread.
+    """
+
+    def __init__(self) -> None:
+        self._helpers: Helpers | None = None
+
+    def set(self, is_on: bool) -> None:
+        """Pull or loose it. Without GNU OpenMP in this process there is nothing to do."""
+        if is_on and self._helpers is None:
+            self._helpers = Helpers.hire(num_usable_cores())
+        elif not is_on and self._helpers is not None:
+            self._helpers.dismiss()
+            self._helpers = None
+
+
+def busy_remark(wait: float) -> str:
+    """What to tell the user when threads waited this share of their time for a core; empty if that is little."""
+    if wait < WORTH_TELLING:
+        return ""
+    load = f"load {os.getloadavg()[0]:.0f} on {num_usable_cores()} cores, " if hasattr(os, "getloadavg") else ""
+    return f"the machine is busy: {load}{wait:.0%} of the time was spent waiting for one"
+
+
+@functools.cache
+def core_watch() -> CoreWatch:
+    """The watch of this process, started by whoever asks first."""
+    return CoreWatch()

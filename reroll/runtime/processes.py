@@ -1,0 +1,328 @@
+"""Workers as processes of this machine, one each: an interpreter, a crash and a kill of their own, and nothing to install.
+
+A worker's process is a fresh interpreter (`process_worker.py`) at the other end of a socket. Calls are numbered frames
+(`frames.py`); the controller reads and writes them in its event loop. The process leads a session of its own, so that Ctrl-C
+reaches only the controller, and all that it starts is marked, so that whoever ends it ends that too. When the controller is
+gone, its end of the socket closes, and the worker leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import threading
+import uuid
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Concatenate
+
+from reroll.config.host import num_visible_gpus
+from reroll.errors import RerollError, WorkerDied, WorkerError
+from reroll.runtime.base import A, Calls, P, Placement, Runtime, T, W, WorkerInfo, Workers
+from reroll.runtime.children import epitaph, kill_group, kill_marked, marked, search_path, sheltered_from_sigterm
+from reroll.runtime.cores import core_watch
+from reroll.runtime.cpu import OMP, keep_freed_memory, torch_threads
+from reroll.runtime.failures import Raised, gather_all
+from reroll.runtime.frames import CannotTravel, Frame, FrameReader, Garbled, Kind, Payload, header, pack, send_some
+
+STOP_TIMEOUT_S = 5.0
+"""How long a worker may take to close before its process is killed."""
+LEAVE_TIMEOUT_S = 2.0
+"""How long a process may live on that has closed its socket: it is on its way out, and its exit code tells why."""
+GPUS = "CUDA_VISIBLE_DEVICES"
+
+_NOTHING = Payload([pickle.dumps(None)])
+
+log = logging.getLogger(__name__)
+
+
+class ProcessRuntime(Runtime):
+    """Runs each worker in a process of its own on this machine. Roles that name the same GPU get the same GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        keep_freed_memory()
+        core_watch()
+
+    @property
+    def shares_memory(self) -> bool:
+        return False
+
+    @property
+    def num_gpus(self) -> int:
+        return num_visible_gpus()
+
+    async def spawn(
+        self, worker_class: Callable[Concatenate[WorkerInfo, P], W], placement: Placement, *args: P.args, **kwargs: P.kwargs
+    ) -> Workers[W]:
+        environments = [_environment(placement, seat) for seat in placement.seats]
+        recipe = pack((worker_class, args, kwargs), what=f"what role {placement.role} is made of")
+
+        def start(rank: int) -> _Process:
+            seat = placement.seats[rank]
+            info = WorkerInfo(placement.role, rank, len(environments), "cpu" if seat == ("cpu",) else "cuda:0")
+            return _Process(info, placement.concurrency, recipe, environments[rank])
+
+        workers: ProcessWorkers[W] = ProcessWorkers(start, size=len(environments))
+        return await self._once_built(workers, workers.start())
+
+
+class ProcessWorkers(Workers[W]):
+    """Workers in processes."""
+
+    def __init__(self, start_one: Callable[[int], _Process], *, size: int) -> None:
+        """`start_one` makes the process of a rank."""
+        super().__init__(size)
+        self._start_one = start_one
+        self._processes: list[_Process] = []
+
+    async def start(self) -> None:
+        """Start every process, and wait until all workers are built."""
+        for rank in range(self.size):
+            self._processes.append(self._start_one(rank))
+        await gather_all([process.built for process in self._processes])
+
+    def broadcast(self, method: Callable[Concatenate[W, P], T], *args: P.args, **kwargs: P.kwargs) -> Calls[T]:
+        payload = _packed(method, args, kwargs)
+        return Calls(process.call(payload) for process in self._processes)
+
+    def scatter(self, method: Callable[[W, A], T], shards: Sequence[A]) -> Calls[T]:
+        self._expect_one_each(shards)
+        payloads: dict[int, Payload] = {}
+        for shard in shards:
+            if id(shard) not in payloads:
+                payloads[id(shard)] = _packed(method, (shard,), {})
+        return Calls(process.call(payloads[id(shard)]) for process, shard in zip(self._processes, shards, strict=True))
+
+    async def one(self, rank: int, method: Callable[Concatenate[W, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        result: T = await self._processes[rank].call(_packed(method, args, kwargs))
+        return result
+
+    async def _restart(self, rank: int) -> None:
+        gone = self._processes[rank]
+        await gone.end("was ended, to be started anew")
+        if gone.is_stopped:  # All were stopped in the meantime.
+            return
+        self._processes[rank] = process = self._start_one(rank)
+        try:
+            await process.built
+        except BaseException:
+            await process.end("could not be started anew")
+            raise
+
+    async def stop(self) -> None:
+        await asyncio.gather(*(process.stop() for process in self._processes))
+
+
+class _Process:
+    """One worker's process as the controller sees it. Belongs to the event loop that it was made in.
+
+    Calls may be made before the worker is built: they wait in the process, in order.
+    """
+
+    def __init__(self, info: WorkerInfo, concurrency: int, recipe: Payload, environment: Mapping[str, str]) -> None:
+        self.name = f"{info.role}[{info.rank}]"
+        self.is_stopped = False
+        self._loop = asyncio.get_running_loop()
+        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._numbers = itertools.count(1)
+        self._unsent: deque[tuple[memoryview, Payload | None]] = deque()
+        self._end: str | None = None
+        """What became of it, once it is to end."""
+        self._ended = asyncio.Event()
+        self._mark = uuid.uuid4().hex
+        self._reaping = threading.Lock()
+        self._link, theirs = socket.socketpair()
+        self._link.setblocking(False)
+        self._reader = FrameReader(self._link)
+        with theirs:
+            self._child = self._started(theirs, environment)
+        self._loop.add_reader(self._link, self._read)
+        threading.Thread(target=self._wait, name=f"end of {self.name}", daemon=True).start()
+        self._write(Kind.SETUP, 0, pack((search_path(), info, concurrency), what="a worker's place"))
+        self.built = self._post(Kind.BUILD, recipe)
+        """Resolves when the worker is there; raises what kept it from being built."""
+
+    def call(self, payload: Payload) -> asyncio.Future[Any]:
+        """Send a call now; its result is awaited."""
+        if self.is_stopped:
+            raise WorkerError(f"worker {self.name} was stopped: it takes no more calls")
+        return self._post(Kind.CALL, payload)
+
+    async def stop(self) -> None:
+        """Close the worker after the calls that wait now, then end its process. Safe to call twice."""
+        if self.is_stopped:
+            return
+        self.is_stopped = True
+        try:
+            await asyncio.wait_for(self._post(Kind.CLOSE, _NOTHING), STOP_TIMEOUT_S)
+        except TimeoutError:
+            log.warning("worker %s is busy and did not close within %g s: killed", self.name, STOP_TIMEOUT_S)
+        except WorkerDied:
+            log.info("worker %s had ended before it was stopped", self.name)
+        except RerollError as error:
+            log.warning("worker %s failed to close: %s", self.name, error)
+        await self.end("was stopped")
+
+    async def end(self, why: str) -> None:
+        """Kill it and everything that it started; whoever waits for it is told why. Harmless if it has ended."""
+        self._kill(why)
+        await self._ended.wait()
+
+    def _started(self, theirs: socket.socket, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        # -P keeps the working directory off the path until the worker's own imports are done: it may hold a `types.py`.
+        command = [sys.executable, "-P", "-m", "reroll.runtime.process_worker", str(theirs.fileno()), self.name]
+        try:
+            with sheltered_from_sigterm():
+                return subprocess.Popen(
+                    command,
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=2,  # What workers print is no output of the run's.
+                    start_new_session=True,
+                    env=marked(self._mark, environment),
+                )
+        except OSError as error:
+            self._link.close()
+            raise RerollError(f"no process could be started for worker {self.name}: {error}") from error
+
+    def _post(self, kind: Kind, payload: Payload) -> asyncio.Future[Any]:
+        future: asyncio.Future[Any] = self._loop.create_future()
+        if self._end is not None:
+            future.set_exception(self._died())
+            future.exception()
+            return future
+        number = next(self._numbers)
+        self._calls[number] = future
+        future.add_done_callback(lambda _: self._is_over(number))
+        self._write(kind, number, payload)
+        return future
+
+    def _is_over(self, number: int) -> None:
+        future = self._calls.pop(number)
+        if future.cancelled() and self._end is None:
+            self._write(Kind.FORGET, number, _NOTHING)
+        elif not future.cancelled():
+            future.exception()  # Whoever waited may be gone: an error that nobody reads is no bug.
+
+    def _write(self, kind: Kind, number: int, payload: Payload) -> None:
+        start = header(kind, number, payload)
+        if payload.inline is None:
+            self._unsent.append((memoryview(start), payload))
+        else:
+            self._unsent.append((memoryview(start + payload.inline), None))
+        if len(self._unsent) == 1:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Send what the socket takes; the rest when it takes more."""
+        try:
+            while self._unsent:
+                data, payload = self._unsent[0]
+                num_sent = send_some(self._link, data, payload.descriptor if payload is not None else None)
+                if num_sent < len(data):
+                    self._unsent[0] = (data[num_sent:], None)
+                else:
+                    self._unsent.popleft()
+        except BlockingIOError:
+            self._loop.add_writer(self._link, self._flush)
+            return
+        except OSError:
+            self._unsent.clear()  # Nobody reads any more: the end of the process is near, and tells whoever waits.
+        self._loop.remove_writer(self._link)
+
+    def _read(self) -> bool:
+        """Take what has come. Whether there may be more."""
+        try:
+            for frame in self._reader.read():
+                self._deliver(frame)
+        except BlockingIOError:
+            return False
+        except Garbled as error:
+            self._kill(f"sent what is no message ({error}) and was killed")
+            self._reader.is_at_end = True
+        except OSError:
+            self._reader.is_at_end = True
+        if self._reader.is_at_end:
+            self._loop.remove_reader(self._link)
+            self._loop.call_later(LEAVE_TIMEOUT_S, self._kill, "closed its connection and was killed")
+        return not self._reader.is_at_end
+
+    def _deliver(self, frame: Frame) -> None:
+        future = self._calls.get(frame.number)
+        if future is None or future.done():
+            return
+        try:
+            outcome = frame.value()
+        except Exception as error:  # Whatever the pickles of user code raise.
+            problem = f"an answer of worker {self.name} cannot be read here: {type(error).__name__}: {error}"
+            future.set_exception(CannotTravel(f"{problem}. Give back what can be pickled and read by this process"))
+            return
+        if isinstance(outcome, Raised):
+            future.set_exception(outcome.as_error())
+        else:
+            future.set_result(outcome)
+
+    def _kill(self, why: str) -> None:
+        """The thread that waits for its end does the rest."""
+        if self._end is None:
+            self._end = why
+        with self._reaping:
+            if self._child.returncode is None:
+                kill_group(self._child.pid)
+
+    def _wait(self) -> None:
+        """In a thread: wait for the end of the process, and end what it has left behind."""
+        if hasattr(os, "waitid"):
+            os.waitid(os.P_PID, self._child.pid, os.WEXITED | os.WNOWAIT)
+        with self._reaping:  # Until it is reaped nobody else gets its number.
+            kill_group(self._child.pid)
+            self._child.wait()
+        kill_marked(self._mark)
+        with suppress(RuntimeError):  # The loop is closed: nobody waits.
+            self._loop.call_soon_threadsafe(self._gone)
+
+    def _gone(self) -> None:
+        """It has ended: hear its last words, then tell whoever waits."""
+        while not self._reader.is_at_end and self._read():
+            pass
+        if self._end is None:
+            self._end = f"died{epitaph(self._child.returncode)}"
+        for future in list(self._calls.values()):
+            if not future.done():
+                future.set_exception(self._died())
+        self._loop.remove_reader(self._link)
+        self._loop.remove_writer(self._link)
+        self._unsent.clear()
+        self._reader.close()
+        self._link.close()
+        self._ended.set()
+
+    def _died(self) -> WorkerDied:
+        remedy = "Free memory or ask for less of it if it was killed, then go on from the last checkpoint with --resume."
+        return WorkerDied(f"worker {self.name} is gone: its process {self._end}. {remedy}")
+
+
+def _packed(method: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Payload:
+    return pack((method.__name__, args, kwargs), what=f"an argument of {method.__qualname__}")
+
+
+def _environment(placement: Placement, seat: Sequence[str]) -> dict[str, str]:
+    """What a worker's process is told: its GPUs, which it sees as its own from 0, and its share of the cores."""
+    visible = os.environ.get(GPUS)
+    names = [str(index) for index in range(num_visible_gpus())] if visible is None else visible.split(",")[: num_visible_gpus()]
+    gpus = [device for device in seat if device != "cpu"]
+    if missing := [gpu for gpu in gpus if int(gpu) >= len(names)]:
+        raise RerollError(
+            f"role {placement.role} names GPU {', '.join(missing)}, but this process sees {len(names) or 'none'}: name others, "
+            f"or show it more ({GPUS})"
+        )
+    threads = torch_threads(os.environ.get(OMP), num_workers=len(placement.seats))
+    return {**os.environ, **threads, GPUS: ",".join(names[int(gpu)] for gpu in gpus)}

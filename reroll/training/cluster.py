@@ -1,0 +1,246 @@
+"""The training workers of one role, as the controller sees them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from torch import Tensor
+
+from reroll.errors import ModelError, TrainingDiverged, WorkerDied, WorkerError
+from reroll.observe.manifest import Sums
+from reroll.observe.metrics import Last, Mean, Stats, Sum
+from reroll.runtime.base import Workers
+from reroll.tokens.batch import Batch
+from reroll.tokens.packing import balance
+from reroll.training.base import Loss, Needs, Predictions, join_predictions, required
+from reroll.training.jobs import train_jobs
+from reroll.training.parallel.ranks import Rendezvous
+from reroll.training.worker import FollowJob, PartShape, PredictJob, TrainWorker
+from reroll.weights.bucket import Bucket, Channel, GroupRank, ProcessLocation
+
+T = TypeVar("T")
+J = TypeVar("J")
+
+GRACE_S = 15.0
+"""When one rank has failed the others may be waiting for it: after this long they are ended."""
+MAX_PAUSE_S = 1.0
+"""Between two questions whether a checkpoint is written."""
+BUCKET_BYTES = 2**30
+"""When a reference follows the policy, about so many bytes pass through this process at a time."""
+
+
+class TrainCluster:
+    """A policy or a reference model, wherever its workers run.
+
+    Each `ranks_per_share` neighbouring workers are given the same data. `rendezvous` is the store of their process group.
+    """
+
+    def __init__(
+        self, workers: Workers[TrainWorker], *, ranks_per_share: int = 1, rendezvous: Rendezvous | None = None
+    ) -> None:
+        self._workers, self._ranks_per_share, self._rendezvous = workers, ranks_per_share, rendezvous
+        self.num_updates = 0
+        """How often the weights were, or may have been, changed by `train`."""
+
+    async def predict(self, batch: Batch, needs: Needs) -> Predictions:
+        """The model's outputs for the batch, which is split over the workers by tokens."""
+        dp_size = self._workers.size // self._ranks_per_share
+        parts = balance(batch.lengths, num_parts=min(dp_size, len(batch)))
+        jobs = [PredictJob(batch.select(part), needs) for part in parts]
+        # Where there are more workers than sequences, some are asked only so that they take part.
+        jobs += [PredictJob(batch.select([0]), needs)] * (dp_size - len(parts))
+        answers = await self._together(self._workers.scatter(TrainWorker.predict, self._for_all(jobs)))
+        return join_predictions(batch, parts, answers[:: self._ranks_per_share][: len(parts)])
+
+    async def logprobs(self, batch: Batch, *, adapter: bool = True) -> Tensor:
+        """[T] fp32 log-probs of the batch's tokens; 0 off the loss mask."""
+        return required((await self.predict(batch, Needs(adapter=adapter))).logp)
+
+    async def values(self, batch: Batch) -> Tensor:
+        """[T] what the scalar head expects before each token of the loss mask."""
+        return required((await self.predict(batch, Needs(logp=False, value=True))).value)
+
+    async def train(self, batch: Batch, loss: Loss, *, epochs: int = 1, mini_batches: int = 1, seed: int = 0) -> Stats:
+        """Go through the batch `epochs` times, in so many optimizer steps each; see `train_jobs` for who gets what.
+
+        With a single step the policy has not moved when it meets a token, so the training pass itself gives the old
+        log-probs. With several they are asked for first, unless the batch brings them.
+        """
+        started_s = time.perf_counter()
+        if epochs * mini_batches > 1 and batch.old_logp is None and loss.compares_with_old_policy:
+            batch = batch.replace(old_logp=await self.logprobs(batch))
+        dp_size = self._workers.size // self._ranks_per_share
+        jobs = train_jobs(batch, loss, epochs=epochs, steps_per_epoch=mini_batches, seed=seed, dp_size=dp_size)
+        self.num_updates += 1
+        try:
+            answers = await self._together(self._workers.scatter(TrainWorker.train, self._for_all(jobs)))
+        except TrainingDiverged:
+            if epochs * mini_batches == 1:
+                self.num_updates -= 1  # The only step that was to be taken was not.
+            raise
+        seconds = time.perf_counter() - started_s
+        stats = sum(answers[:: self._ranks_per_share], Stats()) + _throughput(batch, epochs=epochs, seconds=seconds)
+        return stats.prefixed("train/") + Stats({"time/train_s": Last(seconds)})
+
+    async def weights(self, *, frozen: bool = False) -> Mapping[str, Tensor]:
+        """The parameters that are trained, or those that are frozen, by Hugging Face name.
+
+        By reference if the worker lives in this process, else a copy.
+        """
+        return (await self._together(self._workers.broadcast(TrainWorker.weights, frozen=frozen)))[0]
+
+    async def follow(self, other: TrainCluster, *, share: float) -> None:
+        """Move every weight by this share of the way to `other`'s, a model that as many workers hold in the same way.
+
+        Each worker moves its own parts, which travel through this process a bucket at a time: no worker waits for another.
+        Raises ModelError, with nothing moved, if the two are of other shapes.
+        """
+        shapes = await self.shapes_shared_with(other)
+        self.num_updates += 1
+        for names in _buckets(shapes):
+            wanted = [{name: held[name] for name in names} for held in shapes]
+            # Whoever is asked is also who is ended if one of them fails: each call belongs to its own cluster.
+            parts = await other._together(other._workers.scatter(TrainWorker.parts, wanted))
+            await self._together(self._workers.scatter(TrainWorker.follow, [FollowJob(part, share) for part in parts]))
+
+    async def shapes_shared_with(self, other: TrainCluster) -> list[dict[str, PartShape]]:
+        """What each worker holds, as the same worker of `other` does. Raises ModelError if that is not so."""
+        mine = await self._together(self._workers.broadcast(TrainWorker.part_shapes))
+        theirs = await other._together(other._workers.broadcast(TrainWorker.part_shapes))
+        for here, there in zip(mine, theirs, strict=True):
+            differing = [name for name, part in here.items() if name not in there or there[name].shape != part.shape]
+            if differing:
+                raise ModelError(
+                    f"a reference of another shape cannot follow the policy: {differing[0]} differs (name a model of the "
+                    "policy's architecture in reference.model, or set reference.sync_every to 0)"
+                )
+        return mine
+
+    async def locations(self) -> list[ProcessLocation]:
+        """Where each worker is."""
+        return await self._together(self._workers.broadcast(TrainWorker.location))
+
+    async def open_sender(self, channel: Channel, *, group_rank: GroupRank | None) -> None:
+        """Send weights through this channel from now on. `group_rank`: rank 0's in the channel's process group, if any."""
+        first = replace(channel, group_rank=group_rank)
+        await self._together(
+            self._workers.one(rank, TrainWorker.open_sender, channel if rank else first) for rank in range(self._workers.size)
+        )
+
+    async def begin_push(self, *, version: int, base_version: int | None) -> list[Bucket | None]:
+        """The first buckets of this version, as `next_buckets` gives the others."""
+        calls = self._workers.broadcast(TrainWorker.begin_push, version=version, base_version=base_version)
+        return await self._together(calls)
+
+    async def next_buckets(self) -> list[Bucket | None]:
+        """What each worker has shipped next, by rank; None from those that do not send, and from all after the last."""
+        return await self._together(self._workers.broadcast(TrainWorker.next_bucket))
+
+    async def to(self, device: str | None, *, weights: bool = True) -> None:
+        """Move the workers' optimizer state, and their weights unless told not to; None: back to their own devices."""
+        await self._together(self._workers.broadcast(TrainWorker.to, device, weights=weights))
+
+    async def save(self, folder: Path) -> Sums:
+        """Write a checkpoint that `load` continues from and that plain transformers opens. Returns the sums of its files."""
+        return _merged(await self._together(self._workers.broadcast(TrainWorker.save, folder)))
+
+    async def stage(self, folder: Path) -> None:
+        """Take the checkpoint that `save` would write now; it is written while the workers are used. See `written`."""
+        await self._together(self._workers.broadcast(TrainWorker.stage, folder))
+
+    async def written(self) -> Sums:
+        """Wait until what was staged is on disk; returns the sums of its files. Raises what kept it from getting there, once no
+        rank writes any more.
+
+        Workers are asked now and then, between other calls: one that waited in a worker would keep it from training.
+        """
+        pause_s, failed_s = 0.01, float("inf")
+        while True:
+            answers = await asyncio.gather(*self._workers.broadcast(TrainWorker.written), return_exceptions=True)
+            errors = [answer for answer in answers if isinstance(answer, BaseException)]
+            if errors:
+                failed_s = min(failed_s, time.perf_counter())
+            if None not in answers or time.perf_counter() > failed_s + GRACE_S:
+                break
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
+        if errors:
+            raise min(errors, key=_distance_from_cause)
+        return _merged(sums for sums in answers if isinstance(sums, dict))
+
+    async def load(self, folder: Path) -> None:
+        """Continue from a checkpoint."""
+        await self._together(self._workers.broadcast(TrainWorker.load, folder))
+
+    async def close(self) -> None:
+        """Let the workers go."""
+        await self._workers.stop()
+
+    def _for_all(self, jobs: Iterable[J]) -> list[J]:
+        """The job of each worker: neighbours that share rows are given the same one."""
+        return [job for job in jobs for _ in range(self._ranks_per_share)]
+
+    async def _together(self, calls: Iterable[Awaitable[T]]) -> list[T]:
+        """The results of a call that every worker takes part in.
+
+        If one fails, the others may wait for it in vain. They are given a moment to fail too and are then ended, and the
+        error raised is the one that tells most of the cause.
+        """
+        tasks = [asyncio.ensure_future(call) for call in calls]
+        try:
+            _, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            if pending:
+                _, pending = await asyncio.wait(pending, timeout=GRACE_S)
+            errors = [error for task in tasks if task.done() and (error := task.exception())]
+            if pending:
+                await self._workers.stop()
+                await asyncio.gather(*pending, return_exceptions=True)  # That they were ended tells nothing of the cause.
+        except asyncio.CancelledError:
+            for task in tasks:
+                task.cancel()
+            raise
+        if errors:
+            raise min(errors, key=_distance_from_cause)
+        return [task.result() for task in tasks]
+
+
+def _buckets(shapes: Sequence[Mapping[str, PartShape]]) -> Iterator[list[str]]:
+    """All names, in runs whose parts of all workers together fill no more than a bucket; a larger one is alone."""
+    names: list[str] = []
+    num_bytes = 0
+    for name in shapes[0]:
+        more = sum(held[name].num_bytes for held in shapes)
+        if names and num_bytes + more > BUCKET_BYTES:
+            yield names
+            names, num_bytes = [], 0
+        names.append(name)
+        num_bytes += more
+    yield names
+
+
+def _merged(parts: Iterable[Sums]) -> Sums:
+    return {name: found for part in parts for name, found in part.items()}
+
+
+def _distance_from_cause(error: BaseException) -> int:
+    """A lost process makes its partners fail too, with errors of the network; so does an error of ours."""
+    if isinstance(error, WorkerDied):
+        return 0
+    return 2 if isinstance(error, WorkerError) else 1
+
+
+def _throughput(batch: Batch, *, epochs: int, seconds: float) -> Stats:
+    tokens = float(batch.num_tokens)
+    return Stats(
+        {
+            "tokens": Sum(tokens * epochs),
+            "loss_tokens": Sum(float(batch.num_loss_tokens) * epochs),
+            "tokens_per_s": Mean(tokens * epochs, seconds),
+            "padding_avoided": Mean(len(batch) * max(batch.lengths) - tokens, len(batch) * max(batch.lengths)),
+        }
+    )

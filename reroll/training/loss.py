@@ -1,0 +1,210 @@
+"""The losses of RL as plain data that travels to workers, and the functions a strategy differentiates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from reroll.algo.correction import Correction, Rejection, correct, reject
+from reroll.algo.kl import KL_ESTIMATORS
+from reroll.algo.losses import LOSSES, Tokens, clipped_mask, value_loss
+from reroll.algo.reduce import Mode, aggregate
+from reroll.algo.selection import SELECTIONS
+from reroll.config.imports import import_object
+from reroll.observe.metrics import Max, Mean, Stats, Sum
+from reroll.tokens.batch import Batch
+from reroll.training.base import Divergence, LossOutput, MicroBatchLoss, Needs, Predictions, required
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyLoss:
+    """A policy loss with everything that is added to it. Terms that are off (coefficient 0) cost nothing."""
+
+    kind: str
+    """A key of LOSSES, or `module:function` of one of your own."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments of that loss."""
+    aggregation: Mode = "token_mean"
+    length: int = 1
+    """What `fixed_length` divides by."""
+    kl_coef: float = 0.0
+    kl_estimator: str = "k3"
+    """A key of KL_ESTIMATORS, or `full` for the whole distribution (`batch.target_logp` is then the reference's)."""
+    kl_times_ratio: bool = False
+    """Each token's KL times its ratio to the old policy, with its gradient."""
+    entropy_coef: float = 0.0
+    selection: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the selection that belongs to the loss, if one does."""
+    sees_entropy: bool = False
+    """Whether the loss reads `Tokens.entropy`."""
+    corrections: tuple[Mapping[str, Any], ...] = ()
+    """Keyword arguments of `correct`, one for each weight."""
+    rejections: tuple[Mapping[str, Any], ...] = ()
+    """Keyword arguments of `reject`."""
+    distill: Divergence | None = None
+    """Distance from a teacher's distribution, weighed by `batch.target_weight`."""
+    vocabulary: int | None = None
+    """Ids that policy and teachers share."""
+    value: ValueLoss | None = None
+    """The loss of a critic that shares the policy's trunk."""
+    value_coef: float = 0.0
+
+    @property
+    def needs(self) -> Needs:
+        full = Divergence(kind="reverse_kl") if self.kl_coef and self.kl_estimator == "full" else None
+        return Needs(
+            entropy=self.entropy_coef != 0 or self.sees_entropy,
+            divergence=self.distill or full,
+            vocabulary=self.vocabulary,
+            value=self.value is not None,
+        )
+
+    @property
+    def compares_with_old_policy(self) -> bool:
+        return True
+
+    @property
+    def function(self) -> Callable[..., Tensor]:
+        return import_object(self.kind) if ":" in self.kind else LOSSES[self.kind]
+
+    def prepare(self, batch: Batch) -> Batch:
+        if self.kind not in SELECTIONS:
+            return batch
+        logp = batch.logp if batch.old_logp is None else batch.old_logp
+        return batch.replace(selected=SELECTIONS[self.kind](logp, batch.advantage, batch.loss_mask, **self.selection))
+
+    def __call__(self, batch: Batch, model: Predictions) -> LossOutput:
+        """Where `batch.old_logp` is None the policy has not moved yet: `logp` itself, held fixed, takes its place."""
+        logp, mask = required(model.logp), batch.loss_mask
+        old_logp = logp.detach() if batch.old_logp is None else batch.old_logp
+        tokens = _tokens(batch, logp, old_logp, model.entropy if self.sees_entropy else None)
+        per_token = self.function(tokens, **self.options)
+        stats = _stats(tokens, batch.logp, clipped_mask(per_token, tokens))
+        for options in self.corrections:
+            correction = correct(old_logp, batch.logp, mask, batch.sequence_index, batch.turn, **options)
+            per_token = per_token * correction.weight
+            stats += _correction_stats(correction, options)
+        for options in self.rejections:
+            rejection = reject(logp, batch.logp, batch.advantage, mask, batch.sequence_index, batch.turn, **options)
+            per_token = per_token * rejection.weight
+            stats += _rejection_stats(rejection, options)
+        if self.kl_coef:
+            kl = required(model.divergence) if self.kl_estimator == "full" else self._kl(batch, tokens)
+            per_token = per_token + self.kl_coef * kl
+            stats += Stats({"kl_ref": mean_of(kl.detach()[mask])})
+        if self.distill:
+            distance, weight = required(model.divergence), required(batch.target_weight)
+            per_token = per_token + weight * distance
+            stats += Stats({"teacher_divergence": mean_of(distance.detach()[mask & (weight > 0)])})
+        if self.entropy_coef:
+            entropy = required(model.entropy)
+            per_token = per_token - self.entropy_coef * entropy
+            stats += Stats({"full_entropy": mean_of(entropy.detach()[mask])})
+        loss = reduced(per_token, batch, mode=self.aggregation, length=self.length)
+        if self.value:
+            value_loss, value_stats = self.value(batch, model)
+            loss = loss + self.value_coef * value_loss
+            stats += Stats({"value_" + name: metric for name, metric in value_stats.items()})
+        return LossOutput(loss, stats + Stats({"loss": Sum(float(loss.detach()))}))
+
+    def _kl(self, batch: Batch, tokens: Tokens) -> Tensor:
+        if batch.ref_logp is None:
+            raise ValueError("the loss has a KL penalty but the batch has no ref_logp: compute it with the reference model")
+        kl = KL_ESTIMATORS[self.kl_estimator](tokens.logp, torch.where(tokens.mask, batch.ref_logp, 0.0))
+        return kl * tokens.ratio if self.kl_times_ratio else kl
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueLoss(MicroBatchLoss):
+    """The loss by which a critic learns to predict returns. Every token weighs the same."""
+
+    clip: float = math.inf
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(logp=False, value=True)
+
+    def __call__(self, batch: Batch, model: Predictions) -> LossOutput:
+        mask = batch.loss_mask
+        value, old_value, returns = (
+            torch.where(mask, required(values), 0.0) for values in (model.value, batch.value, batch.returns)
+        )
+        loss = reduced(value_loss(value, old_value, returns, clip=self.clip), batch, mode="token_mean")
+        error = (returns - value.detach())[mask]
+        stats = Stats({"error": mean_of(error.square()), "mean": mean_of(value.detach()[mask])})
+        return LossOutput(loss, stats + Stats({"loss": Sum(float(loss.detach()))}))
+
+
+SFT_LOSS = PolicyLoss(kind="reinforce")
+"""With advantage 1 on every token: the mean cross-entropy."""
+
+
+def reduced(per_token: Tensor, batch: Batch, *, mode: Mode, length: int = 1) -> Tensor:
+    """[T] -> scalar, with the batch's masks and global denominators."""
+    return aggregate(
+        per_token,
+        batch.loss_mask,
+        batch.sequence_index,
+        mode=mode,
+        num_loss_tokens=batch.num_loss_tokens,
+        num_sequences=batch.num_sequences,
+        length=length,
+    )
+
+
+def mean_of(values: Tensor) -> Mean:
+    """Their mean as a metric; no values weigh nothing."""
+    return Mean(float(values.sum(dtype=torch.float64)), float(values.numel()))
+
+
+def _tokens(batch: Batch, logp: Tensor, old_logp: Tensor, entropy: Tensor | None) -> Tokens:
+    return Tokens(
+        logp=logp,
+        old_logp=old_logp,
+        advantage=batch.advantage,
+        mask=batch.loss_mask,
+        sequence=batch.sequence_index,
+        selected=batch.selected,
+        sampler_logp=batch.logp,
+        turn=batch.turn,
+        entropy=entropy,
+    )
+
+
+def _correction_stats(correction: Correction, options: Mapping[str, Any]) -> Stats:
+    """By level and mode: `weight` before the bound, `bounded`, the share beyond it, `effective`, the share of samples left."""
+    prefix = f"correction_{options['level']}_{options['mode']}_"
+    means = {prefix + name: Mean(*pair) for name, pair in correction.means.items()}
+    return Stats(means) + Stats({prefix + "weight_max": Max(correction.weight_max)})
+
+
+def _rejection_stats(rejection: Rejection, options: Mapping[str, Any]) -> Stats:
+    """By level, what is taken and of which distance: `distance`, of the level's units, `rejected`, the share of tokens."""
+    prefix = f"rejection_{options['level']}_{options['take']}_{options['distance']}_"
+    return Stats({prefix + name: Mean(*pair) for name, pair in rejection.means.items()})
+
+
+def _stats(tokens: Tokens, sampler_logp: Tensor, is_clipped: Tensor) -> Stats:
+    """How far the policy is from the old one and from the sampler. Ratios are bounded, as in the losses, and thus finite."""
+    mask, logp = tokens.mask, tokens.logp.detach()
+    if not mask.any():
+        return Stats()
+    from_old = tokens.log_ratio.detach()[mask]
+    from_sampler = (logp - sampler_logp)[mask]
+    ratio = from_old.exp()
+    return Stats(
+        {
+            "ratio": mean_of(ratio),
+            "ratio_max": Max(float(ratio.max())),
+            "kl_old": mean_of(torch.expm1(from_old) - from_old),
+            "sampler_gap": mean_of(from_sampler.abs()),
+            "sampler_gap_max": Max(float(from_sampler.abs().max())),
+            "entropy": mean_of(-logp[mask]),
+            "clip_fraction": mean_of(is_clipped[mask]),
+        }
+    )

@@ -1,0 +1,207 @@
+"""One process, one device, plain PyTorch: the strategy that every other kind is measured against."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from reroll.config.parts import OptimConfig
+from reroll.config.strategy import TorchStrategyConfig
+from reroll.models.fused import add_
+from reroll.models.heads import SCORE
+from reroll.models.load import Head, has_adapter, load_model, save_model
+from reroll.observe.files import sync_files
+from reroll.observe.metrics import Last, Max, Stats
+from reroll.tokens.batch import Batch
+from reroll.training.base import Loss, Needs, Predictions, Strategy
+from reroll.training.offload import PinnedOffload, synchronize
+from reroll.training.optimizer import adamw, diverged
+from reroll.training.predict import predict
+from reroll.training.saved import read_state, readable, refuse_other_adapter, refuse_other_model
+from reroll.training.schedule import learning_rate
+from reroll.training.staging import HostCopies
+
+STATE_FILE = "trainer.pt"
+
+
+class TorchStrategy(Strategy):
+    """Trains `model`, whose dtype is the precision it computes in.
+
+    AdamW always works on fp32 parameters. In fp32 they are the model's own; in bf16 they are master copies, from which
+    each step refreshes the model's parameters in place, and micro-batch gradients are summed in fp32. What does not require
+    a gradient is left alone: of a model with an adapter, only that is trained, pushed and saved.
+    """
+
+    holds_whole = True
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        config: TorchStrategyConfig,
+        optim: OptimConfig,
+        *,
+        total_steps: int,
+        head: Head = "language",
+    ) -> None:
+        self._model, self._tokenizer, self._head = model, tokenizer, head
+        self._config, self._optim_config = config, optim
+        self._total_steps, self._step = total_steps, 0
+        self._parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        self._masters = {name: _master(parameter) for name, parameter in self._parameters.items()}
+        if config.gradient_checkpointing:
+            enable_gradient_checkpointing(model)
+        self._optimizer = adamw(self._masters.values(), optim)
+        self._offload, self._copies = PinnedOffload(), HostCopies(model.device)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are now."""
+        return self._model.device
+
+    def forward(self, batch: Batch, needs: Needs) -> Predictions:
+        with torch.no_grad():
+            return self._predict(batch.to(self.device), needs)
+
+    def forward_backward(self, batch: Batch, loss: Loss) -> Stats:
+        batch = batch.to(self.device)
+        value, stats = loss(batch, self._predict(batch, loss.needs))
+        value.backward()  # type: ignore[no-untyped-call]
+        self._collect_gradients()
+        return stats
+
+    def optim_step(self) -> Stats:
+        self._offload.wait_for_prefetch()
+        gradients = [master.grad for master in self._masters.values() if master.grad is not None]
+        norm = nn.utils.get_total_norm(gradients)
+        if not torch.isfinite(norm):
+            self._optimizer.zero_grad()
+            raise diverged(self._step)
+        nn.utils.clip_grads_with_norm_(self._masters.values(), self._optim_config.clip_norm, norm)
+        rate = learning_rate(self._step, self._optim_config, total_steps=self._total_steps)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        self._refresh_model()
+        self._step += 1
+        return Stats({"grad_norm": Last(float(norm)), "grad_norm_max": Max(float(norm)), "lr": Last(rate)})
+
+    def weights(self, *, frozen: bool = False) -> Mapping[str, Tensor]:
+        return {
+            name: parameter.detach()
+            for name, parameter in self._model.named_parameters()
+            # An engine generates: it knows nothing of a critic's head.
+            if (name not in self._parameters) == frozen and not name.startswith(f"{SCORE}.")
+        }
+
+    def parts(self) -> Mapping[str, Tensor]:
+        return {name: parameter.detach() for name, parameter in self._model.named_parameters()}
+
+    def to(self, device: str, *, weights: bool = True) -> None:
+        where, gpu = torch.device(device), self.device
+        self._offload.wait_for_prefetch()
+        if weights:
+            places = count()  # In the same order every time.
+            nn.Module._apply(self._model, lambda tensor: self._offload.moved(next(places), tensor, where))  # type: ignore[no-untyped-call]
+        for name, master in self._masters.items():
+            if master is not self._parameters[name]:
+                master.data = self._offload.moved((name, "master"), master.data, where)
+            state = self._optimizer.state.get(master, {})
+            for key, value in state.items():
+                if key != "step":  # One number.
+                    state[key] = self._offload.moved((name, key), value, where)
+        if where.type == "cpu":
+            synchronize(gpu)
+        elif weights:
+            self._offload.wait_for_prefetch()  # What is left behind is needed at the optimizer's step, not before.
+
+    def save(self, folder: Path) -> list[Path]:
+        return self._write(self._model, self._state(), folder)
+
+    def stage(self, folder: Path) -> Callable[[], list[Path]]:
+        return partial(self._write, self._copies.of_model(self._model), self._copies.of_state(self._state()), folder)
+
+    def load(self, folder: Path) -> None:
+        self._offload.wait_for_prefetch()
+        state = read_state(folder / STATE_FILE, strategy="torch", device=self.device)
+        refuse_other_adapter(self._model, folder)
+        # A run in fp32 saves no masters: its weights are them, and a run in bf16 goes on from them as they are.
+        saved = self._saved_parameters(folder, dtype=self._model.dtype if state["masters"] else torch.float32)
+        # Of a model that is only held, every weight was saved, and none has a master.
+        parameters = self._parameters or dict(self._model.named_parameters())
+        refuse_other_model(saved, parameters, folder)
+        with readable(folder / STATE_FILE):
+            self._optimizer.load_state_dict(state["optimizer"])
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                exact = state["masters"].get(name, saved[name])
+                parameter.copy_(exact)
+                if self._masters.get(name, parameter) is not parameter:
+                    self._masters[name].copy_(exact)
+        self._step = state["step"]
+
+    def _state(self) -> dict[str, Any]:
+        """What is needed beside the model to go on."""
+        self._offload.wait_for_prefetch()
+        masters = {name: master for name, master in self._masters.items() if master is not self._parameters[name]}
+        return {"step": self._step, "optimizer": self._optimizer.state_dict(), "masters": masters}
+
+    def _write(self, model: PreTrainedModel, state: dict[str, Any], folder: Path) -> list[Path]:
+        save_model(model, self._tokenizer, folder)
+        torch.save(state, folder / STATE_FILE)
+        return sync_files(folder)
+
+    def _saved_parameters(self, folder: Path, *, dtype: torch.dtype) -> Mapping[str, Tensor]:
+        if has_adapter(self._model):
+            from reroll.models.lora import read_adapter
+
+            return read_adapter(self._model, folder)
+        return dict(load_model(str(folder), dtype=dtype, device="cpu", head=self._head).named_parameters())
+
+    def _predict(self, batch: Batch, needs: Needs) -> Predictions:
+        if not needs.adapter and has_adapter(self._model):
+            from reroll.models.lora import adapter_off
+
+            with adapter_off(self._model):
+                return predict(self._model, batch, needs, chunk=self._config.logprob_chunk)
+        return predict(self._model, batch, needs, chunk=self._config.logprob_chunk)
+
+    def _collect_gradients(self) -> None:
+        for name, parameter in self._parameters.items():
+            master = self._masters[name]
+            if master is parameter or parameter.grad is None:
+                continue
+            if master.grad is None:
+                master.grad = parameter.grad.float()
+            else:
+                add_(master.grad, parameter.grad)
+            parameter.grad = None
+
+    def _refresh_model(self) -> None:
+        with torch.no_grad():
+            for name, parameter in self._parameters.items():
+                if self._masters[name] is not parameter:
+                    parameter.copy_(self._masters[name])
+
+
+def _master(parameter: nn.Parameter) -> nn.Parameter:
+    if parameter.dtype == torch.float32:
+        return parameter
+    return nn.Parameter(parameter.detach().float())
+
+
+def enable_gradient_checkpointing(model: PreTrainedModel) -> None:
+    """Transformers checkpoints in training mode only; dropout, which that mode would switch on, is taken out."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model.train()

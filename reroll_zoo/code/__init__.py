@@ -1,0 +1,1 @@
+"""The code reward: programs as answers, judged by tests in a sandbox."""

@@ -1,0 +1,1 @@
+"""DeepSpeed's ZeRO as a strategy."""

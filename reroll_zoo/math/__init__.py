@@ -1,0 +1,1 @@
+"""Mathematics: whether two answers are the same."""

@@ -1,0 +1,1 @@
+"""Answers in words: multiple choice, overlap with a reference, JSON of a form."""

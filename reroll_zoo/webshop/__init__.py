@@ -1,0 +1,1 @@
+"""WebShop: a text shop over a synthetic catalogue of any size."""

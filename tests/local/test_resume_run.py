@@ -1,0 +1,430 @@
+"""Whole runs that go on: after damage, errors and kills, with another config, and beside another process."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from reroll.config.load import parse_config
+from reroll.errors import RerollError, RunFolderError, TooManyFailures, TrainingDiverged
+from reroll.models.tiny import make_tiny
+from reroll.observe.episode import logged_episodes
+from reroll.observe.files import read_jsonl
+from reroll.observe.ledger import SampleState, read_ledger
+from reroll.pipeline import run as run_module
+from reroll.pipeline.base import Outcome
+from reroll.pipeline.run import train
+from reroll.training.torch_strategy import TorchStrategy
+
+Tree = dict[str, Any]
+
+
+def run(tree: Tree, **options: Any) -> Outcome:
+    folder = Path(tree["run"]["runs_dir"]).parent
+    return train(parse_config(copy.deepcopy(tree), folder=folder), code_folder=folder, **options)
+
+
+def folder_of(tree: Tree) -> Path:
+    return Path(tree["run"]["runs_dir"]) / str(tree["run"]["name"])
+
+
+def steps(tree: Tree) -> list[int]:
+    path = folder_of(tree) / "metrics.jsonl"
+    rows = read_jsonl(path) if path.exists() else []  # Another process may be in the middle of a line.
+    return [row["step"] for row in rows if "reward/mean" in row]
+
+
+def rewards(outcome: Outcome) -> list[float]:
+    rows = [json.loads(line) for line in (outcome.folder / "metrics.jsonl").read_text().splitlines()]
+    return [row["reward/mean"] for row in rows if "reward/mean" in row]
+
+
+def assert_same(ours: Outcome, expected: Outcome) -> None:
+    assert rewards(ours) == rewards(expected)
+    weights = [AutoModelForCausalLM.from_pretrained(outcome.checkpoint).state_dict() for outcome in (ours, expected)]
+    assert all(torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items())
+
+
+def checkpoints(tree: Tree) -> list[str]:
+    return sorted(path.name for path in (folder_of(tree) / "checkpoints").iterdir())
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    """Without the ledger: what is started and refused is written down there too."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "ledger.jsonl"}
+
+
+@pytest.fixture
+def tree(rlvr_tree: Tree) -> Tree:
+    rlvr_tree["data"]["eval"] = []
+    rlvr_tree["checkpoint"] = {"every": 1, "keep": 5}
+    return rlvr_tree
+
+
+def flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def cut_off(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [("model.safetensors", flip_a_bit), ("trainer.pt", flip_a_bit), ("state.json", cut_off), ("trainer.pt", Path.unlink)],
+)
+def test_a_damaged_newest_checkpoint_is_told_and_the_run_goes_on_from_the_one_before_to_the_same_end(
+    tree: Tree, file: str, damage: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = run(tree)
+    tree["run"] |= {"name": "damaged", "steps": 2}
+    damage(run(tree).checkpoint / file)
+    tree["run"]["steps"] = 3
+    resumed = run(tree, resume=True)
+    told = capsys.readouterr().out
+    assert f"step-000002 is damaged: {file}" in told
+    assert "step-000001, which is whole: the steps after 1 are done again" in told
+    assert checkpoints(tree) == ["damaged-step-000002", "step-000001", "step-000002", "step-000003"]
+    assert_same(resumed, whole)
+
+
+TRAIN = """
+import json, sys
+from pathlib import Path
+from reroll.config.load import parse_config
+from reroll.pipeline.run import train
+tree = json.loads(Path(sys.argv[1]).read_text())
+folder = Path(sys.argv[1]).parent
+FAILPOINT = sys.argv[2] if len(sys.argv) > 2 else ""
+exec(FAILPOINT)
+train(parse_config(tree, folder=folder), code_folder=folder)
+"""
+
+
+def in_another_process(tree: Tree, failpoint: str = "") -> subprocess.Popen[bytes]:
+    file = Path(tree["run"]["runs_dir"]).parent / "tree.json"
+    file.write_text(json.dumps(tree))
+    return subprocess.Popen([sys.executable, "-c", TRAIN, str(file), failpoint], stdout=subprocess.DEVNULL)
+
+
+def test_a_run_that_another_process_works_on_is_neither_resumed_nor_overwritten(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run_module, "WAIT_S", 0.2)
+    tree["run"]["steps"] = 100_000
+    other = in_another_process(tree)
+    try:
+        while len(steps(tree)) < 2:
+            assert other.poll() is None
+        with pytest.raises(RunFolderError, match=rf"in use by process {other.pid} on"):
+            run(tree, overwrite=True)
+        with pytest.raises(RunFolderError, match=rf"in use by process {other.pid} on"):
+            run(tree, resume=True)
+        assert f"in use by process {other.pid}" in capsys.readouterr().out  # It waited, and said so.
+        num_steps = len(steps(tree))
+        while len(steps(tree)) < num_steps + 2:
+            assert other.poll() is None
+        os.kill(other.pid, signal.SIGTERM)
+        other.wait(120)
+        assert steps(tree) == list(range(1, len(steps(tree)) + 1))
+    finally:
+        other.kill()
+        other.wait()
+
+
+def test_a_requeued_run_waits_until_its_predecessor_has_saved(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree["run"]["steps"] = 100_000
+    other = in_another_process(tree)
+    try:
+        while len(steps(tree)) < 2:
+            assert other.poll() is None
+        os.kill(other.pid, signal.SIGTERM)
+        tree["run"]["steps"] = 1
+        outcome = run(tree, resume=True)
+        assert other.wait(60) == 0
+        assert outcome.num_steps >= 2  # From where the other has left it.
+    finally:
+        other.kill()
+        other.wait()
+
+
+KILL_ONCE_NAMED = """
+import os, signal
+from reroll.observe.run_folder import RunFolder
+put_in_place = RunFolder._put_in_place
+def put_and_die(self, unfinished, final):
+    put_in_place(self, unfinished, final)
+    os.kill(os.getpid(), signal.SIGKILL)
+RunFolder._put_in_place = put_and_die
+"""
+
+
+def test_the_samples_of_a_checkpoint_are_marked_as_trained_when_it_has_its_name(tree: Tree) -> None:
+    tree["checkpoint"] = {"every": 2, "background": False}
+    assert in_another_process(tree, KILL_ONCE_NAMED).wait(200) == -signal.SIGKILL
+    assert checkpoints(tree) == ["step-000002"]
+    events = list(read_ledger(folder_of(tree) / "ledger.jsonl"))
+    trained = {event.sample_id for event in events if event.state is SampleState.TRAINED}
+    assert len(trained) == 2 * 16
+
+
+BREAKABLE_REWARD = """
+import os
+from reroll_test_rewards import has_digit
+
+def score(prompt, trajectory):
+    if os.path.exists(os.environ["BREAK_AFTER"]) and open(os.environ["BREAK_AFTER"]).read().count("reward/mean") >= 2:
+        raise KeyError("the reward broke")
+    return has_digit(prompt, trajectory)
+"""
+
+
+def test_a_run_that_a_reward_ends_saves_its_last_step_says_why_and_goes_on_to_the_same_end(
+    tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "breakable.py").write_text(BREAKABLE_REWARD)
+    tree["checkpoint"] = {"every": 0}
+    tree["run"]["steps"] = 5
+    tree["rewards"]["default"]["path"] = "breakable:score"
+    monkeypatch.setenv("BREAK_AFTER", str(tmp_path / "never"))
+    whole = run(tree)
+    tree["run"]["name"] = "broken"
+    monkeypatch.setenv("BREAK_AFTER", str(folder_of(tree) / "metrics.jsonl"))
+    with pytest.raises(TooManyFailures, match="the reward broke"):
+        run(tree)
+    result = json.loads((folder_of(tree) / "result.json").read_text())
+    assert (result["status"], result["error"]) == ("failed", "TooManyFailures")
+    assert "the reward broke" in result["reason"]
+    assert checkpoints(tree) == [f"step-{result['steps']:06d}"] == [Path(result["checkpoint"]).name]
+    assert result["steps"] >= 2
+    assert "this run failed after" in logged_episodes(folder_of(tree))[1][-1]
+    monkeypatch.setenv("BREAK_AFTER", str(tmp_path / "never"))
+    resumed = run(tree, resume=True)
+    assert_same(resumed, whole)
+    assert json.loads((resumed.folder / "result.json").read_text())["status"] == "finished"
+
+
+def fail_at(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """The gradient of one optimizer step is not finite."""
+    step, num_calls = TorchStrategy.optim_step, 0
+
+    def step_or_diverge(self: TorchStrategy) -> Any:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls == number:
+            next(master for master in self._masters.values() if master.grad is not None).grad.fill_(float("nan"))
+        return step(self)
+
+    monkeypatch.setattr(TorchStrategy, "optim_step", step_or_diverge)
+
+
+def test_a_run_that_diverges_saves_the_step_before_and_deletes_no_older_one(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = run(tree)
+    tree["run"]["name"] = "diverged"
+    tree["checkpoint"] = {"every": 0, "keep": 1}
+    with monkeypatch.context() as patch:
+        fail_at(patch, 3)
+        with pytest.raises(TrainingDiverged):
+            run(tree)
+    assert checkpoints(tree) == ["step-000002"]
+    assert_same(run(tree, resume=True), whole)
+
+
+def test_weights_that_are_half_way_through_a_step_are_not_saved(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tree |= {"train": {"mini_batches": 2}, "checkpoint": {"every": 0}}
+    fail_at(monkeypatch, 6)  # The second half of the third step.
+    with pytest.raises(TrainingDiverged):
+        run(tree)
+    assert "step 2 is not saved: the step after it has already changed the weights" in capsys.readouterr().out
+    assert checkpoints(tree) == []
+    assert json.loads((folder_of(tree) / "result.json").read_text())["checkpoint"] is None
+
+
+def another_model(tree: Tree, tmp_path: Path) -> None:
+    tree["policy"]["model"] = str(make_tiny(tmp_path / "wide", hidden=64, layers=2, heads=4, kv_heads=2))
+
+
+def another_depth(tree: Tree, tmp_path: Path) -> None:
+    tree["policy"]["model"] = str(make_tiny(tmp_path / "deep", hidden=32, layers=3, heads=4, kv_heads=2))
+
+
+def an_adapter(tree: Tree, tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    tree["policy"]["lora"] = {"rank": 4}
+
+
+def a_critic(tree: Tree, tmp_path: Path) -> None:
+    tree["algorithm"] = "ppo"
+
+
+def another_seed(tree: Tree, tmp_path: Path) -> None:
+    tree["run"]["seed"] = 7
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (another_model, r"step-000002 is of another model: .*embed_tokens.weight is \[\d+, 64\] here and \[\d+, 32\] there"),
+        (another_depth, r"is of another model: model.layers.2.* here and missing there"),
+        (an_adapter, "was written by a run that trained every weight; this one trains an adapter"),
+        (
+            a_critic,
+            "step-000002 holds no critic, which this run trains beside the policy: resume with the algorithm that",
+        ),
+        (another_seed, "seed was 1, is 7"),
+    ],
+)
+def test_what_cannot_go_on_is_refused_before_anything_is_changed(
+    tree: Tree, tmp_path: Path, change: Callable[[Tree, Path], None], told: str
+) -> None:
+    tree["run"]["steps"] = 2
+    run(tree)
+    before = contents(folder_of(tree))
+    change(tree, tmp_path)
+    tree["run"]["steps"] = 3
+    with pytest.raises(RerollError, match=told):
+        run(tree, resume=True)
+    assert contents(folder_of(tree)) == before
+
+
+def test_another_pipeline_cannot_go_on(tree: Tree, tmp_path: Path) -> None:
+    tree["run"]["steps"] = 1
+    run(tree)
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "say 1", "answer": "1"}\n')
+    sft = {
+        "pipeline": "sft",
+        "run": tree["run"],
+        "policy": tree["policy"],
+        "data": {"train": [{"kind": "jsonl", "path": str(rows)}]},
+    }
+    with pytest.raises(RunFolderError, match="is a run of pipeline rlvr: pipeline sft cannot go on with it"):
+        run(sft, resume=True)
+
+
+def test_a_resumed_run_says_what_is_different(tree: Tree, capsys: pytest.CaptureFixture[str]) -> None:
+    tree["run"]["steps"] = 1
+    run(tree)
+    tree["run"]["steps"] = 2
+    tree["policy"]["optim"] = {"lr": 5e-4}
+    tree["rollout"]["group_size"] = 2
+    run(tree, resume=True)
+    told = capsys.readouterr().out
+    assert "config: policy.optim.lr 0.01 → 0.0005\n" in told
+    assert "config: rollout.group_size 4 → 2\n" in told
+    assert told.count("config:") == 3  # And the number of steps.
+
+
+@pytest.mark.parametrize(("before", "after"), [("fp32", "bf16"), ("bf16", "fp32")])
+def test_a_run_goes_on_in_another_precision_from_the_weights_it_had(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch, before: str, after: str
+) -> None:
+    masters: list[dict[str, torch.Tensor]] = []
+
+    def noting(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(self: TorchStrategy, folder: Path) -> Any:
+            result = method(self, folder)
+            masters.append({name: master.detach().clone() for name, master in self._masters.items()})
+            return result
+
+        return call
+
+    tree["run"]["steps"] = 1
+    tree["checkpoint"]["background"] = False
+    tree["policy"]["strategy"] = {"precision": before}
+    monkeypatch.setattr(TorchStrategy, "save", noting(TorchStrategy.save))
+    monkeypatch.setattr(TorchStrategy, "load", noting(TorchStrategy.load))
+    run(tree)
+    tree["run"]["steps"] = 2
+    tree["policy"]["strategy"] = {"precision": after}
+    run(tree, resume=True)
+    saved, loaded = masters[0], masters[1]
+    assert all(torch.equal(tensor, loaded[name]) for name, tensor in saved.items())
+
+
+def edit_state(outcome: Outcome, change: Callable[[dict[str, Any]], object]) -> None:
+    """As if another version had written it: without a manifest."""
+    path = outcome.checkpoint / "state.json"
+    state = json.loads(path.read_text())
+    change(state)
+    path.write_text(json.dumps(state))
+    (outcome.checkpoint / "manifest.json").unlink()
+
+
+def test_a_state_without_what_a_later_version_remembers_is_gone_on_from(tree: Tree, capsys: pytest.CaptureFixture[str]) -> None:
+    tree["run"]["steps"] = 1
+    outcome = run(tree)
+
+    def as_before(state: dict[str, Any]) -> None:
+        del state["version"], state["pipeline"]["domain_moments"]
+        del state["pipeline"]["rollouts"]["num_ceded_to"], state["pipeline"]["rollouts"]["num_dropped"]
+
+    edit_state(outcome, as_before)
+    tree["run"]["steps"] = 2
+    assert run(tree, resume=True).num_steps == 2
+    told = capsys.readouterr().out
+    assert "state.json has no domain_moments, as an earlier version wrote it: it starts anew" in told
+    assert "has no manifest.json" in told
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda state: state.update(version=99), "is of version 99, and this reroll knows 1 at most"),
+        (lambda state: state["pipeline"].pop("rollouts"), "state.json has no 'rollouts': it was written by another version"),
+        (lambda state: state["pipeline"]["rollouts"].pop("queue"), "state.json has no 'queue'"),
+        (lambda state: state.pop("pipeline"), "is damaged: state.json has no pipeline"),
+    ],
+)
+def test_a_state_that_lacks_what_cannot_be_made_up_is_refused_with_its_name(
+    tree: Tree, change: Callable[[dict[str, Any]], object], told: str
+) -> None:
+    tree["run"]["steps"] = 1
+    edit_state(run(tree), change)
+    tree["run"]["steps"] = 2
+    with pytest.raises(RunFolderError, match=told):
+        run(tree, resume=True)
+
+
+def test_a_damaged_optimizer_that_nobody_vouches_for_is_named(tree: Tree) -> None:
+    tree["run"]["steps"] = 1
+    outcome = run(tree)
+    edit_state(outcome, lambda state: None)
+    cut_off(outcome.checkpoint / "trainer.pt")
+    tree["run"]["steps"] = 2
+    with pytest.raises(RunFolderError, match=r"cannot go on from .*trainer.pt: .*damaged.*delete this checkpoint"):
+        run(tree, resume=True)
+
+
+def test_a_finished_run_that_is_resumed_has_nothing_to_do_and_keeps_its_result(tree: Tree) -> None:
+    outcome = run(tree)
+    before = {path: path.stat().st_mtime_ns for path in outcome.folder.rglob("*") if path.is_file()}
+    again = run(tree, resume=True)
+    assert before == {path: path.stat().st_mtime_ns for path in outcome.folder.rglob("*") if path.is_file()}
+    assert (again.num_steps, again.checkpoint) == (3, outcome.checkpoint)
+    assert again.seconds == pytest.approx(outcome.seconds, abs=0.1)
+
+
+def test_a_run_without_a_checkpoint_says_that_it_starts_anew(tree: Tree, capsys: pytest.CaptureFixture[str]) -> None:
+    tree["checkpoint"] = {"every": 0}
+    assert in_another_process(tree, KILL_ONCE_NAMED.replace("put_in_place(self, unfinished, final)", "pass")).wait(200)
+    tree["run"]["steps"] = 1
+    assert run(tree, resume=True).num_steps == 1
+    assert "has no checkpoint: the run starts anew at step 0" in capsys.readouterr().out

@@ -1,0 +1,84 @@
+"""Kills at any moment, over-sampling and the dynamic filter together: each prompt that was drawn has one fate."""
+
+import asyncio
+import json
+import random
+from collections import Counter
+
+import pytest
+from rollout_fakes import Prompts, make, trajectory
+
+from reroll.types import Score
+
+NUM_STEPS, CHECKPOINT_EVERY = 12, 3
+
+
+class Process:
+    """One life of a run: it starts from a checkpoint, and what it did since the last one dies with it."""
+
+    def __init__(self, ledger, rng, saved, **config):
+        self.prompts = Prompts()
+        self.rng = rng
+        self.trained, self.dropped = [], []
+        self.prompts.record_rewards = self.record_rewards
+        self.is_training = False
+        self.scheduler = make(ledger, episode=self.episode, score=self.score, prompts=self.prompts, group_size=3, **config)
+        self.num_steps = 0
+        if saved is not None:
+            saved = json.loads(saved)
+            self.num_steps, self.trained, self.dropped = saved["steps"], saved["trained"], saved["dropped"]
+            self.scheduler.restore(saved["state"])
+
+    def record_rewards(self, prompt, rewards):
+        (self.trained if self.is_training else self.dropped).append(prompt.id)
+
+    async def episode(self, prompt, id, seed):
+        for _ in range(self.rng.randrange(20)):
+            await asyncio.sleep(0)
+        return trajectory(id)
+
+    async def score(self, prompt, trajectory):
+        is_flat = int(prompt.id.split("/")[1]) % 3 == 0
+        return Score(value=1.0 if is_flat else float(trajectory.id.split(".")[1]))
+
+    async def run(self, until):
+        """Steps until the kill, which comes in the middle of a step; what the last checkpoint holds."""
+        saved = None
+        while self.num_steps < min(until, NUM_STEPS):
+            groups = await self.scheduler.take(4)
+            for _ in range(self.rng.randrange(10)):
+                await asyncio.sleep(0)
+            self.num_steps += 1
+            self.is_training = True
+            self.scheduler.release(groups, version=self.num_steps)
+            self.is_training = False
+            if self.num_steps % CHECKPOINT_EVERY == 0:
+                saved = json.dumps(
+                    {
+                        "steps": self.num_steps,
+                        "trained": self.trained,
+                        "dropped": self.dropped,
+                        "state": self.scheduler.state(),
+                    }
+                )
+        for _ in range(self.rng.randrange(30)):
+            await asyncio.sleep(0)
+        return saved
+
+
+@pytest.mark.parametrize("max_staleness", [0, 2])
+@pytest.mark.parametrize("seed", range(15))
+async def test_after_kills_no_prompt_is_lost_and_none_is_trained_twice(ledger, seed, max_staleness):
+    rng, saved, num_lives = random.Random(seed), None, 0
+    while saved is None or json.loads(saved)["steps"] < NUM_STEPS:
+        config = {"prompts_per_step": 4, "oversample": 1.5, "drop_zero_variance_groups": True, "max_staleness": max_staleness}
+        process = Process(ledger, rng, saved, **config)
+        saved = await process.run(process.num_steps + rng.randrange(1, 7)) or saved
+        await process.scheduler.close()  # After the last state was read: what it stops is not in it.
+        num_lives += 1
+    end = json.loads(saved)
+    owed = [row["prompt"]["id"] for row in end["state"]["queue"]]
+    fates = Counter([*end["trained"], *end["dropped"], *owed])
+    assert num_lives > 1
+    assert fates == {f"p/{number}": 1 for number in range(end["state"]["prompts"]["position"])}
+    assert len(end["trained"]) == 4 * NUM_STEPS

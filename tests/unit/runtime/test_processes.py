@@ -1,0 +1,270 @@
+"""What only processes promise. What all runtimes do is in tests/contract/test_runtime_contract.py."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from process_probe import Probe
+
+from reroll.errors import RerollError, WorkerDied, WorkerTimeout
+from reroll.runtime.base import Placement, Workers
+from reroll.runtime.frames import MIN_SHARED_BYTES, CannotTravel
+from reroll.runtime.processes import ProcessRuntime
+
+TWO = Placement("probe", ("cpu", "cpu"))
+
+
+@pytest.fixture
+async def runtime() -> AsyncIterator[ProcessRuntime]:
+    async with ProcessRuntime() as made:
+        yield made
+
+
+@pytest.fixture
+async def pair(runtime: ProcessRuntime) -> Workers[Probe]:
+    return await runtime.spawn(Probe, TWO)
+
+
+def is_there(pid: int) -> bool:
+    """Whether a process runs: one that has ended and was not waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until_gone(pids: list[int], *, budget_s: float = 20.0) -> None:
+    deadline_s = time.monotonic() + budget_s
+    while left := [pid for pid in pids if is_there(pid)]:
+        assert time.monotonic() < deadline_s, left
+        time.sleep(0.05)
+
+
+def read_pids(file: Path, *, num: int) -> list[int]:
+    deadline_s = time.monotonic() + 60
+    while not file.exists() or len(file.read_text().split()) < num:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+    return [int(pid) for pid in file.read_text().split()]
+
+
+async def test_each_worker_is_a_process_that_leads_a_session_of_its_own(pair: Workers[Probe]) -> None:
+    sessions = await pair.broadcast(Probe.session)
+    assert len({os.getpid(), *(pid for pid, _ in sessions)}) == 3
+    assert all(pid == session for pid, session in sessions)
+    assert await pair.one(0, Probe.thread) == "MainThread"
+
+
+async def test_a_worker_that_overruns_ends_with_all_that_it_started(pair: Workers[Probe], tmp_path: Path) -> None:
+    call = asyncio.create_task(pair.one_within(5, 1, Probe.hang_with_children, tmp_path / "pids"))
+    children = await asyncio.to_thread(read_pids, tmp_path / "pids", num=2)
+    assert all(map(is_there, children))
+    first, _ = await pair.one(0, Probe.session)
+    with pytest.raises(WorkerTimeout, match="hang_with_children took longer than 5 s"):
+        await call
+    wait_until_gone(children)
+    (same, _), (other, _) = await pair.broadcast(Probe.session)
+    assert same == first != other
+
+
+async def test_a_dead_worker_tells_how_it_ended(pair: Workers[Probe]) -> None:
+    with pytest.raises(WorkerDied, match=r"probe\[0\] is gone: its process died \(exit code 3\)"):
+        await pair.one(0, Probe.leave, 3)
+    with pytest.raises(WorkerDied, match="SIGSEGV"):
+        await pair.one(1, Probe.signal_itself, signal.SIGSEGV)
+
+
+async def test_a_sigterm_that_all_are_sent_leaves_workers_to_the_controller(pair: Workers[Probe]) -> None:
+    assert await pair.one(0, Probe.signal_itself, signal.SIGTERM) == "alive"
+
+
+async def test_a_worker_that_babbles_or_hangs_up_is_ended_and_told(
+    pair: Workers[Probe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reroll.runtime.processes.LEAVE_TIMEOUT_S", 0.1)
+    with pytest.raises(WorkerDied, match=r"sent what is no message \(b'garbage"):
+        await pair.one(0, Probe.babble)
+    with pytest.raises(WorkerDied, match="closed its connection and was killed"):
+        await pair.one(1, Probe.hang_up)
+
+
+async def test_a_fork_that_comes_back_answers_nobody(pair: Workers[Probe]) -> None:
+    assert await pair.one(0, Probe.fork) > 0
+    await asyncio.sleep(0.2)
+    assert await pair.one(0, Probe.echo, "still in step") == "still in step"
+
+
+async def test_what_workers_print_goes_to_standard_error(runtime: ProcessRuntime, capfd: pytest.CaptureFixture[str]) -> None:
+    workers = await runtime.spawn(Probe, TWO)
+    await workers.one(0, Probe.say, "words of a worker")
+    said = capfd.readouterr()
+    assert "words of a worker" in said.err
+    assert not said.out
+
+
+async def test_a_call_cancelled_before_its_turn_is_not_run(pair: Workers[Probe]) -> None:
+    busy = asyncio.create_task(pair.one(0, Probe.remember, 1, for_s=0.5))
+    await asyncio.sleep(0.05)
+    queued = asyncio.create_task(pair.one(0, Probe.remember, 2))
+    await asyncio.sleep(0.05)
+    queued.cancel()
+    await busy
+    assert await pair.one(0, Probe.remember, 3) == [1, 3]
+
+
+@pytest.mark.parametrize("num_bytes", [0, 8, MIN_SHARED_BYTES // 2, MIN_SHARED_BYTES * 20])
+async def test_arrays_come_back_whole_and_what_a_worker_writes_into_them_is_its_own(
+    pair: Workers[Probe], num_bytes: int
+) -> None:
+    array = np.arange(num_bytes // 8, dtype=np.int64)
+    for back in await pair.broadcast(Probe.echo, array):
+        assert np.array_equal(back, array)
+    if len(array):
+        assert await pair.broadcast(Probe.add_one, array) == [1, 1]
+        assert await pair.scatter(Probe.add_one, [array, array]) == [1, 1]
+        assert array[0] == 0
+
+
+async def test_many_large_messages_pass_each_other(pair: Workers[Probe]) -> None:
+    """More than the sockets hold, in both directions at once."""
+    values = [(index, "x" * 150_000) for index in range(60)]
+    assert await asyncio.gather(*(pair.one(0, Probe.echo, value) for value in values)) == values
+
+
+async def test_no_descriptor_is_left_behind() -> None:
+    def num_open() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    async with ProcessRuntime():
+        pass
+    before = num_open()
+    async with ProcessRuntime() as runtime:
+        workers = await runtime.spawn(Probe, TWO)
+        await workers.broadcast(Probe.echo, np.zeros(MIN_SHARED_BYTES))
+        with pytest.raises(WorkerDied):
+            await workers.one(0, Probe.leave, 1)
+        await workers.restart(0)
+    assert num_open() == before
+
+
+async def test_what_cannot_travel_is_an_error_that_says_what_to_do(runtime: ProcessRuntime, pair: Workers[Probe]) -> None:
+    with pytest.raises(CannotTravel, match=r"an argument of Probe.echo cannot be sent.*lock.*make it there"):
+        await pair.one(0, Probe.echo, threading.Lock())
+    with pytest.raises(CannotTravel, match=r"an answer cannot be sent.*lock.*make it there"):
+        await pair.one(0, Probe.lock)
+    with pytest.raises(CannotTravel, match=r"what role probe is made of cannot be sent"):
+        await runtime.spawn(Probe, TWO, threading.Lock())
+    assert await pair.one(0, Probe.echo, 1) == 1
+
+
+async def test_workers_that_were_started_end_where_one_cannot_be(
+    runtime: ProcessRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    class OnlyTwo(subprocess.Popen):  # type: ignore[type-arg]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            if len(started) == 2:
+                raise OSError("no more processes")
+            super().__init__(*args, **kwargs)
+            started.append(self)
+
+    monkeypatch.setattr("reroll.runtime.processes.subprocess.Popen", OnlyTwo)
+    with pytest.raises(RerollError, match=r"no process could be started for worker probe\[2\]: no more processes"):
+        await runtime.spawn(Probe, Placement("probe", ("cpu",) * 3))
+    assert len(started) == 2
+    wait_until_gone([process.pid for process in started])
+
+
+async def test_functions_and_classes_of_no_module_travel(runtime: ProcessRuntime) -> None:
+    class Local(Probe):
+        def more(self) -> int:
+            return 5
+
+    number = 4
+    workers = await runtime.spawn(Local, TWO, lambda: number)
+    assert await workers.broadcast(Probe.built_with) == [4, 4]
+    assert await workers.broadcast(Local.more) == [5, 5]
+
+
+async def test_many_workers_start_answer_and_end(runtime: ProcessRuntime) -> None:
+    workers = await runtime.spawn(Probe, Placement("probe", ("cpu",) * 12))
+    pids = [pid for pid, _ in await workers.broadcast(Probe.session)]
+    assert len(set(pids)) == 12
+    assert await workers.scatter(Probe.echo, range(12)) == list(range(12))
+    await workers.stop()
+    wait_until_gone(pids)
+
+
+async def test_a_worker_sees_its_own_gpus_and_its_share_of_the_cores(
+    runtime: ProcessRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,GPU-a,7")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("reroll.runtime.cpu.num_usable_cores", lambda: 12)
+    assert runtime.num_gpus == 3
+    workers = await runtime.spawn(Probe, Placement("probe", ("1", ("0", "2"), "cpu")))
+    told = await workers.broadcast(Probe.tell, "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
+    assert told == [["GPU-a", "4"], ["4,7", "4"], ["", "4"]]
+    assert await workers.broadcast(Probe.device) == ["cuda:0", "cuda:0", "cpu"]
+    alone = await runtime.spawn(Probe, Placement("alone", ("cpu",)))
+    assert await alone.one(0, Probe.tell, "OMP_NUM_THREADS") == [None]
+    with pytest.raises(RerollError, match=r"role far names GPU 3, but this process sees 3: name others"):
+        await runtime.spawn(Probe, Placement("far", ("3",)))
+
+
+CONTROLLER = """
+    import asyncio, pathlib, subprocess, sys, time
+    from reroll.runtime.base import Placement
+    from reroll.runtime.processes import ProcessRuntime
+
+    class Parent:
+        def __init__(self, info):
+            self.child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+        def pids(self):
+            import os
+            return [os.getpid(), self.child.pid]
+        def hang(self):
+            time.sleep(600)
+
+    async def main():
+        workers = await ProcessRuntime().spawn(Parent, Placement("parent", ("cpu", "cpu")))
+        pids = sum(await workers.broadcast(Parent.pids), [])
+        file = pathlib.Path(sys.argv[1])
+        file.with_suffix(".new").write_text(" ".join(map(str, pids)))
+        file.with_suffix(".new").rename(file)
+        await workers.broadcast(Parent.hang)
+
+    if __name__ == "__main__":
+        asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_controller_that_ends_leaves_no_process(number: signal.Signals, tmp_path: Path) -> None:
+    """Its workers are of a class of the script itself, and busy."""
+    (tmp_path / "controller.py").write_text(textwrap.dedent(CONTROLLER))
+    controller = subprocess.Popen(
+        [sys.executable, "controller.py", "pids"], cwd=tmp_path, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        pids = read_pids(tmp_path / "pids", num=4)
+        assert all(map(is_there, pids))
+        controller.send_signal(number)
+        controller.wait(20)
+        wait_until_gone(pids)
+    finally:
+        controller.kill()
+        controller.wait()

@@ -1,0 +1,66 @@
+"""One name, one class: who searches for a class finds one."""
+
+import ast
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+import reroll
+
+ROOT = Path(reroll.__file__).parent
+
+STILL_TWICE = {
+    "Answer",
+    "Check",
+    "Garbled",
+    "Group",
+    "Kind",
+    "Lane",
+    "Settings",
+    "_Asked",
+    "_Domain",
+    "_Process",
+}
+"""Names that two classes have, of environments, rewards, the sandbox, the runtimes and the planner. The list only shrinks."""
+
+
+def classes_by_name() -> dict[str, list[str]]:
+    found = defaultdict(list)
+    for path in sorted(ROOT.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                found[node.name].append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    return found
+
+
+def test_no_name_is_given_to_two_classes() -> None:
+    twice = {name: places for name, places in classes_by_name().items() if len(places) > 1}
+    new = {name: places for name, places in twice.items() if name not in STILL_TWICE}
+    assert not new, f"give one of each another name; a config node ends in Config: {new}"
+    assert not STILL_TWICE - set(twice), "these are no longer twice: take them off the list"
+
+
+def test_the_glossary_names_classes_where_they_are() -> None:
+    """Each `ClassName`, `path.py` of docs/glossary.md, in this order, is a class of that file."""
+    text = (ROOT.parent / "docs" / "glossary.md").read_text(encoding="utf-8")
+    found = classes_by_name()
+    entries = [words for words in re.findall(r"\(([^()]*\.py`[^()]*)\)", text) if "`" in words]
+    assert len(entries) > 30
+    for entry in entries:
+        names: list[str] = []
+        for word in re.findall(r"`([^`]+)`", entry):
+            if not word.endswith(".py"):
+                names.append(word)
+                continue
+            assert (ROOT / word).is_file(), word
+            for name in names:
+                assert any(place.startswith(f"{word}:") for place in found[name]), f"{name} is not in {word}"
+            names = []
+
+
+@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "docs/glossary.md"])
+def test_lines_fit_a_screen(page: str) -> None:
+    lines = (ROOT.parent / page).read_text(encoding="utf-8").splitlines()
+    assert not [f"{page}:{number}" for number, line in enumerate(lines, 1) if len(line) > 120]
