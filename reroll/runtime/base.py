@@ -44,6 +44,9 @@ class Placement:
     """`cpu`, a GPU index as text, or the several GPUs of one machine that a worker spans; one entry per worker."""
     concurrency: int = 1
     """Calls that one worker may serve at the same time."""
+    runs_user_code: bool = False
+    """Rewards and environments: many run beside the models. In a process of its own such a worker computes with one thread
+    and prints nowhere."""
 
     @property
     def seats(self) -> tuple[tuple[str, ...], ...]:

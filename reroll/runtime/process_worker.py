@@ -1,4 +1,4 @@
-"""The process around one worker: `python -m reroll.runtime.process_worker FD NAME`. Its controller is `processes.py`.
+"""The process of one worker: `python -m reroll.runtime.process_worker FD NAME [--user-code]`. Its controller: `processes.py`.
 
 It speaks over a socket of its own, which no process that the worker starts gets hold of, and leaves, with all that it
 started, when the controller closes its end. What the worker prints goes to the controller's standard error.
@@ -31,8 +31,9 @@ def main() -> None:
     os.set_inheritable(descriptor, False)  # A program that the worker starts does not get it.
     follow_parent()
     outlive_sigterm()
-    keep_freed_memory()
-    core_watch()
+    if "--user-code" not in sys.argv:  # Which may have a limit of memory, and computes little.
+        keep_freed_memory()
+        core_watch()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)  # A kill must not swallow what was printed.

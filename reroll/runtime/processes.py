@@ -26,7 +26,15 @@ from typing import Any, Concatenate
 from reroll.config.host import num_visible_gpus
 from reroll.errors import RerollError, WorkerDied, WorkerError
 from reroll.runtime.base import A, Calls, P, Placement, Runtime, T, W, WorkerInfo, Workers
-from reroll.runtime.children import epitaph, kill_group, kill_marked, marked, search_path, sheltered_from_sigterm
+from reroll.runtime.children import (
+    epitaph,
+    kill_group,
+    kill_marked,
+    marked,
+    search_path,
+    sheltered_from_sigterm,
+    with_one_thread,
+)
 from reroll.runtime.cores import core_watch
 from reroll.runtime.cpu import OMP, keep_freed_memory, torch_threads
 from reroll.runtime.failures import Raised, gather_all
@@ -68,7 +76,7 @@ class ProcessRuntime(Runtime):
         def start(rank: int) -> _Process:
             seat = placement.seats[rank]
             info = WorkerInfo(placement.role, rank, len(environments), "cpu" if seat == ("cpu",) else "cuda:0")
-            return _Process(info, placement.concurrency, recipe, environments[rank])
+            return _Process(info, placement, recipe, environments[rank])
 
         workers: ProcessWorkers[W] = ProcessWorkers(start, size=len(environments))
         return await self._once_built(workers, workers.start())
@@ -127,7 +135,7 @@ class _Process:
     Calls may be made before the worker is built: they wait in the process, in order.
     """
 
-    def __init__(self, info: WorkerInfo, concurrency: int, recipe: Payload, environment: Mapping[str, str]) -> None:
+    def __init__(self, info: WorkerInfo, placement: Placement, recipe: Payload, environment: Mapping[str, str]) -> None:
         self.name = f"{info.role}[{info.rank}]"
         self.is_stopped = False
         self._loop = asyncio.get_running_loop()
@@ -143,10 +151,10 @@ class _Process:
         self._link.setblocking(False)
         self._reader = FrameReader(self._link)
         with theirs:
-            self._child = self._started(theirs, environment)
+            self._child = self._started(theirs, environment, runs_user_code=placement.runs_user_code)
         self._loop.add_reader(self._link, self._read)
         threading.Thread(target=self._wait, name=f"end of {self.name}", daemon=True).start()
-        self._write(Kind.SETUP, 0, pack((search_path(), info, concurrency), what="a worker's place"))
+        self._write(Kind.SETUP, 0, pack((search_path(), info, placement.concurrency), what="a worker's place"))
         self.built = self._post(Kind.BUILD, recipe)
         """Resolves when the worker is there; raises what kept it from being built."""
 
@@ -176,16 +184,21 @@ class _Process:
         self._kill(why)
         await self._ended.wait()
 
-    def _started(self, theirs: socket.socket, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    def _started(
+        self, theirs: socket.socket, environment: Mapping[str, str], *, runs_user_code: bool
+    ) -> subprocess.Popen[bytes]:
         # -P keeps the working directory off the path until the worker's own imports are done: it may hold a `types.py`.
         command = [sys.executable, "-P", "-m", "reroll.runtime.process_worker", str(theirs.fileno()), self.name]
+        if runs_user_code:
+            command.append("--user-code")
         try:
             with sheltered_from_sigterm():
                 return subprocess.Popen(
                     command,
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
-                    stdout=2,  # What workers print is no output of the run's.
+                    stdout=subprocess.DEVNULL if runs_user_code else 2,  # What workers print is no output of the run's.
+                    stderr=subprocess.DEVNULL if runs_user_code else None,
                     start_new_session=True,
                     env=marked(self._mark, environment),
                 )
@@ -325,4 +338,5 @@ def _environment(placement: Placement, seat: Sequence[str]) -> dict[str, str]:
             f"or show it more ({GPUS})"
         )
     threads = torch_threads(os.environ.get(OMP), num_workers=len(placement.seats))
-    return {**os.environ, **threads, GPUS: ",".join(names[int(gpu)] for gpu in gpus)}
+    base = with_one_thread() if placement.runs_user_code else {**os.environ, **threads}
+    return {**base, GPUS: ",".join(names[int(gpu)] for gpu in gpus)}

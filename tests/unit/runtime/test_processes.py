@@ -268,3 +268,18 @@ def test_a_controller_that_ends_leaves_no_process(number: signal.Signals, tmp_pa
     finally:
         controller.kill()
         controller.wait()
+
+
+async def test_user_code_computes_with_one_thread_and_prints_nowhere(
+    runtime: ProcessRuntime, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    workers = await runtime.spawn(Probe, Placement("reward", ("cpu",), runs_user_code=True))
+    await workers.one(0, Probe.say, "a line of user code")
+    assert await workers.one(0, Probe.tell, "OMP_NUM_THREADS", "MKL_NUM_THREADS") == ["1", "1"]
+    models = await runtime.spawn(Probe, Placement("policy", ("cpu",)))
+    await models.one(0, Probe.say, "a line of the library")
+    await runtime.close()
+    printed = capfd.readouterr()
+    assert "a line of user code" not in printed.out + printed.err
+    assert "a line of the library" in printed.err
