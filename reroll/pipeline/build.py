@@ -18,12 +18,12 @@ from reroll.observe.ledger import LEDGER_FILE, Ledger
 from reroll.pipeline.episode_runner import EpisodeRunner, open_episode_runner
 from reroll.pipeline.spawn import reference_of, spawn_model, train_devices
 from reroll.pipeline.teachers import Teachers, open_teachers, vocabulary_of
+from reroll.plan.roles import engine_ranks
+from reroll.plan.search import assign_devices
 from reroll.rollout.scheduler import RolloutScheduler
 from reroll.runtime import make_runtime
 from reroll.runtime.base import Runtime
 from reroll.runtime.devices import DeviceMap
-from reroll.runtime.plan.roles import engine_ranks
-from reroll.runtime.plan.search import assign_devices
 from reroll.training.cluster import TrainCluster
 from reroll.types import Prompt
 from reroll.weights.sync import WeightSync

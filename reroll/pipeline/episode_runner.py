@@ -19,10 +19,10 @@ from reroll.infer.worker import InferWorker
 from reroll.models.load import context_length, load_tokenizer
 from reroll.pipeline.evaluate import EvalResult, evaluate
 from reroll.pipeline.judges import open_hosts
+from reroll.plan.roles import engine_ranks
 from reroll.rewards.cluster import RewardCluster
 from reroll.rollout.play import play
 from reroll.runtime.base import Placement, Runtime
-from reroll.runtime.plan.roles import engine_ranks
 from reroll.tokens.renderer import Renderer
 from reroll.types import Message, Prompt, SamplingParams, Score, Trajectory
 

@@ -117,8 +117,8 @@ def memory_violations(config: AnyConfig) -> tuple[list[Violation], list[str]]:
 
     Activations and caches are reckoned from above, so a run that is too large by them may still go well.
     """
-    from reroll.runtime.plan.plan import cluster_here
-    from reroll.runtime.plan.search import best_plan, device_violations
+    from reroll.plan.plan import cluster_here
+    from reroll.plan.search import best_plan, device_violations
 
     try:
         cluster = cluster_here(config)

@@ -21,9 +21,9 @@ from reroll.config.tree import RlvrConfig
 from reroll.infer.cluster import InferCluster
 from reroll.pipeline.base import Outcome
 from reroll.pipeline.run import train
+from reroll.plan.search import assign_devices
 from reroll.runtime import make_runtime
 from reroll.runtime.base import WorkerInfo
-from reroll.runtime.plan.search import assign_devices
 from reroll.training.cluster import TrainCluster
 
 

@@ -15,10 +15,10 @@ from ray.cluster_utils import Cluster
 
 from reroll.config.parts import DeviceSelection, RayRuntimeConfig, VllmEngineConfig
 from reroll.errors import RerollError
+from reroll.plan.roles import engine_ranks
 from reroll.runtime import make_runtime
 from reroll.runtime.base import Placement, Runtime, WorkerInfo
 from reroll.runtime.devices import DeviceMap
-from reroll.runtime.plan.roles import engine_ranks
 
 LABELS = {
     "head": {"pool": "rollout", "gpu-memory-gb": "24"},

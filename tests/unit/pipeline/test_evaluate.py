@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from reroll.cli_eval import how_drawn
+from reroll.cli.eval import how_drawn
 from reroll.config.parts import DomainEval, EvalConfig
 from reroll.errors import RewardError
 from reroll.pipeline.evaluate import EvalResult, evaluate, num_episodes

@@ -17,9 +17,9 @@ from reroll.errors import ConfigError, RunFolderError
 from reroll.models.load import DTYPES, load_model, load_tokenizer
 from reroll.models.tiny import make_tiny
 from reroll.pipeline.spawn import train_devices
+from reroll.plan.memory import Training, answer_memory, train_memory
+from reroll.plan.shape import shape_of
 from reroll.runtime.local import LocalRuntime
-from reroll.runtime.plan.memory import Training, answer_memory, train_memory
-from reroll.runtime.plan.shape import shape_of
 from reroll.tokens.batch import Batch, pack
 from reroll.training.loss import SFT_LOSS
 from reroll.training.parallel.build import skeleton

@@ -14,11 +14,11 @@ from reroll.config.parts import EngineConfig, ExternalEngineConfig, LocalRuntime
 from reroll.config.strategy import Fsdp2StrategyConfig, RanksStrategy, StrategyConfig, TorchStrategyConfig
 from reroll.config.tree import AnyConfig, RlvrConfig
 from reroll.errors import ModelError, Violation
-from reroll.runtime.plan.memory import GIB
-from reroll.runtime.plan.peaks import DeviceLoad
-from reroll.runtime.plan.plan import Plan, cluster_here, make_plan
-from reroll.runtime.plan.roles import Role, engine_ranks, roles_of, torn_seat
-from reroll.runtime.plan.shape import ModelShape, shape_of
+from reroll.plan.memory import GIB
+from reroll.plan.peaks import DeviceLoad
+from reroll.plan.plan import Plan, cluster_here, make_plan
+from reroll.plan.roles import Role, engine_ranks, roles_of, torn_seat
+from reroll.plan.shape import ModelShape, shape_of
 
 C = TypeVar("C", bound=Node)
 _NUM_FINE_STEPS = 8

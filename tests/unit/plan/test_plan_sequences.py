@@ -12,11 +12,11 @@ from reroll.config.host import parse_devices
 from reroll.config.load import load_config
 from reroll.config.strategy import Fsdp2StrategyConfig
 from reroll.config.tree import RlvrConfig
-from reroll.runtime.plan.memory import Training
-from reroll.runtime.plan.plan import Plan, make_plan
-from reroll.runtime.plan.search import candidates
-from reroll.runtime.plan.shape import shape_of
-from reroll.runtime.plan.timing import Rows, train_seconds
+from reroll.plan.memory import Training
+from reroll.plan.plan import Plan, make_plan
+from reroll.plan.search import candidates
+from reroll.plan.shape import shape_of
+from reroll.plan.timing import Rows, train_seconds
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "clusters" / "qwen3_8b_long.yaml"
 LONGEST = 1024 + 32768

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from reroll.config.cluster import DEVICES, ClusterConfig, Efficiency
-from reroll.runtime.plan.memory import Training
-from reroll.runtime.plan.shape import shape_of
-from reroll.runtime.plan.timing import (
+from reroll.plan.memory import Training
+from reroll.plan.shape import shape_of
+from reroll.plan.timing import (
     Rows,
     forward_flops,
     generate_seconds,

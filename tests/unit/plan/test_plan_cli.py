@@ -11,12 +11,12 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-import reroll.runtime.plan.plan as plan_module
+import reroll.plan.plan as plan_module
 from reroll.cli import app
 from reroll.config.load import load_config, parse_config
 from reroll.errors import ConfigError
 from reroll.pipeline import preflight
-from reroll.runtime.plan.plan import cluster_here
+from reroll.plan.plan import cluster_here
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 

@@ -13,9 +13,9 @@ from reroll.config.load import parse_config
 from reroll.config.select import GpuNode, select_gpus
 from reroll.config.tree import RlvrConfig
 from reroll.errors import ConfigError
-from reroll.runtime.plan.draw import lanes_of
-from reroll.runtime.plan.plan import Plan, make_plan
-from reroll.runtime.plan.search import best_plan, candidates, device_violations
+from reroll.plan.draw import lanes_of
+from reroll.plan.plan import Plan, make_plan
+from reroll.plan.search import best_plan, candidates, device_violations
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 

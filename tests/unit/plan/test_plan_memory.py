@@ -15,7 +15,7 @@ from reroll.infer.embedded.cache import SlotCache
 from reroll.models.attention import PackedAttention, hidden_states
 from reroll.models.load import load_model, load_tokenizer
 from reroll.models.tiny import Family, make_tiny
-from reroll.runtime.plan.memory import (
+from reroll.plan.memory import (
     GIB,
     Training,
     activation_bytes,
@@ -27,7 +27,7 @@ from reroll.runtime.plan.memory import (
     pooled_engine_memory,
     train_memory,
 )
-from reroll.runtime.plan.shape import shape_of
+from reroll.plan.shape import shape_of
 from reroll.training.torch_strategy import TorchStrategy
 
 P = 8_190_735_360

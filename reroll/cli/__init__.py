@@ -11,13 +11,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from reroll import __version__
-from reroll.cli_chat import chat
-from reroll.cli_eval import evaluate
-from reroll.cli_init import init
-from reroll.cli_plan import plan
-from reroll.cli_reference import print_explanation, schema
-from reroll.cli_rewards import rewards
-from reroll.cli_show import show
+from reroll.cli.chat import chat
+from reroll.cli.eval import evaluate
+from reroll.cli.init import init
+from reroll.cli.plan import plan
+from reroll.cli.reference import print_explanation, schema
+from reroll.cli.rewards import rewards
+from reroll.cli.show import show
 from reroll.config.imports import search_in
 from reroll.config.load import dump_config, load_config
 from reroll.config.load_env import load_env

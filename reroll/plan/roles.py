@@ -26,8 +26,7 @@ from reroll.config.rewards import walk
 from reroll.config.strategy import Fsdp2StrategyConfig, RanksStrategy, StrategyConfig
 from reroll.config.tree import AnyConfig, RlvrConfig
 from reroll.errors import ConfigError, Violation
-from reroll.runtime.devices import DeviceMap, Ranks
-from reroll.runtime.plan.memory import (
+from reroll.plan.memory import (
     GIB,
     RoleMemory,
     Terms,
@@ -37,7 +36,8 @@ from reroll.runtime.plan.memory import (
     pooled_engine_memory,
     train_memory,
 )
-from reroll.runtime.plan.shape import ModelShape, shape_of
+from reroll.plan.shape import ModelShape, shape_of
+from reroll.runtime.devices import DeviceMap, Ranks
 
 VALUE_BYTES = {"fp32": 4, "bf16": 2}
 
