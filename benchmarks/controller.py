@@ -25,7 +25,7 @@ from reroll.config.parts import LocalRuntimeConfig, ProcessesRuntimeConfig, RayR
 from reroll.infer.base import Finished
 from reroll.infer.cluster import CONCURRENCY, InferCluster
 from reroll.infer.worker import Command, EngineReport, EngineStatus, Submit
-from reroll.observe.ledger import Ledger
+from reroll.observe.journal import Journal
 from reroll.observe.metrics import Mean, Stats
 from reroll.rollout.scheduler import RolloutScheduler
 from reroll.runtime import make_runtime
@@ -142,8 +142,8 @@ async def measure(runtime: Runtime, folder: Path, *, num_workers: int, is_weighe
 
     config = RolloutConfig(prompts_per_step=PROMPTS_PER_STEP, group_size=GROUP_SIZE)
     whole_bytes, seconds = 0, []
-    with Ledger(folder / f"{num_workers}-{is_weighed}.jsonl") as ledger:
-        scheduler = RolloutScheduler(config, Prompts(), episode=episode, score=score, ledger=ledger, seed=0)
+    with Journal(folder / f"{num_workers}-{is_weighed}.jsonl") as journal:
+        scheduler = RolloutScheduler(config, Prompts(), episode=episode, score=score, journal=journal, seed=0)
         for step in range(NUM_STEPS):
             started_s = time.perf_counter()
             groups = await scheduler.take(PROMPTS_PER_STEP)

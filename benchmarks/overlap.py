@@ -16,7 +16,7 @@ from fakes import Prompts
 from report import arguments, report
 
 from reroll.config.parts import RolloutConfig
-from reroll.observe.ledger import Ledger
+from reroll.observe.journal import Journal
 from reroll.observe.metrics import Stats
 from reroll.rollout.scheduler import RolloutScheduler
 from reroll.types import Completion, FinishReason, Prompt, Score, Status, Trajectory, Turn
@@ -49,8 +49,8 @@ async def score(prompt: Prompt, trajectory: Trajectory) -> Score:
 async def run(folder: Path, *, max_staleness: int, train_s: float) -> tuple[float, Stats]:
     config = RolloutConfig(prompts_per_step=PROMPTS_PER_STEP, group_size=GROUP_SIZE, max_staleness=max_staleness)
     engine = Engine()
-    with Ledger(folder / f"{max_staleness}-{train_s}.jsonl") as ledger:
-        scheduler = RolloutScheduler(config, Prompts(), episode=engine.episode, score=score, ledger=ledger, seed=0)
+    with Journal(folder / f"{max_staleness}-{train_s}.jsonl") as journal:
+        scheduler = RolloutScheduler(config, Prompts(), episode=engine.episode, score=score, journal=journal, seed=0)
         started_s = time.perf_counter()
         for step in range(NUM_STEPS):
             groups = await scheduler.take(PROMPTS_PER_STEP)

@@ -17,7 +17,7 @@ from reroll.config.envs import EnvDomain, EnvWorkersConfig
 from reroll.config.parts import RolloutConfig
 from reroll.envs.cluster import EnvCluster
 from reroll.envs.make import make_env
-from reroll.observe.ledger import Ledger
+from reroll.observe.journal import Journal
 from reroll.pipeline.episode_runner import LiveParsed
 from reroll.rollout.play import play
 from reroll.rollout.scheduler import RolloutScheduler
@@ -109,8 +109,8 @@ async def play_all(
 
     num_turns = 0
     config = RolloutConfig(prompts_per_step=prompts_per_step, group_size=group_size)
-    with Ledger(folder / "ledger.jsonl") as ledger:
-        scheduler = RolloutScheduler(config, Prompts(), episode=episode, score=score, ledger=ledger, seed=RUN_SEED)
+    with Journal(folder / "journal") as journal:
+        scheduler = RolloutScheduler(config, Prompts(), episode=episode, score=score, journal=journal, seed=RUN_SEED)
         started_s = time.perf_counter()
         groups = await scheduler.take(prompts_per_step)
         for step in range(1, num_steps):

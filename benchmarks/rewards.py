@@ -23,7 +23,7 @@ from report import arguments, report
 
 from reroll.config.parts import RolloutConfig
 from reroll.config.reward_base import RewardConfig
-from reroll.observe.ledger import Ledger
+from reroll.observe.journal import Journal
 from reroll.rewards.cluster import RewardCluster
 from reroll.rewards.judge import Answer
 from reroll.rewards.said import said
@@ -163,9 +163,9 @@ async def step_seconds(folder: Path, settings: dict[str, int], *, judge_s: float
     configs = {DOMAIN: TypeAdapter[RewardConfig](RewardConfig).validate_python(node)}
     async with LocalRuntime() as runtime:
         rewards = await RewardCluster.start(runtime, configs, hosts={DOMAIN: SlowJudge(seconds=judge_s)})
-        with Ledger(folder / "ledger.jsonl") as ledger:
+        with Journal(folder / "journal") as journal:
             scheduler = RolloutScheduler(
-                config, Prompts(), episode=Engine().episode, score=rewards.score, ledger=ledger, seed=0
+                config, Prompts(), episode=Engine().episode, score=rewards.score, journal=journal, seed=0
             )
             ends_s = []
             for step in range(num_steps + 1):

@@ -1,6 +1,6 @@
 """What the controller itself costs: samples in flight, completions a second on one core, memory of a sample that waits.
 
-Episodes and scores are fakes that cost next to nothing, so all the time measured is the scheduler's and the ledger's.
+Episodes and scores are fakes that cost next to nothing, so all the time measured is the scheduler's and the journal's.
 Run: python benchmarks/scheduler.py
 """
 
@@ -18,7 +18,7 @@ from fakes import Prompts
 from report import arguments, report
 
 from reroll.config.parts import RolloutConfig
-from reroll.observe.ledger import Ledger
+from reroll.observe.journal import Journal
 from reroll.rollout.scheduler import RolloutScheduler
 from reroll.types import Completion, FinishReason, Group, Prompt, Score, Status, Trajectory, Turn
 
@@ -63,17 +63,17 @@ async def fill(gate: Gate, scheduler: RolloutScheduler) -> asyncio.Task[list[Gro
     return take
 
 
-def make(gate: Gate, ledger: Ledger) -> RolloutScheduler:
+def make(gate: Gate, journal: Journal) -> RolloutScheduler:
     config = RolloutConfig(prompts_per_step=NUM_IN_FLIGHT // GROUP_SIZE, group_size=GROUP_SIZE)
-    return RolloutScheduler(config, Prompts(), episode=gate.episode, score=score, ledger=ledger, seed=0)
+    return RolloutScheduler(config, Prompts(), episode=gate.episode, score=score, journal=journal, seed=0)
 
 
 async def measure_speed(folder: Path) -> list[dict[str, Any]]:
     gate = Gate()
     rows = []
     groups: list[Group] = []
-    with Ledger(folder / "speed.jsonl") as ledger:
-        scheduler = make(gate, ledger)
+    with Journal(folder / "speed.jsonl") as journal:
+        scheduler = make(gate, journal)
         for step in range(NUM_STEPS):
             started_s = time.perf_counter()
             if groups:
@@ -99,8 +99,8 @@ async def measure_speed(folder: Path) -> list[dict[str, Any]]:
 async def measure_memory(folder: Path) -> float:
     """Bytes that one waiting sample costs: task, coroutines, future and its share of the group."""
     gate = Gate()
-    with Ledger(folder / "memory.jsonl") as ledger:
-        scheduler = make(gate, ledger)
+    with Journal(folder / "memory.jsonl") as journal:
+        scheduler = make(gate, journal)
         tracemalloc.start()
         before, _ = tracemalloc.get_traced_memory()
         take = await fill(gate, scheduler)
@@ -122,7 +122,7 @@ def main() -> None:
         "scheduler",
         rows,
         title="The controller alone, one core, fake engine and reward",
-        note=f"{bytes_per_sample:,.0f} bytes per waiting sample; five ledger events per sample are written to disk",
+        note=f"{bytes_per_sample:,.0f} bytes per waiting sample; five journal events per sample are written to disk",
         facts={"bytes_per_waiting_sample": round(bytes_per_sample), "group_size": GROUP_SIZE},
         save=given.save,
     )

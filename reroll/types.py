@@ -212,6 +212,11 @@ class Trajectory(_Plain):
         return sum(len(turn.completion.token_ids) for turn in self.turns)
 
     @property
+    def newest_version(self) -> int:
+        """The newest weights that any of its tokens was written under; -1 if it has none."""
+        return max((version for turn in self.turns for version, _ in turn.completion.versions), default=-1)
+
+    @property
     def text(self) -> str:
         """The policy's last words."""
         return self.turns[-1].text if self.turns else ""

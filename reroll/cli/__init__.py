@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from reroll import __version__
+from reroll.cli.audit import audit
 from reroll.cli.chat import chat
 from reroll.cli.eval import evaluate
 from reroll.cli.init import init
@@ -42,6 +43,7 @@ app.command("plan")(plan)
 app.command("chat")(chat)
 app.command("init")(init)
 app.command("show")(show)
+app.command("audit")(audit)
 app.command("eval")(evaluate)
 app.command("schema")(schema)
 

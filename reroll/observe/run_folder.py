@@ -1,6 +1,6 @@
 """Everything a run leaves behind, in one folder. What is written here survives a crash, a full disk and a resume.
 
-runs/NAME/config.yaml  metrics.jsonl  samples.jsonl  ledger.jsonl  curve.png  result.json  checkpoints/step-000123/
+runs/NAME/config.yaml  metrics.jsonl  samples.jsonl  journal/  curve.png  result.json  checkpoints/step-000123/
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from reroll.observe.files import (
     write_atomically,
     write_json,
 )
-from reroll.observe.ledger import LEDGER_FILE
+from reroll.observe.journal import JOURNAL_FOLDER, sync_journal
 from reroll.observe.lock import LOCK_FILE, RunLock
 from reroll.observe.manifest import FileSum, find_damage, write_manifest
 from reroll.types import Prompt, Trajectory
@@ -64,7 +64,7 @@ class RunFolder:
         self.config_path = path / "config.yaml"
         self.metrics_path = path / "metrics.jsonl"
         self.samples_path = path / "samples.jsonl"
-        self.ledger_path = path / LEDGER_FILE
+        self.journal_path = path / JOURNAL_FOLDER
         self.curve_path = path / "curve.png"
         self.result_path = path / "result.json"
         self.checkpoints_path = path / "checkpoints"
@@ -234,9 +234,10 @@ class RunFolder:
 
     def _sync_rows(self) -> None:
         """What a checkpoint's steps wrote must not be lost to a power cut that the checkpoint survives."""
-        for path in (self.ledger_path, self.metrics_path, self.samples_path):
+        for path in (self.metrics_path, self.samples_path):
             if path.exists():
                 sync(path)
+        sync_journal(self.journal_path)
 
     def _put_in_place(self, unfinished: Path, final: Path) -> None:
         replaced = final.with_name(REPLACED_PREFIX + final.name)

@@ -14,8 +14,9 @@ from reroll.data.sources import load_eval, load_train
 from reroll.infer.cluster import InferCluster
 from reroll.models.load import Head
 from reroll.models.vocabulary import shared_vocabulary
-from reroll.observe.ledger import LEDGER_FILE, Ledger
+from reroll.observe.journal import JOURNAL_FOLDER, Journal
 from reroll.pipeline.episode_runner import EpisodeRunner, open_episode_runner
+from reroll.pipeline.resume import sampling_fingerprint
 from reroll.pipeline.spawn import reference_of, spawn_model, train_devices
 from reroll.pipeline.teachers import Teachers, open_teachers, vocabulary_of
 from reroll.plan.roles import engine_ranks
@@ -86,7 +87,7 @@ async def build_rlvr(config: RlvrConfig, *, folder: Path, code_folder: Path) -> 
             prompts,
             episode=episode_runner.episode,
             score=episode_runner.score,
-            ledger=stack.enter_context(Ledger(folder / LEDGER_FILE)),
+            journal=stack.enter_context(_journal(config, folder, episode_runner)),
             seed=config.run.seed,
             greedy=episode_runner.greedy_episode if isinstance(config.advantage, RemaxAdvantage) else None,
         )
@@ -103,6 +104,12 @@ async def build_rlvr(config: RlvrConfig, *, folder: Path, code_folder: Path) -> 
             devices=devices,
             held_out=held_out,
         )
+
+
+def _journal(config: RlvrConfig, folder: Path, episode_runner: EpisodeRunner) -> Journal:
+    max_bytes = None if config.run.journal_gib is None else int(config.run.journal_gib * 2**30)
+    fingerprint = sampling_fingerprint(config)
+    return Journal(folder / JOURNAL_FOLDER, config=fingerprint, text_of=episode_runner.renderer.decode, max_bytes=max_bytes)
 
 
 def _device_map(config: RlvrConfig, runtime: Runtime, policy: TrainCluster, engine: InferCluster) -> DeviceMap:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -72,6 +73,14 @@ def finished_before(folder: RunFolder, num_steps: int) -> tuple[Checkpoint, dict
     except ValueError:
         return None  # Written anew.
     return (latest, read_state(latest), result) if result.get("status") == "finished" else None
+
+
+def sampling_fingerprint(config: PipelineConfig) -> str:
+    """Equal for configs that draw the same samples from the same checkpoint, wherever they run and whatever they log."""
+    elsewhere = {"run", "checkpoint", "eval", "runtime", "cluster", "reward_workers", "env_workers"}
+    deciding = config.model_dump(mode="json", exclude=elsewhere)
+    deciding["run"] = {"seed": config.run.seed, "steps": config.run.steps}  # Learning rates may depend on how many there are.
+    return hashlib.sha256(json.dumps(deciding, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def _damaged(path: Path, reason: str) -> RunFolderError:

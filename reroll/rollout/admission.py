@@ -60,6 +60,8 @@ class Queued(Generic[P]):
     num_tries: int = 0
     number: int | None = None
     """Set when a run resumes: the number that it had, so that it is sampled with the same seeds."""
+    version: int | None = None
+    """Set when a run resumes and some of its samples are kept: the version that they were admitted under."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +214,13 @@ class Admission(Generic[P]):
         """The prompts still to be trained on. Take it after release: a group that is only taken counts as not trained on."""
         live = sorted([*self._held.values(), *self._all_open()], key=lambda group: group.number)
         replays = [
-            Queued(prompt=group.prompt, domain=group.domain, num_tries=group.num_tries - 1, number=group.number)
+            Queued(
+                prompt=group.prompt,
+                domain=group.domain,
+                num_tries=group.num_tries - 1,
+                number=group.number,
+                version=group.version,
+            )
             for group in live
         ]
         return Snapshot(
@@ -225,7 +233,8 @@ class Admission(Generic[P]):
         )
 
     def restore(self, snapshot: Snapshot[P]) -> None:
-        """Go on from a snapshot. Groups that were open start again under the numbers they had."""
+        """Go on from a snapshot. Groups that were open start again under the numbers they had; those that say so, also under
+        their version."""
         if self.num_open or self._held or any(self._queue.values()):
             raise ValueError("restore before the first admission: this one already has prompts in flight")
         self._version = snapshot.version
@@ -243,7 +252,8 @@ class Admission(Generic[P]):
         if number is None:
             number = self._num_issued[domain] * len(self._domains) + self._domains.index(domain)
             self._num_issued[domain] += 1
-        group = self._open[domain][number] = AdmittedGroup(number, queued.prompt, domain, self._version, queued.num_tries + 1)
+        version = self._version if queued.version is None else queued.version
+        group = self._open[domain][number] = AdmittedGroup(number, queued.prompt, domain, version, queued.num_tries + 1)
         return group
 
     def _reassign_slot(self, domain: str) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
 
-from reroll.observe.ledger import SampleState
+from reroll.observe.journal import SampleState
 from reroll.observe.metrics import Max, Mean, Metric, Stats, Sum
 from reroll.types import Trajectory
 
@@ -84,6 +84,8 @@ class RolloutMeter:
         self.order = EndingOrder()
         self.num_replays = 0
         """Episodes that were played again because their environment was lost: no failures."""
+        self.num_recalled = 0
+        """Samples that had ended before the run was interrupted, and were taken from the journal."""
         self.trained_groups: Counter[str] = Counter()
         """By domain, as are the next two."""
         self.dropped_groups: Counter[str] = Counter()
@@ -105,6 +107,7 @@ class RolloutMeter:
             metrics[f"rollout/{state}_samples"] = Sum(self.ends[state])
         metrics |= self.order.metrics()
         metrics["rollout/replayed_samples"] = Sum(self.num_replays)
+        metrics["rollout/recalled_samples"] = Sum(self.num_recalled)
         if num_ended := self.ends.total():
             metrics["rollout/failed_fraction"] = Mean(self.ends[SampleState.FAILED], num_ended)
         for domain in self._domains:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from reroll.config.parts import RolloutConfig
 from reroll.errors import RerollError, RewardError, TooManyFailures
-from reroll.observe.ledger import Ledger, SampleState
+from reroll.observe.journal import Journal, RecordedSamples, SampleState
 from reroll.observe.metrics import Stats
 from reroll.rollout.admission import Admission, AdmittedGroup, Queued, Snapshot, Supply
 from reroll.rollout.group_in_flight import GroupInFlight
@@ -62,7 +62,7 @@ class RolloutScheduler:
         *,
         episode: Episode,
         score: ScoreOne,
-        ledger: Ledger,
+        journal: Journal,
         seed: int,
         greedy: Episode | None = None,
     ) -> None:
@@ -72,7 +72,9 @@ class RolloutScheduler:
         self._episode = episode
         self._greedy = greedy
         self._score = score
-        self._ledger = ledger
+        self._journal = journal
+        self._recorded: RecordedSamples | None = None
+        """What an interrupted run has sampled already."""
         self._seed = seed
         self._admission: Admission[Prompt] = Admission(
             prompts,
@@ -122,7 +124,7 @@ class RolloutScheduler:
             self._meter.staleness.add(self._admission.version - admitted.version)
             groups.append(flight.group())
         self._admit()
-        self._ledger.flush()
+        self._journal.flush()
         return groups
 
     def progress(self) -> str:
@@ -142,7 +144,7 @@ class RolloutScheduler:
             self._prompts.record_rewards(group.prompt, group.rewards)
         self._stop(outdated, "queued again")
         self._admit()
-        self._ledger.flush()  # A checkpoint of this step may follow: whoever reads it must find these marked.
+        self._journal.stepped(version=version)  # A checkpoint of this step may follow: whoever reads it must find these marked.
 
     def stats(self) -> Stats:
         """What happened since the last call."""
@@ -160,19 +162,26 @@ class RolloutScheduler:
             "num_dropped": snapshot.num_dropped,
             "num_ceded_to": snapshot.num_reassigned_to,
             "queue": [
-                {"number": queued.number, "num_tries": queued.num_tries, "prompt": _to_plain(queued.prompt)}
+                {
+                    "number": queued.number,
+                    "num_tries": queued.num_tries,
+                    "version": queued.version,
+                    "prompt": _to_plain(queued.prompt),
+                }
                 for queued in snapshot.queue
             ],
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from `state()`, before the first take. Groups that were in flight are sampled again with the same seeds."""
+        """Go on from `state()`, before the first take. Of the groups that were in flight, samples that had ended are taken from
+        the journal; the others are drawn again with the same seeds."""
         self._prompts.restore(state["prompts"])
+        self._recorded = self._recorded_since(state["version"])
         self._admission.restore(
             Snapshot(
                 version=state["version"],
                 num_issued=state["num_issued"],
-                queue=[_queued(row) for row in state["queue"]],
+                queue=[_queued(row, self._recorded) for row in state["queue"]],
                 slot_domains=state["places"],
                 # Earlier versions did not count these.
                 num_dropped=state.get("num_dropped", {}),
@@ -185,7 +194,7 @@ class RolloutScheduler:
         self._break(RerollError("the rollout scheduler is closed"))
         self._stop([flight.admitted for flight in self._flights.values()], "closed")
         await asyncio.gather(*self._stopping, return_exceptions=True)
-        self._ledger.flush()
+        self._journal.flush()
 
     def _admit(self) -> None:
         if self._error is not None:
@@ -216,9 +225,12 @@ class RolloutScheduler:
         """Generate one sample's episode and score it."""
         admitted = flight.admitted
         id = flight.sample_id(index)
+        if (recorded := self._recall(admitted, index)) is not None:
+            self._meter.num_recalled += 1
+            return recorded
         started_s = _now()
         self._meter.queue_s.add(started_s - flight.admitted_s)
-        self._ledger.record(id, SampleState.GENERATING)
+        self._journal.record(id, SampleState.GENERATING)
         is_baseline = self._greedy is not None and index == len(flight.trajectories) - 1
         episode = self._greedy if self._greedy and is_baseline else self._episode
         seed = stable_seed(self._seed, admitted.number, index)
@@ -227,7 +239,7 @@ class RolloutScheduler:
         self._meter.generate_s.add(generated_s - started_s)
         if flight.is_stopped or not trajectory.is_usable:
             return trajectory
-        self._ledger.record(id, SampleState.SCORING, tokens=trajectory.num_completion_tokens)
+        self._journal.record(id, SampleState.SCORING, tokens=trajectory.num_completion_tokens)
         self._num_scoring += 1
         try:
             score = await self._score(admitted.prompt, trajectory)
@@ -240,10 +252,20 @@ class RolloutScheduler:
             return replace(trajectory, status=Status.FAILED, reason=f"its reward is {score.value}")
         return trajectory.scored(score)
 
+    def _recall(self, admitted: AdmittedGroup[Prompt], index: int) -> Trajectory | None:
+        """The sample as it was when the run was interrupted, if it had ended."""
+        if self._recorded is None:  # Nothing was restored: it begins, or was interrupted before its first checkpoint.
+            self._recorded = self._recorded_since(self._admission.version)
+        number, prompt, version = admitted.number, admitted.prompt, admitted.version
+        return self._recorded.take(number, prompt.id, version, index=index, newest=self._admission.version)
+
+    def _recorded_since(self, version: int) -> RecordedSamples:
+        return self._journal.resume(version=version, max_staleness=self._config.max_staleness)
+
     def _note_lost(self, id: str, reason: str) -> None:
         """A sample's environment was lost with its process: the episode is played again."""
         self._meter.num_replays += 1
-        self._ledger.record(id, SampleState.GENERATING, reason=reason)
+        self._journal.record(id, SampleState.GENERATING, reason=reason)
 
     def _end_sample(self, flight: GroupInFlight, index: int, trajectory: Trajectory) -> None:
         id = flight.sample_id(index)
@@ -253,12 +275,12 @@ class RolloutScheduler:
             if not (flight.has_baseline and index == len(flight.trajectories) - 1):
                 flight.ended.append(index)
             self._recent.add(None)
-            self._ledger.record(id, SampleState.DONE, reward=trajectory.reward)
+            self._journal.ended(id, trajectory)
         else:
             reason = trajectory.reason or f"it ended as {trajectory.status} with nothing written"
             self._recent.add(reason)
             self._meter.ends[SampleState.FAILED] += 1
-            self._ledger.record(id, SampleState.FAILED, reason=reason)
+            self._journal.record(id, SampleState.FAILED, reason=reason)
             if self._recent.exceed(self._config.max_failed_fraction):
                 self._break(TooManyFailures(f"{self._recent.describe()}\nThe limit is rollout.max_failed_fraction."))
         if flight.num_left and flight.has_enough:
@@ -275,7 +297,7 @@ class RolloutScheduler:
                     id=flight.sample_id(index), turns=(), status=Status.ABORTED, reason=reason
                 )
                 flight.num_left -= 1
-                self._ledger.record(flight.sample_id(index), SampleState.ABORTED, reason=reason)
+                self._journal.record(flight.sample_id(index), SampleState.ABORTED, reason=reason)
                 self._meter.ends[SampleState.ABORTED] += 1
                 self._cancel(flight.tasks[index])
 
@@ -348,7 +370,7 @@ class RolloutScheduler:
         """The same event for every sample of the group that has not failed."""
         ids = flight.whole_ids()
         for id in ids:
-            self._ledger.record(id, state, **detail)
+            self._journal.record(id, state, **detail)
         if state is not SampleState.QUEUED:
             self._meter.ends[state] += len(ids)
 
@@ -374,7 +396,9 @@ def _to_plain(prompt: Prompt) -> dict[str, Any]:
     }
 
 
-def _queued(row: dict[str, Any]) -> Queued[Prompt]:
-    plain = row["prompt"]
+def _queued(row: dict[str, Any], recorded: RecordedSamples) -> Queued[Prompt]:
+    plain, number, version = row["prompt"], row["number"], row.get("version")
     prompt = Prompt(**{**plain, "messages": tuple(plain["messages"])})
-    return Queued(prompt=prompt, domain=prompt.domain, num_tries=row["num_tries"], number=row["number"])
+    if number is None or version is None or not recorded.has_group(number, prompt.id, version):
+        version = None  # All of it is drawn under the weights that are current then.
+    return Queued(prompt=prompt, domain=prompt.domain, num_tries=row["num_tries"], number=number, version=version)

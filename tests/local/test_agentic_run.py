@@ -172,7 +172,7 @@ def test_seeds_whose_environment_raises_fail_with_the_reason_and_the_run_goes_on
     tree["rollout"] |= {"max_failed_fraction": 1.0}
     outcome, rows = run(tree)
     assert len(rows) == 3
-    assert "this seed is cursed" in (outcome.folder / "ledger.jsonl").read_text()
+    assert "this seed is cursed" in (outcome.folder / "journal" / "000000.jsonl").read_text()
 
 
 def test_when_most_environments_fail_the_run_stops_and_says_why(tree: dict[str, Any]) -> None:
@@ -188,7 +188,7 @@ def test_a_process_that_dies_takes_its_episodes_with_it_and_not_the_run(tree: di
     tree["rollout"] |= {"max_failed_fraction": 1.0}
     outcome, rows = run(tree)
     assert len(rows) == 3
-    assert "exit code 3" in (outcome.folder / "ledger.jsonl").read_text()
+    assert "exit code 3" in (outcome.folder / "journal" / "000000.jsonl").read_text()
 
 
 def test_held_out_games_are_played_by_eval(tree: dict[str, Any]) -> None:

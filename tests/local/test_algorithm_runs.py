@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from reroll.config.load import parse_config
 from reroll.errors import ConfigError
-from reroll.observe.ledger import read_ledger
+from reroll.observe.journal import read_journal
 from reroll.pipeline.base import Outcome
 from reroll.pipeline.run import train
 
@@ -175,8 +175,8 @@ def test_the_full_kl_is_near_its_estimate_from_samples(rlvr_tree: dict[str, Any]
 def test_remax_plays_one_greedy_sample_a_group_and_does_not_train_on_it(rlvr_tree: dict[str, Any]) -> None:
     rlvr_tree |= {"algorithm": "remax"}
     outcome, rows = run(rlvr_tree)
-    groups = {event.sample_id.split(".")[0] for event in read_ledger(outcome.folder / "ledger.jsonl")}
-    samples = {event.sample_id for event in read_ledger(outcome.folder / "ledger.jsonl")}
+    samples = {event.sample_id for event in read_journal(outcome.folder / "journal") if event.sample_id}
+    groups = {sample.split(".")[0] for sample in samples}
     assert len(samples) == 5 * len(groups)
     assert rows[0]["train/loss_tokens"] == rows[0]["tokens"]  # Four siblings a group in both.
 

@@ -21,7 +21,7 @@ from reroll.errors import RerollError, RunFolderError, TooManyFailures, Training
 from reroll.models.tiny import make_tiny
 from reroll.observe.episode import logged_episodes
 from reroll.observe.files import read_jsonl
-from reroll.observe.ledger import SampleState, read_ledger
+from reroll.observe.journal import SampleState, read_journal
 from reroll.pipeline import run as run_module
 from reroll.pipeline.base import Outcome
 from reroll.pipeline.run import train
@@ -61,8 +61,8 @@ def checkpoints(tree: Tree) -> list[str]:
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
-    """Without the ledger: what is started and refused is written down there too."""
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "ledger.jsonl"}
+    """Without the journal: what is started and refused is written down there too."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.parent.name != "journal"}
 
 
 @pytest.fixture
@@ -176,7 +176,7 @@ def test_the_samples_of_a_checkpoint_are_marked_as_trained_when_it_has_its_name(
     tree["checkpoint"] = {"every": 2, "background": False}
     assert in_another_process(tree, KILL_ONCE_NAMED).wait(200) == -signal.SIGKILL
     assert checkpoints(tree) == ["step-000002"]
-    events = list(read_ledger(folder_of(tree) / "ledger.jsonl"))
+    events = list(read_journal(folder_of(tree) / "journal"))
     trained = {event.sample_id for event in events if event.state is SampleState.TRAINED}
     assert len(trained) == 2 * 16
 

@@ -64,8 +64,8 @@ def test_samples_whose_stack_has_a_part_that_fails_are_left_out_and_counted(rlvr
     rlvr_tree["rollout"]["max_failed_fraction"] = 1.0
     outcome = run(rlvr_tree)
     assert sum(row["judging/default/failed"] for row in steps(outcome)) >= 4
-    ledger = (outcome.folder / "ledger.jsonl").read_text()
-    assert "picky: ValueError: I do not like even numbers" in ledger
+    journal = (outcome.folder / "journal" / "000000.jsonl").read_text()
+    assert "picky: ValueError: I do not like even numbers" in journal
 
 
 def test_the_scale_of_each_domain_is_remembered_when_a_run_resumes(rlvr_tree: dict[str, Any]) -> None:

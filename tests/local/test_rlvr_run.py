@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from reroll.config.load import parse_config
 from reroll.errors import ConfigError, ModelError, RunFolderError, TooManyFailures, TrainingDiverged
-from reroll.observe.ledger import read_ledger
+from reroll.observe.journal import read_journal
 from reroll.pipeline.base import Outcome
 from reroll.pipeline.run import evaluate, train
 
@@ -42,7 +42,7 @@ def plain_run(module_rlvr_tree: dict[str, Any]) -> Outcome:
 def test_a_run_leaves_behind_everything_it_promises(plain_run: Outcome) -> None:
     outcome = plain_run
     names = {path.name for path in outcome.folder.iterdir()}
-    assert names >= {"config.yaml", "metrics.jsonl", "samples.jsonl", "ledger.jsonl", "curve.png", "result.json", "checkpoints"}
+    assert names >= {"config.yaml", "metrics.jsonl", "samples.jsonl", "journal", "curve.png", "result.json", "checkpoints"}
     result = json.loads((outcome.folder / "result.json").read_text())
     assert (result["status"], result["steps"]) == ("finished", 3)
     assert set(result["before"]) >= {"eval/pass@1", "eval/reward"}
@@ -81,7 +81,7 @@ def test_a_checkpoint_opens_in_plain_transformers(plain_run: Outcome) -> None:
 
 
 def test_every_sample_of_a_run_ends_trained_or_aborted(plain_run: Outcome) -> None:
-    last = {event.sample_id: str(event.state) for event in read_ledger(plain_run.folder / "ledger.jsonl")}
+    last = {event.sample_id: str(event.state) for event in read_journal(plain_run.folder / "journal") if event.sample_id}
     assert list(last.values()).count("trained") == 3 * 16
     assert set(last.values()) <= {"trained", "aborted"}
 
@@ -165,7 +165,7 @@ def test_a_reward_that_fails_sometimes_fails_its_samples_and_the_run_goes_on(rlv
     rlvr_tree["data"]["eval"] = []
     outcome = run(rlvr_tree)
     assert outcome.num_steps == 3
-    failed = [event for event in read_ledger(outcome.folder / "ledger.jsonl") if str(event.state) == "failed"]
+    failed = [event for event in read_journal(outcome.folder / "journal") if str(event.state) == "failed"]
     assert failed
     assert all(event.detail["reason"] for event in failed)
 

@@ -18,7 +18,7 @@ from reroll.config.parts import ProcessesRuntimeConfig, RayRuntimeConfig
 from reroll.infer.cluster import CONCURRENCY, InferCluster
 from reroll.infer.worker import InferWorker
 from reroll.models.tiny import make_tiny
-from reroll.observe.ledger import SampleState, read_ledger
+from reroll.observe.journal import SampleState, read_journal
 from reroll.pipeline.base import Outcome
 from reroll.pipeline.run import train
 from reroll.runtime import make_runtime
@@ -112,5 +112,5 @@ def rows(outcome: Outcome) -> list[dict[str, Any]]:
 
 def trained(outcome: Outcome) -> dict[str, int]:
     """How often each sample was trained on."""
-    events = read_ledger(outcome.folder / "ledger.jsonl")
+    events = read_journal(outcome.folder / "journal")
     return collections.Counter(event.sample_id for event in events if event.state is SampleState.TRAINED)

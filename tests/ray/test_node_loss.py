@@ -30,7 +30,7 @@ from reroll.config.rewards import ImportReward, RewardWorkersConfig
 from reroll.envs.cluster import EnvCluster
 from reroll.errors import EnvLost, WorkerDied
 from reroll.infer.cluster import InferCluster
-from reroll.observe.ledger import SampleState, read_ledger
+from reroll.observe.journal import SampleState, read_journal
 from reroll.pipeline.base import Outcome
 from reroll.pipeline.run import train
 from reroll.rewards.cluster import RewardCluster
@@ -103,7 +103,7 @@ def curve(outcome: Outcome) -> list[float]:
 
 def trained(outcome: Outcome) -> dict[str, int]:
     """How often each sample was trained on."""
-    events = read_ledger(outcome.folder / "ledger.jsonl")
+    events = read_journal(outcome.folder / "journal")
     return collections.Counter(event.sample_id for event in events if event.state is SampleState.TRAINED)
 
 

@@ -1,9 +1,9 @@
 import pytest
 
-from reroll.observe.ledger import Ledger
+from reroll.observe.journal import Journal
 
 
 @pytest.fixture
-def ledger(tmp_path):
-    with Ledger(tmp_path / "ledger.jsonl") as ledger:
-        yield ledger
+def journal(tmp_path):
+    with Journal(tmp_path / "journal") as journal:
+        yield journal

@@ -5,7 +5,7 @@ from collections import Counter
 from itertools import count, cycle
 
 from reroll.config.parts import RolloutConfig
-from reroll.observe.ledger import read_ledger
+from reroll.observe.journal import read_journal
 from reroll.observe.metrics import Stats
 from reroll.rollout.scheduler import RolloutScheduler
 from reroll.types import Completion, FinishReason, Prompt, Score, Status, Trajectory, Turn
@@ -105,16 +105,16 @@ async def settle():
         await asyncio.sleep(0)
 
 
-def make(ledger, *, episode=at_once, score=by_index, prompts=None, seed=0, greedy=None, **config):
+def make(journal, *, episode=at_once, score=by_index, prompts=None, seed=0, greedy=None, **config):
     config = RolloutConfig(**{"prompts_per_step": 2, "group_size": 2, **config})
     prompts = prompts or Prompts()
-    return RolloutScheduler(config, prompts, episode=episode, score=score, ledger=ledger, seed=seed, greedy=greedy)
+    return RolloutScheduler(config, prompts, episode=episode, score=score, journal=journal, seed=seed, greedy=greedy)
 
 
-def events(ledger):
-    ledger.flush()
-    return [(event.sample_id, event.state.value) for event in read_ledger(ledger.path)]
+def events(journal):
+    journal.flush()
+    return [(event.sample_id, event.state.value) for event in read_journal(journal.folder) if event.sample_id]
 
 
-def num_filtered(ledger):
-    return [state for _, state in events(ledger)].count("filtered")
+def num_filtered(journal):
+    return [state for _, state in events(journal)].count("filtered")

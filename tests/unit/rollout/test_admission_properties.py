@@ -24,7 +24,7 @@ OPTIONS = st.fixed_dictionaries(
 
 
 class AdmissionMachine(RuleBasedStateMachine):
-    """Drives an Admission by any legal order of calls, beside a ledger of what became of each prompt."""
+    """Drives an Admission by any legal order of calls, beside a journal of what became of each prompt."""
 
     @initialize(options=OPTIONS, turns=TURNS)
     def start(self, options, turns):
@@ -38,6 +38,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         """Prompts trained on or dropped."""
         self.issued: set[int] = set()
         self.versions_jumped = False
+        self.restored = {}
 
     def make(self) -> Admission[int]:
         return Admission(self.prompts, max_drops=1, **self.options)
@@ -49,7 +50,7 @@ class AdmissionMachine(RuleBasedStateMachine):
     @rule()
     def admit(self):
         for ticket in self.admission.admit():
-            assert ticket.version == self.admission.version
+            assert ticket.version == self.restored.pop(ticket.number, self.admission.version)
             assert ticket.number not in self.issued
             self.issued.add(ticket.number)
             self.running.append(ticket)
@@ -96,6 +97,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         snapshot = self.admission.snapshot()
         self.admission = self.make()
         self.admission.restore(snapshot)
+        self.restored = {queued.number: queued.version for queued in snapshot.queue if queued.version is not None}
         live = self.running + self.finished + self.taken
         self.issued -= {ticket.number for ticket in live}
         self.running, self.finished, self.taken = [], [], []

@@ -316,7 +316,7 @@ async def test_a_commands_whole_family_is_gone_when_its_episode_is_over(how, tmp
     await until(lambda: not any(map(is_alive, pids(file))))
 
 
-async def test_a_scheduler_takes_groups_that_agents_played_and_stops_the_rest_with_itself(ledger):
+async def test_a_scheduler_takes_groups_that_agents_played_and_stops_the_rest_with_itself(journal):
     policy = Policy("ok")
 
     async def agent(prompt, access):
@@ -332,7 +332,7 @@ async def test_a_scheduler_takes_groups_that_agents_played_and_stops_the_rest_wi
         async def as_reported(prompt, trajectory):
             return Score(value=trajectory.reward, parts=trajectory.reward_parts)
 
-        scheduler = make(ledger, episode=episode, score=as_reported, max_staleness=1)
+        scheduler = make(journal, episode=episode, score=as_reported, max_staleness=1)
         groups = await scheduler.take(2)
         assert [group.rewards for group in groups] == [(0.0, 1.0)] * 2
         policy.gate = asyncio.Event()

@@ -1,14 +1,18 @@
-"""Kills at any moment, over-sampling and the dynamic filter together: each prompt that was drawn has one fate."""
+"""Kills at any moment, over-sampling and the dynamic filter together: each prompt that was drawn has one fate, and what had
+ended before a kill is not drawn again."""
 
 import asyncio
 import json
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
-from rollout_fakes import Prompts, make, trajectory
+from rollout_fakes import COMPLETION, Prompts, make
 
-from reroll.types import Score
+from reroll.observe.audit import audit
+from reroll.observe.journal import Journal, SampleState, read_journal
+from reroll.types import Score, Status, Trajectory, Turn
 
 NUM_STEPS, CHECKPOINT_EVERY = 12, 3
 
@@ -16,13 +20,14 @@ NUM_STEPS, CHECKPOINT_EVERY = 12, 3
 class Process:
     """One life of a run: it starts from a checkpoint, and what it did since the last one dies with it."""
 
-    def __init__(self, ledger, rng, saved, **config):
+    def __init__(self, journal, rng, saved, **config):
         self.prompts = Prompts()
         self.rng = rng
         self.trained, self.dropped = [], []
         self.prompts.record_rewards = self.record_rewards
         self.is_training = False
-        self.scheduler = make(ledger, episode=self.episode, score=self.score, prompts=self.prompts, group_size=3, **config)
+        self.played = []
+        self.scheduler = make(journal, episode=self.episode, score=self.score, prompts=self.prompts, group_size=3, **config)
         self.num_steps = 0
         if saved is not None:
             saved = json.loads(saved)
@@ -35,7 +40,9 @@ class Process:
     async def episode(self, prompt, id, seed):
         for _ in range(self.rng.randrange(20)):
             await asyncio.sleep(0)
-        return trajectory(id)
+        self.played.append((id, prompt.id))
+        completion = replace(COMPLETION, versions=((self.num_steps, 2),))
+        return Trajectory(id=id, turns=(Turn(prompt_ids=(1,), completion=completion, text="x"),), status=Status.COMPLETED)
 
     async def score(self, prompt, trajectory):
         is_flat = int(prompt.id.split("/")[1]) % 3 == 0
@@ -68,17 +75,38 @@ class Process:
 
 @pytest.mark.parametrize("max_staleness", [0, 2])
 @pytest.mark.parametrize("seed", range(15))
-async def test_after_kills_no_prompt_is_lost_and_none_is_trained_twice(ledger, seed, max_staleness):
-    rng, saved, num_lives = random.Random(seed), None, 0
+async def test_after_kills_no_prompt_is_lost_and_none_is_trained_twice(tmp_path, seed, max_staleness):
+    rng, saved, num_lives, num_undone = random.Random(seed), None, 0, 0
     while saved is None or json.loads(saved)["steps"] < NUM_STEPS:
         config = {"prompts_per_step": 4, "oversample": 1.5, "drop_zero_variance_groups": True, "max_staleness": max_staleness}
-        process = Process(ledger, rng, saved, **config)
-        saved = await process.run(process.num_steps + rng.randrange(1, 7)) or saved
-        await process.scheduler.close()  # After the last state was read: what it stops is not in it.
+        with Journal(tmp_path, text_of=lambda ids: "x") as journal:
+            process = Process(journal, rng, saved, **config)
+            saved = await process.run(process.num_steps + rng.randrange(1, 7)) or saved
+            await process.scheduler.close()  # After the last state was read: what it stops is not in it.
         num_lives += 1
+        num_undone += 4 * (process.num_steps - (json.loads(saved)["steps"] if saved else 0))
     end = json.loads(saved)
     owed = [row["prompt"]["id"] for row in end["state"]["queue"]]
     fates = Counter([*end["trained"], *end["dropped"], *owed])
     assert num_lives > 1
     assert fates == {f"p/{number}": 1 for number in range(end["state"]["prompts"]["position"])}
     assert len(end["trained"]) == 4 * NUM_STEPS
+    found = audit(tmp_path, max_staleness=max_staleness)
+    assert found.violations == []
+    assert (found.num_lives, found.num_steps, found.trained) == (num_lives, NUM_STEPS, 4 * NUM_STEPS)
+    assert found.undone == num_undone
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_without_a_staleness_budget_nothing_that_had_ended_is_drawn_again(tmp_path, seed):
+    rng, saved, played = random.Random(seed), None, Counter()
+    while saved is None or json.loads(saved)["steps"] < NUM_STEPS:
+        with Journal(tmp_path, text_of=lambda ids: "x") as journal:
+            process = Process(journal, rng, saved, prompts_per_step=4)
+            saved = await process.run(process.num_steps + rng.randrange(1, 7)) or saved
+            await process.scheduler.close()
+        played.update(process.played)
+    done = {(event.sample_id, event.segment) for event in read_journal(tmp_path) if event.state is SampleState.DONE}
+    assert len(done) > len(played)  # Taken from the journal, and written down anew.
+    assert set(played.values()) == {1}
+    assert audit(tmp_path, max_staleness=0).violations == []

@@ -11,7 +11,7 @@ from reroll.config.envs import EnvConfig, ProcessEnvs
 from reroll.config.parts import LocalRuntimeConfig
 from reroll.envs.cluster import EnvCluster
 from reroll.errors import EnvError, EnvLost, TooManyFailures
-from reroll.observe.ledger import SampleState, read_ledger
+from reroll.observe.journal import SampleState, read_journal
 from reroll.rollout.play import play
 from reroll.rollout.replay import MAX_REPLAYS, replayed
 from reroll.runtime import make_runtime
@@ -81,7 +81,7 @@ async def draw(request):
 
 
 @asynccontextmanager
-async def scheduler_of(ledger, **options):
+async def scheduler_of(journal, **options):
     """A scheduler whose episodes are played in environments of one child process."""
     node = {"kind": "import", "path": "mortal_envs:Mortal", "options": options}
     nodes = TypeAdapter(dict[str, EnvConfig]).validate_python({"d": node})
@@ -96,7 +96,7 @@ async def scheduler_of(ledger, **options):
         async def score(prompt, trajectory):
             return Score(value=trajectory.reward)
 
-        scheduler = make(ledger, episode=episode, score=score, group_size=8)
+        scheduler = make(journal, episode=episode, score=score, group_size=8)
         try:
             yield scheduler, envs
         finally:
@@ -104,13 +104,13 @@ async def scheduler_of(ledger, **options):
             await envs.close()
 
 
-async def test_a_killed_environment_process_fails_no_sample_and_changes_none(ledger, tmp_path):
+async def test_a_killed_environment_process_fails_no_sample_and_changes_none(journal, tmp_path):
     said = []
     for is_lit in (False, True):
         fuse = tmp_path / "fuse"
         if is_lit:
             fuse.touch()
-        async with scheduler_of(ledger, fuse=str(fuse)) as (scheduler, envs):
+        async with scheduler_of(journal, fuse=str(fuse)) as (scheduler, envs):
             groups = await scheduler.take(2)
             said.append([[turn.text for turn in one.turns] for group in groups for one in group.trajectories])
             stats = (scheduler.stats() + envs.stats()).values_by_name()
@@ -119,13 +119,13 @@ async def test_a_killed_environment_process_fails_no_sample_and_changes_none(led
     assert len(said[0]) == 16
     assert stats["rollout/replayed_samples"] == stats["env/d/lost"] > 0
     assert stats["rollout/failed_samples"] == stats["env/d/failures"] == 0
-    ledger.flush()
-    again = [event for event in read_ledger(ledger.path) if event.state is SampleState.GENERATING and event.detail]
+    journal.flush()
+    again = [event for event in read_journal(journal.folder) if event.state is SampleState.GENERATING and event.detail]
     assert len(again) == stats["rollout/replayed_samples"]
     assert {event.detail["reason"] for event in again} == {"the process of the environment died (SIGKILL)"}
 
 
-async def test_an_environment_that_always_kills_its_process_ends_the_run_with_the_reason(ledger):
-    async with scheduler_of(ledger) as (scheduler, _):
+async def test_an_environment_that_always_kills_its_process_ends_the_run_with_the_reason(journal):
+    async with scheduler_of(journal) as (scheduler, _):
         with pytest.raises(TooManyFailures, match=r"died \(SIGKILL\), each of the 4 times it was played"):
             await scheduler.take(2)

@@ -6,12 +6,12 @@ import pytest
 from rollout_fakes import Manual, Prompts, events, flat, make, num_filtered, settle, trajectory
 
 from reroll.errors import RerollError, RewardError
-from reroll.observe.ledger import SampleState, read_ledger
+from reroll.observe.journal import SampleState, read_journal
 from reroll.types import Score, Status
 
 
-async def test_a_step_gives_scored_groups_oldest_first(ledger):
-    scheduler = make(ledger)
+async def test_a_step_gives_scored_groups_oldest_first(journal):
+    scheduler = make(journal)
     groups = await scheduler.take(2)
     assert [(group.number, group.prompt.id, group.version) for group in groups] == [(0, "p/0", 0), (1, "p/1", 0)]
     assert [group.rewards for group in groups] == [(0.0, 1.0), (0.0, 1.0)]
@@ -22,23 +22,23 @@ async def test_a_step_gives_scored_groups_oldest_first(ledger):
     await scheduler.close()
 
 
-async def test_every_step_of_a_sample_is_in_the_ledger(ledger):
-    scheduler = make(ledger, prompts_per_step=1, group_size=1)
+async def test_every_step_of_a_sample_is_in_the_ledger(journal):
+    scheduler = make(journal, prompts_per_step=1, group_size=1)
     groups = await scheduler.take(1)
     scheduler.release(groups, version=1)
-    assert [state for id, state in events(ledger) if id == "0.0"] == ["queued", "generating", "scoring", "done", "trained"]
+    assert [state for id, state in events(journal) if id == "0.0"] == ["queued", "generating", "scoring", "done", "trained"]
     await scheduler.close()
-    assert ("1.0", "aborted") in events(ledger)
+    assert ("1.0", "aborted") in events(journal)
 
 
-async def test_events_are_on_disk_before_their_groups_are_trained_on(ledger):
-    scheduler = make(ledger)
+async def test_events_are_on_disk_before_their_groups_are_trained_on(journal):
+    scheduler = make(journal)
     await scheduler.take(2)
-    assert Counter(event.state for event in read_ledger(ledger.path))[SampleState.DONE] == 4
+    assert Counter(event.state for event in read_journal(journal.folder))[SampleState.DONE] == 4
     await scheduler.close()
 
 
-async def test_a_sample_is_scored_the_moment_it_ends(ledger):
+async def test_a_sample_is_scored_the_moment_it_ends(journal):
     engine = Manual()
     scored = []
 
@@ -46,7 +46,7 @@ async def test_a_sample_is_scored_the_moment_it_ends(ledger):
         scored.append(trajectory.id)
         return Score(value=1.0)
 
-    scheduler = make(ledger, episode=engine.episode, score=score)
+    scheduler = make(journal, episode=engine.episode, score=score)
     take = asyncio.create_task(scheduler.take(2))
     await settle()
     engine.end("1.1")
@@ -57,11 +57,11 @@ async def test_a_sample_is_scored_the_moment_it_ends(ledger):
     await scheduler.close()
 
 
-async def test_seeds_depend_on_run_ticket_and_sibling_alone(ledger):
+async def test_seeds_depend_on_run_ticket_and_sibling_alone(journal):
     drawn = {}
     for seed in (0, 0, 1):
         engine = Manual()
-        scheduler = make(ledger, episode=engine.episode, seed=seed)
+        scheduler = make(journal, episode=engine.episode, seed=seed)
         take = asyncio.create_task(scheduler.take(2))
         await settle()
         drawn.setdefault(seed, []).append([seed for _, _, seed in engine.started])
@@ -72,26 +72,26 @@ async def test_seeds_depend_on_run_ticket_and_sibling_alone(ledger):
     assert len({*first, *drawn[1][0]}) == 8
 
 
-async def test_groups_without_signal_are_dropped_when_asked(ledger):
+async def test_groups_without_signal_are_dropped_when_asked(journal):
     async def score(prompt, trajectory):
         ticket, index = map(int, trajectory.id.split("."))
         return Score(value=float(index) if ticket >= 5 else 1.0)
 
-    scheduler = make(ledger, score=score, drop_zero_variance_groups=True)
+    scheduler = make(journal, score=score, drop_zero_variance_groups=True)
     assert [group.number for group in await scheduler.take(2)] == [5, 6]
-    assert num_filtered(ledger) == 10
+    assert num_filtered(journal) == 10
     await scheduler.close()
 
 
-async def test_groups_without_signal_are_kept_by_default(ledger):
-    scheduler = make(ledger, score=flat)
+async def test_groups_without_signal_are_kept_by_default(journal):
+    scheduler = make(journal, score=flat)
     assert [group.number for group in await scheduler.take(2)] == [0, 1]
     await scheduler.close()
 
 
-async def test_oversampling_cancels_the_rest_and_queues_it_again(ledger):
+async def test_oversampling_cancels_the_rest_and_queues_it_again(journal):
     engine = Manual()
-    scheduler = make(ledger, episode=engine.episode, oversample=1.5)
+    scheduler = make(journal, episode=engine.episode, oversample=1.5)
     take = asyncio.create_task(scheduler.take(2))
     await settle()
     assert len(engine.started) == 6
@@ -100,16 +100,16 @@ async def test_oversampling_cancels_the_rest_and_queues_it_again(ledger):
     assert [group.number for group in groups] == [1, 2]
     await settle()
     assert engine.cancelled == ["0.1"]
-    assert {("0.0", "aborted"), ("0.1", "aborted")} <= set(events(ledger))
+    assert {("0.0", "aborted"), ("0.1", "aborted")} <= set(events(journal))
     scheduler.release(groups, version=1)
     await settle()
     assert engine.started[6][:2] == ("p/0", "3.0")
     await scheduler.close()
 
 
-async def test_a_staleness_budget_samples_the_next_step_while_this_one_trains(ledger):
+async def test_a_staleness_budget_samples_the_next_step_while_this_one_trains(journal):
     engine = Manual()
-    scheduler = make(ledger, episode=engine.episode, max_staleness=1)
+    scheduler = make(journal, episode=engine.episode, max_staleness=1)
     take = asyncio.create_task(scheduler.take(2))
     await settle()
     engine.end("0.0", "0.1", "1.0", "1.1")
@@ -125,9 +125,9 @@ async def test_a_staleness_budget_samples_the_next_step_while_this_one_trains(le
     await scheduler.close()
 
 
-async def test_samples_that_a_jump_of_versions_made_too_old_are_stopped(ledger):
+async def test_samples_that_a_jump_of_versions_made_too_old_are_stopped(journal):
     engine = Manual()
-    scheduler = make(ledger, episode=engine.episode, max_staleness=1)
+    scheduler = make(journal, episode=engine.episode, max_staleness=1)
     take = asyncio.create_task(scheduler.take(2))
     await settle()
     engine.end("0.0", "0.1", "1.0", "1.1")
@@ -138,7 +138,7 @@ async def test_samples_that_a_jump_of_versions_made_too_old_are_stopped(ledger):
     await scheduler.close()
 
 
-async def test_stats_tell_where_time_went_and_what_became_of_samples(ledger):
+async def test_stats_tell_where_time_went_and_what_became_of_samples(journal):
     async def episode(prompt, id, seed):
         await asyncio.sleep(0.02)
         return trajectory(id)
@@ -149,7 +149,7 @@ async def test_stats_tell_where_time_went_and_what_became_of_samples(ledger):
             raise RewardError("no")
         return Score(value=0.0)
 
-    scheduler = make(ledger, episode=episode, score=score, group_size=3)
+    scheduler = make(journal, episode=episode, score=score, group_size=3)
     scheduler.release(await scheduler.take(2), version=1)
     stats = scheduler.stats().values_by_name()
     assert 0.02 <= stats["time/generate_s"] <= stats["time/generate_s_max"]
@@ -162,9 +162,9 @@ async def test_stats_tell_where_time_went_and_what_became_of_samples(ledger):
     await scheduler.close()
 
 
-async def test_a_resumed_run_draws_the_same_samples_and_loses_no_prompt(ledger):
+async def test_a_resumed_run_draws_the_same_samples_and_loses_no_prompt(journal):
     engine = Manual()
-    scheduler = make(ledger, episode=engine.episode, max_staleness=1)
+    scheduler = make(journal, episode=engine.episode, max_staleness=1)
     take = asyncio.create_task(scheduler.take(2))
     await settle()
     engine.end("0.0", "0.1", "1.0", "1.1", "2.0")
@@ -174,7 +174,7 @@ async def test_a_resumed_run_draws_the_same_samples_and_loses_no_prompt(ledger):
     await scheduler.close()
 
     resumed_engine = Manual()
-    resumed = make(ledger, episode=resumed_engine.episode, max_staleness=1)
+    resumed = make(journal, episode=resumed_engine.episode, max_staleness=1)
     resumed.restore(state)
     take = asyncio.create_task(resumed.take(2))
     await settle()
@@ -189,7 +189,7 @@ async def test_a_resumed_run_draws_the_same_samples_and_loses_no_prompt(ledger):
     await resumed.close()
 
 
-async def test_close_cancels_all_samples_and_waits_for_their_cleanup(ledger):
+async def test_close_cancels_all_samples_and_waits_for_their_cleanup(journal):
     cleaned = []
 
     async def episode(prompt, id, seed):
@@ -199,7 +199,7 @@ async def test_close_cancels_all_samples_and_waits_for_their_cleanup(ledger):
             await asyncio.sleep(0.01)
             cleaned.append(id)
 
-    scheduler = make(ledger, episode=episode)
+    scheduler = make(journal, episode=episode)
     take = asyncio.create_task(scheduler.take(2))
     await settle()
     await scheduler.close()
@@ -210,9 +210,9 @@ async def test_close_cancels_all_samples_and_waits_for_their_cleanup(ledger):
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_a_cancelled_take_loses_nothing(ledger):
+async def test_a_cancelled_take_loses_nothing(journal):
     engine = Manual()
-    scheduler = make(ledger, episode=engine.episode)
+    scheduler = make(journal, episode=engine.episode)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(scheduler.take(2), timeout=0.01)
     engine.end("0.0", "0.1", "1.0", "1.1")
@@ -220,15 +220,15 @@ async def test_a_cancelled_take_loses_nothing(ledger):
     await scheduler.close()
 
 
-async def test_only_a_whole_step_can_be_taken(ledger):
-    scheduler = make(ledger)
+async def test_only_a_whole_step_can_be_taken(journal):
+    scheduler = make(journal)
     with pytest.raises(ValueError, match="prompts_per_step=2 prompts at a time, got 3"):
         await scheduler.take(3)
 
 
-async def test_thousands_of_samples_wait_at_once(ledger):
+async def test_thousands_of_samples_wait_at_once(journal):
     engine = Manual()
-    scheduler = make(ledger, episode=engine.episode, prompts_per_step=500, group_size=8)
+    scheduler = make(journal, episode=engine.episode, prompts_per_step=500, group_size=8)
     take = asyncio.create_task(scheduler.take(500))
     await settle()
     assert len(engine.waiting) == 4000
@@ -237,8 +237,8 @@ async def test_thousands_of_samples_wait_at_once(ledger):
     await scheduler.close()
 
 
-async def test_no_sample_is_lost_or_trained_twice_in_a_long_unruly_run(ledger):
-    """Slow, failing, filtered and over-sampled groups together: the ledger accounts for every sample."""
+async def test_no_sample_is_lost_or_trained_twice_in_a_long_unruly_run(journal):
+    """Slow, failing, filtered and over-sampled groups together: the journal accounts for every sample."""
 
     async def episode(prompt, id, seed):
         await asyncio.sleep((seed % 97) ** 3 / 97**3 * 0.02)
@@ -249,7 +249,7 @@ async def test_no_sample_is_lost_or_trained_twice_in_a_long_unruly_run(ledger):
         return Score(value=float(sum(map(ord, trajectory.id)) % 3))
 
     scheduler = make(
-        ledger,
+        journal,
         episode=episode,
         score=score,
         prompts_per_step=4,
@@ -267,15 +267,15 @@ async def test_no_sample_is_lost_or_trained_twice_in_a_long_unruly_run(ledger):
         scheduler.release(groups, version=step + 1)
     await scheduler.close()
     assert len(set(trained)) == len(trained) == 100
-    ends = Counter(id for id, state in events(ledger) if state in ("trained", "filtered", "aborted", "failed"))
-    started = {id for id, state in events(ledger) if state == "queued"}
+    ends = Counter(id for id, state in events(journal) if state in ("trained", "filtered", "aborted", "failed"))
+    started = {id for id, state in events(journal) if state == "queued"}
     assert set(ends) == started
     assert set(ends.values()) == {1}, "every sample ends exactly once"
 
 
-async def test_state_can_be_read_after_close_too(ledger):
+async def test_state_can_be_read_after_close_too(journal):
     engine = Manual()
-    scheduler = make(ledger, episode=engine.episode)
+    scheduler = make(journal, episode=engine.episode)
     take = asyncio.create_task(scheduler.take(2))
     await settle()
     before = scheduler.state()
@@ -285,32 +285,32 @@ async def test_state_can_be_read_after_close_too(ledger):
     assert [row["number"] for row in before["queue"]] == [0, 1]
 
 
-async def test_a_greedy_sample_gives_its_group_a_baseline_and_is_no_sibling(ledger):
+async def test_a_greedy_sample_gives_its_group_a_baseline_and_is_no_sibling(journal):
     async def greedy(prompt, id, seed):
         return trajectory(id)
 
     async def score(prompt, trajectory):
         return Score(value=float(trajectory.id.split(".")[1]))
 
-    scheduler = make(ledger, score=score, greedy=greedy)
+    scheduler = make(journal, score=score, greedy=greedy)
     groups = await scheduler.take(2)
     assert [(group.rewards, group.baseline) for group in groups] == [((0.0, 1.0), 2.0)] * 2
     scheduler.release(groups, version=1)
     await scheduler.close()
 
 
-async def test_a_group_whose_greedy_sample_failed_is_dropped(ledger):
+async def test_a_group_whose_greedy_sample_failed_is_dropped(journal):
     async def greedy(prompt, id, seed):
         return trajectory(id, status=Status.FAILED if id.startswith("0.") else Status.COMPLETED)
 
-    scheduler = make(ledger, greedy=greedy)
+    scheduler = make(journal, greedy=greedy)
     assert [group.number for group in await scheduler.take(2)] == [1, 2]
     await scheduler.close()
 
 
-async def test_redundant_samples_are_aborted_once_their_group_is_whole(ledger):
+async def test_redundant_samples_are_aborted_once_their_group_is_whole(journal):
     engine = Manual()
-    scheduler = make(ledger, episode=engine.episode, prompts_per_step=1, extra_samples=2)
+    scheduler = make(journal, episode=engine.episode, prompts_per_step=1, extra_samples=2)
     take = asyncio.create_task(scheduler.take(1))
     await settle()
     assert [id for _, id, _ in engine.started] == ["0.0", "0.1", "0.2", "0.3"]
@@ -320,21 +320,21 @@ async def test_redundant_samples_are_aborted_once_their_group_is_whole(ledger):
     engine.end("0.1")
     (group,) = await take
     assert [trajectory.id for trajectory in group.trajectories] == ["0.1", "0.3"]
-    assert {id for id, state in events(ledger) if state == "aborted"} == {"0.0", "0.2"}
+    assert {id for id, state in events(journal) if state == "aborted"} == {"0.0", "0.2"}
     scheduler.release([group], version=1)
     await scheduler.close()
 
 
-async def test_a_redundant_sample_takes_the_place_of_one_that_failed(ledger):
+async def test_a_redundant_sample_takes_the_place_of_one_that_failed(journal):
     async def episode(prompt, id, seed):
         return trajectory(id, status=Status.FAILED if id.endswith(".0") else Status.COMPLETED)
 
-    scheduler = make(ledger, episode=episode, extra_samples=1)
+    scheduler = make(journal, episode=episode, extra_samples=1)
     assert [len(group.trajectories) for group in await scheduler.take(2)] == [2, 2]
     await scheduler.close()
 
 
-async def test_progress_counts_what_has_ended_and_what_is_being_scored(ledger):
+async def test_progress_counts_what_has_ended_and_what_is_being_scored(journal):
     manual, is_judged = Manual(), asyncio.Event()
 
     async def score(prompt, trajectory):
@@ -342,7 +342,7 @@ async def test_progress_counts_what_has_ended_and_what_is_being_scored(ledger):
             await is_judged.wait()
         return Score(value=float(trajectory.id.split(".")[1]))
 
-    scheduler = make(ledger, episode=manual.episode, score=score)
+    scheduler = make(journal, episode=manual.episode, score=score)
     taking = asyncio.create_task(scheduler.take(2))
     await settle()
     assert scheduler.progress() == "generating: 0/4 samples have ended"
@@ -355,13 +355,13 @@ async def test_progress_counts_what_has_ended_and_what_is_being_scored(ledger):
     await scheduler.close()
 
 
-async def test_redundant_samples_are_told_apart_by_when_they_ended(ledger):
+async def test_redundant_samples_are_told_apart_by_when_they_ended(journal):
     manual = Manual()
 
     async def score(prompt, trajectory):
         return Score(value=1.0 - int(trajectory.id.split(".")[1]) / 10)
 
-    scheduler = make(ledger, episode=manual.episode, score=score, prompts_per_step=1, extra_samples=1)
+    scheduler = make(journal, episode=manual.episode, score=score, prompts_per_step=1, extra_samples=1)
     taking = asyncio.create_task(scheduler.take(1))
     await settle()
     manual.end("0.2")
@@ -375,8 +375,8 @@ async def test_redundant_samples_are_told_apart_by_when_they_ended(ledger):
     await scheduler.close()
 
 
-async def test_without_redundant_samples_nothing_is_said_of_their_order(ledger):
-    scheduler = make(ledger)
+async def test_without_redundant_samples_nothing_is_said_of_their_order(journal):
+    scheduler = make(journal)
     await scheduler.take(2)
     assert not any("early" in name for name in scheduler.stats().values_by_name())
     await scheduler.close()

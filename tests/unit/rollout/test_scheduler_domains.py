@@ -21,17 +21,17 @@ def no_signal_in(domain):
     return score
 
 
-async def test_each_domain_draws_groups_of_its_own_size(ledger):
-    scheduler = make(ledger, prompts=Prompts(domains="ab"), domains={"a": {"group_size": 5}})
+async def test_each_domain_draws_groups_of_its_own_size(journal):
+    scheduler = make(journal, prompts=Prompts(domains="ab"), domains={"a": {"group_size": 5}})
     groups = await scheduler.take(2)
     assert {group.prompt.domain: len(group.trajectories) for group in groups} == {"a": 5, "b": 2}
     await scheduler.close()
 
 
-async def test_redundant_samples_come_on_top_of_the_domains_own_group_size(ledger):
+async def test_redundant_samples_come_on_top_of_the_domains_own_group_size(journal):
     engine = Manual()
     scheduler = make(
-        ledger, prompts=Prompts(domains="ab"), episode=engine.episode, extra_samples=1, domains={"a": {"group_size": 3}}
+        journal, prompts=Prompts(domains="ab"), episode=engine.episode, extra_samples=1, domains={"a": {"group_size": 3}}
     )
     take = asyncio.create_task(scheduler.take(2))
     await settle()
@@ -41,12 +41,12 @@ async def test_redundant_samples_come_on_top_of_the_domains_own_group_size(ledge
     await scheduler.close()
 
 
-async def test_the_mix_of_what_is_trained_on_holds_though_one_domain_drops_most_of_its_groups(ledger):
+async def test_the_mix_of_what_is_trained_on_holds_though_one_domain_drops_most_of_its_groups(journal):
     async def score(prompt, trajectory):
         ticket, index = map(int, trajectory.id.split("."))
         return Score(value=1.0 if prompt.domain == "a" and ticket % 8 else float(index))
 
-    scheduler = make(ledger, prompts=Prompts(domains="ab"), score=score, drop_zero_variance_groups=True, max_staleness=1)
+    scheduler = make(journal, prompts=Prompts(domains="ab"), score=score, drop_zero_variance_groups=True, max_staleness=1)
     for step in range(5):
         groups = await scheduler.take(2)
         assert sorted(domains(groups)) == ["a", "b"]
@@ -58,9 +58,9 @@ async def test_the_mix_of_what_is_trained_on_holds_though_one_domain_drops_most_
     await scheduler.close()
 
 
-async def test_a_domain_without_signal_cedes_its_share_and_a_warning_names_it_once_a_step(ledger, caplog):
+async def test_a_domain_without_signal_cedes_its_share_and_a_warning_names_it_once_a_step(journal, caplog):
     scheduler = make(
-        ledger,
+        journal,
         prompts=Prompts(domains="ab"),
         score=no_signal_in("a"),
         prompts_per_step=4,
@@ -82,12 +82,12 @@ async def test_a_domain_without_signal_cedes_its_share_and_a_warning_names_it_on
     await scheduler.close()
 
 
-async def test_the_prompts_are_told_of_groups_when_they_are_trained_on_or_dropped_and_never_twice(ledger):
+async def test_the_prompts_are_told_of_groups_when_they_are_trained_on_or_dropped_and_never_twice(journal):
     async def score(prompt, trajectory):
         return Score(value=1.0 if prompt.id == "p/0" else float(trajectory.id.split(".")[1]))
 
     prompts = Prompts()
-    scheduler = make(ledger, prompts=prompts, score=score, drop_zero_variance_groups=True)
+    scheduler = make(journal, prompts=prompts, score=score, drop_zero_variance_groups=True)
     groups = await scheduler.take(2)
     assert prompts.seen == [("p/0", (1.0, 1.0))], "the others may yet be sampled again, if the run ends here"
     scheduler.release(groups, version=1)
@@ -95,20 +95,20 @@ async def test_the_prompts_are_told_of_groups_when_they_are_trained_on_or_droppe
     await scheduler.close()
 
 
-async def test_the_prompts_are_told_only_what_usable_samples_earned(ledger):
+async def test_the_prompts_are_told_only_what_usable_samples_earned(journal):
     async def episode(prompt, id, seed):
         return trajectory(id, status=Status.FAILED if id == "0.1" else Status.COMPLETED)
 
     prompts = Prompts()
-    scheduler = make(ledger, prompts=prompts, episode=episode, group_size=3)
+    scheduler = make(journal, prompts=prompts, episode=episode, group_size=3)
     scheduler.release(await scheduler.take(2), version=1)
     assert prompts.seen == [("p/0", (0.0, 2.0)), ("p/1", (0.0, 1.0, 2.0))]
     await scheduler.close()
 
 
-async def test_a_resumed_run_of_several_domains_draws_the_same_samples(ledger):
+async def test_a_resumed_run_of_several_domains_draws_the_same_samples(journal):
     first, second = Manual(), Manual()
-    scheduler = make(ledger, prompts=Prompts(domains="abb"), episode=first.episode, max_staleness=1)
+    scheduler = make(journal, prompts=Prompts(domains="abb"), episode=first.episode, max_staleness=1)
     take = asyncio.create_task(scheduler.take(2))
     await settle()
     first.end("0.0", "0.1", "1.0", "1.1")
@@ -116,7 +116,7 @@ async def test_a_resumed_run_of_several_domains_draws_the_same_samples(ledger):
     await settle()
     state = json.loads(json.dumps(scheduler.state()))
     await scheduler.close()
-    resumed = make(ledger, prompts=Prompts(domains="abb"), episode=second.episode, max_staleness=1)
+    resumed = make(journal, prompts=Prompts(domains="abb"), episode=second.episode, max_staleness=1)
     resumed.restore(state)
     take = asyncio.create_task(resumed.take(2))
     await settle()
@@ -125,8 +125,8 @@ async def test_a_resumed_run_of_several_domains_draws_the_same_samples(ledger):
     await resumed.close()
 
 
-async def test_with_one_domain_groups_are_not_counted_by_domain(ledger):
-    scheduler = make(ledger, episode=at_once, score=by_index)
+async def test_with_one_domain_groups_are_not_counted_by_domain(journal):
+    scheduler = make(journal, episode=at_once, score=by_index)
     scheduler.release(await scheduler.take(2), version=1)
     assert not any("_groups" in name for name in scheduler.stats())
     await scheduler.close()

@@ -1,0 +1,241 @@
+"""What a run's journal proves: every group's fate, none trained twice, none lost, none too stale, every token accounted for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+
+from reroll.observe.journal import (
+    BEGUN,
+    STEPPED,
+    Event,
+    SampleState,
+    damage_of,
+    read_events,
+    read_journal,
+    read_stored,
+    segments,
+)
+
+QUEUED_AGAIN = "queued again"
+"""Reason of an ABORTED event: the prompt is at the front of the queue."""
+MAX_TOLD = 20
+"""Violations of one kind that are told in full."""
+
+
+@dataclass(slots=True)
+class Audit:
+    """What was found."""
+
+    num_lives: int = 0
+    """How often the run was started or resumed."""
+    num_steps: int = 0
+    trained: int = 0
+    """Groups, as are the next four."""
+    dropped: int = 0
+    sent_back: int = 0
+    """Too old, or more than a step needed: their prompts were queued again."""
+    in_flight: int = 0
+    """Admitted, and neither trained on nor dropped when the journal ends."""
+    undone: int = 0
+    """Trained after the last checkpoint before an interruption, and so trained again."""
+    num_samples: int = 0
+    """Trained on."""
+    num_tokens: int = 0
+    """Written by those whose tokens are kept."""
+    num_unkept: int = 0
+    """Samples whose tokens were deleted to keep within `run.journal_gib`."""
+    staleness: int = 0
+    """The largest."""
+    violations: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _OpenGroup:
+    """Admitted, and neither trained on nor dropped so far."""
+
+    prompt: str
+    version: int
+    ended: set[int] = field(default_factory=set)
+    needs_requeue: bool = False
+    """The run was interrupted since: it must be admitted again."""
+
+
+def audit(folder: Path, *, max_staleness: int, on_segment: Callable[[], None] = lambda: None) -> Audit:
+    """Read a journal from end to end. `on_segment` is called after each of its files."""
+    undone, found = _undone(folder)
+    reader, numbers = _Auditor(found, max_staleness), count()
+    for segment in segments(folder):
+        for event, number in zip(read_events(segment), numbers, strict=False):
+            if not any(start <= number < end for start, end in undone):
+                reader.take(event)
+        if damage := damage_of(segment):
+            found.violations.append(damage)
+        on_segment()
+    reader.finish()
+    return found
+
+
+def _undone(folder: Path) -> tuple[list[tuple[int, int]], Audit]:
+    """The ranges of events that an interruption undid."""
+    after_step: dict[int, int] = {}
+    ranges: list[tuple[int, int]] = []
+    found, trained_since = Audit(), Counter[int]()
+    for number, event in enumerate(read_journal(folder)):
+        if event.state == BEGUN:
+            version = event.detail["version"]
+            start = after_step.get(version, 0)
+            if found.num_lives and version and version not in after_step:
+                found.violations.append(
+                    f"out of order: the run went on from step {version}, of which the journal knows nothing"
+                )
+            if found.num_lives and start < number:
+                ranges.append((start, number))
+            found.undone += sum(num for later, num in trained_since.items() if later > version)
+            after_step = {step: place for step, place in after_step.items() if step <= version}
+            trained_since = Counter({later: num for later, num in trained_since.items() if later <= version})
+            found.num_lives += 1
+        elif event.state == STEPPED:
+            after_step[event.detail["version"]] = number + 1
+        elif event.state == SampleState.TRAINED and event.index == 0:
+            trained_since[event.detail["version"]] += 1
+    return ranges, found
+
+
+class _Auditor:
+    """Goes through the events that count, with no more in memory than the groups that are open and the numbers of all."""
+
+    def __init__(self, found: Audit, max_staleness: int) -> None:
+        self._found = found
+        self._max_staleness = max_staleness
+        self._open: dict[int, _OpenGroup] = {}
+        self._trained: dict[int, int] = {}
+        """Numbers of groups, and the version that each was trained into."""
+        self._in_this_step: set[int] = set()
+        """Trained, and its weights not yet with the engines."""
+        self._version = 0
+        self._began_at = 0
+        self._told: Counter[str] = Counter()
+
+    def take(self, event: Event) -> None:
+        match event.state:
+            case SampleState.QUEUED:
+                self._queued(event)
+            case SampleState.DONE:
+                self._done(event)
+            case SampleState.TRAINED:
+                self._was_trained(event)
+            case SampleState.FILTERED:
+                if self._open.pop(event.group, None):
+                    self._found.dropped += 1
+            case SampleState.ABORTED if event.detail.get("reason") == QUEUED_AGAIN:
+                if self._open.pop(event.group, None):
+                    self._found.sent_back += 1
+            case _ if event.state == BEGUN:
+                self._began_at = self._version = event.detail["version"]
+                for group in self._open.values():
+                    group.needs_requeue = True
+            case _ if event.state == STEPPED:
+                self._stepped(event.detail["version"])
+
+    def finish(self) -> None:
+        """What is left when the journal ends."""
+        for number, group in self._open.items():
+            # Whatever was open at a checkpoint is the first that is admitted after it.
+            if group.needs_requeue and self._version - self._began_at > self._max_staleness + 1:
+                self._violation(
+                    "lost", f"group {number} ({group.prompt}) was open at step {self._began_at} and was never admitted again"
+                )
+        self._found.in_flight = len(self._open)
+        self._found.num_steps = self._version
+        self._found.trained = len(self._trained)
+        for kind, num in self._told.items():
+            if num > MAX_TOLD:
+                self._found.violations.append(f"{kind}: {num - MAX_TOLD:,} more")
+
+    def _queued(self, event: Event) -> None:
+        number, prompt, version = event.group, event.detail["prompt"], event.detail["version"]
+        group = self._open.get(number)
+        if number in self._trained:
+            self._violation("trained twice", f"group {number} ({prompt}) was admitted again after step {self._trained[number]}")
+        elif group is None:
+            self._open[number] = _OpenGroup(prompt, version)
+        elif group.needs_requeue:
+            if group.prompt != prompt:
+                self._violation("lost", f"group {number} was of {group.prompt} and came back as {prompt}")
+            self._open[number] = _OpenGroup(prompt, version)
+
+    def _done(self, event: Event) -> None:
+        group = self._open.get(event.group)
+        if group is None:
+            self._violation("out of order", f"sample {event.sample_id} ended, and its group is not open")
+            return
+        group.ended.add(event.index)
+        trajectory = read_stored(event, text_of=lambda ids: "")
+        if trajectory is None:
+            self._found.num_unkept += 1
+            return
+        for turn in trajectory.turns:
+            completion = turn.completion
+            versions = [version for version, _ in completion.versions]
+            self._found.num_tokens += len(completion.token_ids)
+            if sum(num for _, num in completion.versions) != len(completion.token_ids):
+                self._violation("versions", f"sample {event.sample_id} has tokens of no version")
+            elif versions and not group.version <= min(versions) <= max(versions) <= self._version + 1:
+                self._violation(
+                    "versions",
+                    f"sample {event.sample_id} has tokens of versions {min(versions)} to {max(versions)}; it was admitted at "
+                    f"{group.version} and ended at {self._version}",
+                )
+
+    def _was_trained(self, event: Event) -> None:
+        number, version = event.group, event.detail["version"]
+        self._found.num_samples += 1
+        group = self._open.get(number)
+        if group is None:
+            before = f"after step {self._trained[number]}" if number in self._trained else "and was not open"
+            kind = "trained twice" if number in self._trained else "out of order"
+            self._violation(kind, f"group {number} was trained in step {version}, {before}")
+            return
+        if group.needs_requeue:
+            self._violation("out of order", f"group {number} was trained in step {version} and not admitted in that life")
+        if event.index not in group.ended:
+            self._violation("out of order", f"sample {event.sample_id} was trained in step {version} and had not ended")
+        staleness = version - 1 - group.version
+        self._found.staleness = max(self._found.staleness, staleness)
+        if staleness > self._max_staleness:
+            self._violation("stale", f"group {number} was {staleness} versions old in step {version}")
+        self._trained[number] = version
+        self._in_this_step.add(number)
+
+    def _stepped(self, version: int) -> None:
+        if version != self._version + 1:
+            self._violation("out of order", f"step {version} follows step {self._version}")
+        self._version = version
+        for number in self._in_this_step:
+            self._open.pop(number, None)
+        self._in_this_step.clear()
+
+    def _violation(self, kind: str, what: str) -> None:
+        self._told[kind] += 1
+        if self._told[kind] <= MAX_TOLD:
+            self._found.violations.append(f"{kind}: {what}")
+
+
+def describe(found: Audit) -> Iterator[tuple[str, str]]:
+    """What was found, as rows of a table."""
+    yield "started or resumed", f"{found.num_lives:,} times"
+    yield "steps", f"{found.num_steps:,}"
+    yield (
+        "groups trained",
+        f"{found.trained:,}, with {found.num_samples:,} samples; none more than {found.staleness} versions old",
+    )
+    yield "groups dropped", f"{found.dropped:,}"
+    yield "groups sent back", f"{found.sent_back:,}, their prompts queued again"
+    yield "groups in flight", f"{found.in_flight:,} when the journal ends"
+    yield "groups trained again", f"{found.undone:,}, after an interruption"
+    kept = f"{found.num_tokens:,}"
+    yield "tokens", f"{kept}; those of {found.num_unkept:,} samples are no longer kept" if found.num_unkept else kept

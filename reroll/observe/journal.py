@@ -1,0 +1,356 @@
+"""The journal: what happened to every sample, and every sample that ended, token by token. One source for resume and audit.
+
+journal/000000.jsonl   events, one a line, in the order in which they happened; each line ends with its checksum
+journal/000000.tokens  what ended samples wrote and earned; events say where
+
+A pair of files is a segment; a new one is begun whenever a run is started or resumed, and when one is large. The tokens of
+the oldest segments are deleted when all together outgrow a bound; events are kept.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import chain
+from json.encoder import encode_basestring_ascii
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from reroll.errors import RunFolderError
+from reroll.observe.files import explained, sync
+from reroll.observe.trajectory_bytes import Decode, decode, decode_ids, encode, encode_ids
+from reroll.types import Trajectory
+
+JOURNAL_FOLDER = "journal"
+_EVENTS, _TOKENS = ".jsonl", ".tokens"
+_MAX_SEGMENT_BYTES = 1 << 26
+"""Of a segment's tokens, and of its events. Then the next is begun."""
+_BUFFER_BYTES = 1 << 18
+_MAX_PROMPTS = 4096
+"""How many groups' prompts are remembered, to be written once for all siblings."""
+_CHECKSUM = b',"crc":"'
+"""What an event's line has before its checksum, which is that of all before it."""
+
+
+class SampleState(StrEnum):
+    """Where a sample is in its life. The last four end it."""
+
+    QUEUED = "queued"
+    GENERATING = "generating"
+    SCORING = "scoring"
+    DONE = "done"
+    """Scored; waits for its siblings and for its turn to be trained on."""
+    FILTERED = "filtered"
+    """Fine by itself, but its group was dropped."""
+    ABORTED = "aborted"
+    """Stopped by the scheduler; the prompt is queued again."""
+    FAILED = "failed"
+    TRAINED = "trained"
+
+
+_STATES = {state.value: state for state in SampleState}
+BEGUN, CONTINUED, STEPPED = "begun", "continued", "stepped"
+"""States of events that are of no sample. A segment is opened because a run was started or resumed, or because the one before
+was full; detail: `version`, the weights that the run goes on from, and `config`, a fingerprint of all that decides what is
+sampled. A step is over, and its weights of this `version` are with the engines: what a checkpoint of it holds happened before
+this event, and a run that begins with this version undoes all after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One line of a journal."""
+
+    time_s: float
+    sample_id: str
+    """`GROUP.INDEX`; empty for what happens to no sample."""
+    state: SampleState | str
+    """Of a sample; or BEGUN, CONTINUED or STEPPED."""
+    detail: Mapping[str, Any]
+    """What else is known at that point, e.g. `version`, `tokens`, `reason`."""
+    segment: Path
+    """Its file."""
+
+    @property
+    def group(self) -> int:
+        """The number of the sample's group."""
+        return int(self.sample_id.partition(".")[0])
+
+    @property
+    def index(self) -> int:
+        """Which of its group's samples it is."""
+        return int(self.sample_id.partition(".")[2])
+
+
+class Stored(NamedTuple):
+    """Where a sample's bytes, and the ids of its first prompt, lie in a segment's tokens; the checksum of both."""
+
+    at: int
+    size: int
+    prompt_at: int
+    prompt_size: int
+    crc: int
+
+
+class Journal:
+    """Append-only. An ended sample is out of this process's hands when `ended` returns; events are when `flush` does.
+
+    What a crash tore is left out when it is read. Every failing write raises RunFolderError with the path and the fix.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        config: str = "",
+        text_of: Decode = str,
+        max_bytes: int | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`config` is a fingerprint of all that decides what is sampled. Of tokens `max_bytes` are kept, in whole segments;
+        None keeps all. Nothing is written before the first event."""
+        self.folder = folder
+        self._config = config
+        self._text_of = text_of
+        self._max_bytes = max_bytes
+        self._clock = clock
+        self._version = 0
+        self._earlier = segments(folder)
+        """Those that were there before this one was opened."""
+        self._segment: _Segment | None = None
+
+    def resume(self, *, version: int, max_staleness: int) -> RecordedSamples:
+        """Go on from weights of this version, before the first event. What a run has sampled since that may be taken again.
+
+        Groups that are still open then were admitted under weights at most `max_staleness` versions older.
+        """
+        self._version = version
+        oldest = version - max_staleness
+        return RecordedSamples(_events_since(self._earlier, oldest), config=self._config, text_of=self._text_of)
+
+    def record(self, sample_id: str, state: str, **detail: Any) -> None:
+        """Add one event. Detail values must be plain JSON values."""
+        self._current().record(self._clock(), sample_id, state, detail)
+
+    def ended(self, sample_id: str, trajectory: Trajectory) -> None:
+        """The sample is scored, and waits to be trained on: keep all of it."""
+        segment = self._current()
+        stored = segment.store(sample_id, trajectory)
+        segment.record(self._clock(), sample_id, SampleState.DONE, {"reward": trajectory.reward, "stored": stored})
+        segment.flush()
+        if segment.is_full:
+            segment.close()
+            self._segment = self._opened(CONTINUED)
+            self._delete_oldest_tokens()
+
+    def stepped(self, *, version: int) -> None:
+        """A step is over, and weights of this version are with the engines."""
+        self.record("", STEPPED, version=version)
+        self.flush()
+
+    def flush(self) -> None:
+        """Hand what was recorded to the operating system: from then on a crash of this process cannot lose it."""
+        if self._segment is not None:
+            self._segment.flush()
+
+    def close(self) -> None:
+        """Flush and close. Safe to call twice."""
+        if self._segment is not None:
+            self._segment.close()
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _current(self) -> _Segment:
+        if self._segment is None:
+            self._segment = self._opened(BEGUN)
+        return self._segment
+
+    def _opened(self, state: str) -> _Segment:
+        last = max((int(path.stem) for path in segments(self.folder)), default=-1)
+        segment = _Segment(self.folder / f"{last + 1:06d}{_EVENTS}")
+        segment.record(self._clock(), "", state, {"version": self._version, "config": self._config})
+        segment.flush()
+        return segment
+
+    def _delete_oldest_tokens(self) -> None:
+        if self._max_bytes is None:
+            return
+        files = [path for segment in segments(self.folder) if (path := segment.with_suffix(_TOKENS)).exists()]
+        sizes = [path.stat().st_size for path in files]
+        while len(files) > 2 and sum(sizes) > self._max_bytes:  # The last two hold what a resumed run would take.
+            files.pop(0).unlink()
+            sizes.pop(0)
+
+
+class _Segment:
+    """The two files that are being written."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._num_event_bytes = self._num_token_bytes = 0
+        self._prompts: OrderedDict[tuple[str, tuple[int, ...]], tuple[int, int, int]] = OrderedDict()
+        """Where the ids of a group's first prompt are, how many bytes, and their checksum."""
+        with explained(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._tokens = path.with_suffix(_TOKENS).open("xb", buffering=_BUFFER_BYTES)
+            self._events = path.open("xb", buffering=_BUFFER_BYTES)
+
+    @property
+    def is_full(self) -> bool:
+        return max(self._num_event_bytes, self._num_token_bytes) > _MAX_SEGMENT_BYTES
+
+    def record(self, time_s: float, sample_id: str, state: str, detail: Mapping[str, Any]) -> None:
+        tail = f",{json.dumps(detail, separators=(',', ':'))[1:-1]}" if detail else ""
+        # Put together by hand: several events per sample are on the controller's hot path.
+        body = f'{{"t":{time_s:.6f},"id":{encode_basestring_ascii(sample_id)},"state":"{state}"{tail}'.encode()
+        line = b'%b%b%08x"}\n' % (body, _CHECKSUM, zlib.crc32(body))
+        with explained(self._path):
+            self._events.write(line)
+        self._num_event_bytes += len(line)
+
+    def store(self, sample_id: str, trajectory: Trajectory) -> Stored:
+        """Write a sample's bytes; an event that says where must come after them."""
+        ids = trajectory.turns[0].prompt_ids if trajectory.turns else ()
+        key = sample_id.rpartition(".")[0], ids
+        if key not in self._prompts:  # The first of its siblings.
+            prompt = encode_ids(ids)
+            self._prompts[key] = self._append(prompt), len(prompt), zlib.crc32(prompt)
+            if len(self._prompts) > _MAX_PROMPTS:
+                self._prompts.popitem(last=False)
+        prompt_at, prompt_size, crc = self._prompts[key]
+        data = encode(trajectory)
+        stored = Stored(self._append(data), len(data), prompt_at, prompt_size, zlib.crc32(data, crc))
+        with explained(self._path):
+            self._tokens.flush()
+        return stored
+
+    def flush(self) -> None:
+        with explained(self._path):
+            self._events.flush()
+
+    def close(self) -> None:
+        with explained(self._path):
+            self._tokens.close()
+            self._events.close()
+
+    def _append(self, data: bytes) -> int:
+        at = self._num_token_bytes
+        with explained(self._path):
+            self._tokens.write(data)
+        self._num_token_bytes += len(data)
+        return at
+
+
+class RecordedSamples:
+    """Samples that a run scored and, as far as its checkpoint knows, did not train on: they need not be drawn again."""
+
+    def __init__(self, events: Iterable[Event], *, config: str, text_of: Decode) -> None:
+        """Of the events of a run with another fingerprint nothing is taken: it would draw other samples."""
+        self._text_of = text_of
+        self._found: dict[tuple[int, str, int], dict[int, Event]] = {}
+        """By a group's number, prompt and version of admission: ended samples by their index."""
+        admitted: dict[int, tuple[int, str, int]] = {}
+        is_same = False
+        for event in events:
+            if event.state in (BEGUN, CONTINUED):
+                is_same = event.detail["config"] == config
+            elif event.state == SampleState.QUEUED:
+                admitted[event.group] = (event.group, event.detail["prompt"], event.detail["version"])
+            elif event.state == SampleState.DONE and is_same and event.group in admitted:
+                self._found.setdefault(admitted[event.group], {})[event.index] = event
+
+    def __len__(self) -> int:
+        return sum(map(len, self._found.values()))
+
+    def has_group(self, number: int, prompt_id: str, version: int) -> bool:
+        """Whether any sample is there of a group that was admitted under this number and version."""
+        return (number, prompt_id, version) in self._found
+
+    def take(self, number: int, prompt_id: str, version: int, *, index: int, newest: int) -> Trajectory | None:
+        """A sample of such a group, as it was; None if there is none, or its bytes are deleted or damaged.
+
+        Nor is one given that has tokens of a version after `newest`, the current one: those weights were lost.
+        """
+        event = self._found.get((number, prompt_id, version), {}).pop(index, None)
+        trajectory = None if event is None else read_stored(event, text_of=self._text_of)
+        return None if trajectory is None or trajectory.newest_version > newest else trajectory
+
+
+def _events_since(earlier: Sequence[Path], version: int) -> Iterator[Event]:
+    """All events of these segments after weights of this version came to be, and some before."""
+    needed: list[list[Event]] = []
+    for segment in reversed(earlier):
+        needed.append(list(read_events(segment)))
+        if any(event.state == STEPPED and event.detail["version"] <= version for event in needed[-1]):
+            break
+    return chain.from_iterable(reversed(needed))
+
+
+def segments(folder: Path) -> list[Path]:
+    """The files of events, oldest first."""
+    return sorted(path for path in folder.glob(f"*{_EVENTS}") if path.stem.isdigit())
+
+
+def sync_journal(folder: Path) -> None:
+    """Wait until the newest segment is on disk: for a checkpoint that must find it after a power cut."""
+    for path in segments(folder)[-1:]:
+        for file in (path.with_suffix(_TOKENS), path):
+            if file.exists():
+                sync(file)
+
+
+def read_events(segment: Path) -> Iterator[Event]:
+    """The events of a segment, oldest first. What follows a line that a crash tore is left out."""
+    try:
+        with segment.open("rb") as file:
+            for line in file:
+                body, _, checksum = line.rpartition(_CHECKSUM)
+                if not body or checksum != b'%08x"}\n' % zlib.crc32(body):
+                    return
+                row = json.loads(body + b"}")
+                state = row.pop("state")
+                yield Event(row.pop("t"), row.pop("id"), _STATES.get(state, state), row, segment)
+    except OSError as error:
+        raise RunFolderError(f"{segment}: cannot read the journal ({error.strerror}): is this a run folder?") from error
+
+
+def read_journal(folder: Path) -> Iterator[Event]:
+    """All events, oldest first."""
+    for segment in segments(folder):
+        yield from read_events(segment)
+
+
+def read_stored(event: Event, *, text_of: Decode) -> Trajectory | None:
+    """The trajectory of a DONE event; None if its tokens were deleted, or are damaged."""
+    stored = Stored(*event.detail["stored"])
+    try:
+        with event.segment.with_suffix(_TOKENS).open("rb") as file:
+            file.seek(stored.at)
+            data = file.read(stored.size)
+            file.seek(stored.prompt_at)
+            prompt = file.read(stored.prompt_size)
+    except OSError:
+        return None
+    if zlib.crc32(data, zlib.crc32(prompt)) != stored.crc:
+        return None
+    return decode(data, id=event.sample_id, prompt_ids=decode_ids(prompt), text_of=text_of)
+
+
+def damage_of(segment: Path) -> str | None:
+    """What is wrong with a segment's events, in words. A last line that a crash tore is no damage."""
+    num_good = sum(1 for _ in read_events(segment))
+    lines = segment.read_bytes().splitlines(keepends=True)
+    if num_good < len(lines) - 1:
+        return (
+            f"damaged: {segment} line {num_good + 1} does not match its checksum, and {len(lines) - num_good - 1} lines follow"
+        )
+    return None

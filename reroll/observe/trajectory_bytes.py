@@ -1,0 +1,154 @@
+"""A trajectory as bytes for the journal: 7 bytes a token, and back to the bit."""
+
+from __future__ import annotations
+
+import json
+import struct
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from reroll.types import Completion, FinishReason, Status, Trajectory, Turn
+
+Decode = Callable[[Sequence[int]], str]
+"""Token ids to the text that rewards and environments read."""
+
+_SIZE = struct.Struct("<I")
+_ID_BYTES = 3
+"""Of a token id. No vocabulary has 16 million words."""
+
+
+def encode_ids(ids: Sequence[int]) -> bytes:
+    """Three bytes each."""
+    return np.frombuffer(array("I", ids), dtype=np.uint8).reshape(-1, 4)[:, :_ID_BYTES].tobytes()
+
+
+def decode_ids(data: bytes) -> tuple[int, ...]:
+    """What `encode_ids` was given."""
+    wide = np.zeros((len(data) // _ID_BYTES, 4), dtype=np.uint8)
+    wide[:, :_ID_BYTES] = np.frombuffer(data, dtype=np.uint8).reshape(-1, _ID_BYTES)
+    return tuple(wide.reshape(-1).view("<u4").tolist())
+
+
+def encode(trajectory: Trajectory) -> bytes:
+    """All but the ids of the first prompt, which siblings share, and the texts, which follow from the tokens."""
+    arrays: list[bytes] = []
+    turns, context = [], trajectory.turns[0].prompt_ids if trajectory.turns else ()
+    for turn in trajectory.turns:
+        num_shared = _num_shared(context, turn.prompt_ids)
+        own, completion = turn.prompt_ids[num_shared:], turn.completion
+        exact, logprobs = _encode_floats(completion.logprobs)
+        arrays += [encode_ids(own), encode_ids(completion.token_ids), logprobs]
+        turns.append(_without_defaults(_turn_header(turn, num_shared=num_shared, num_own=len(own), exact=exact)))
+        context = turn.prompt_ids + completion.token_ids
+    head = {
+        "status": trajectory.status,
+        "reason": trajectory.reason,
+        "reward": trajectory.reward,
+        "parts": trajectory.reward_parts,
+        "weights": trajectory.part_weights,
+        "info": trajectory.reward_info,
+        "answer": trajectory.answer,
+        "turns": turns,
+    }
+    header = json.dumps(_without_defaults(head), separators=(",", ":")).encode()
+    return b"".join([_SIZE.pack(len(header)), header, *arrays])
+
+
+def decode(data: bytes, *, id: str, prompt_ids: tuple[int, ...], text_of: Decode) -> Trajectory:
+    """The trajectory that was encoded, given what was left out of it."""
+    (size,) = _SIZE.unpack_from(data)
+    head = json.loads(data[_SIZE.size : _SIZE.size + size])
+    read = _Reader(data, _SIZE.size + size)
+    turns: list[Turn] = []
+    context = prompt_ids
+    for row in head["turns"]:
+        context = context[: row.get("shared", 0)] + decode_ids(read.take(row.get("own", 0) * _ID_BYTES))
+        turns.append(_decode_turn(row, read, prompt_ids=context, text_of=text_of))
+        context += turns[-1].completion.token_ids
+    return Trajectory(
+        id=id,
+        turns=tuple(turns),
+        status=Status(head["status"]),
+        reason=head.get("reason", ""),
+        reward=head.get("reward", 0.0),
+        reward_parts=head.get("parts", {}),
+        part_weights=head.get("weights", {}),
+        reward_info=head.get("info", {}),
+        answer=head.get("answer"),
+    )
+
+
+def _decode_turn(row: dict[str, Any], read: _Reader, *, prompt_ids: tuple[int, ...], text_of: Decode) -> Turn:
+    num = row.get("num", 0)
+    ids = decode_ids(read.take(num * _ID_BYTES))
+    dtype = np.dtype("<f8" if row.get("wide") else "<f4")
+    logprobs = np.frombuffer(read.take(num * dtype.itemsize), dtype=dtype).astype(np.float64)
+    completion = Completion(
+        token_ids=ids,
+        logprobs=tuple(logprobs.tolist()),
+        finish_reason=FinishReason(row["finish"]),
+        versions=tuple((version, count) for version, count in row.get("versions", ())),
+    )
+    return Turn(
+        prompt_ids=prompt_ids,
+        completion=completion,
+        text=text_of(ids),
+        shown=tuple(row.get("shown", ())),
+        reply=tuple(row.get("reply", ())),
+        reward=row.get("reward", 0.0),
+        info=row.get("info", {}),
+        state=row.get("state"),
+    )
+
+
+def _without_defaults(row: dict[str, Any]) -> dict[str, Any]:
+    """What is left out is read as 0, empty or None; a name or an answer of no letters is not None."""
+    kept = ("turns", "answer", "state")
+    return {name: value for name, value in row.items() if value or (name in kept and value is not None)}
+
+
+class _Reader:
+    """Bytes that are taken one run after the other."""
+
+    def __init__(self, data: bytes, start: int) -> None:
+        self._data, self._at = data, start
+
+    def take(self, size: int) -> bytes:
+        self._at += size
+        return self._data[self._at - size : self._at]
+
+
+def _turn_header(turn: Turn, *, num_shared: int, num_own: int, exact: bool) -> dict[str, Any]:
+    return {
+        "shared": num_shared,
+        "own": num_own,
+        "num": len(turn.completion.token_ids),
+        "wide": not exact,
+        "finish": turn.completion.finish_reason,
+        "versions": turn.completion.versions,
+        "shown": turn.shown,
+        "reply": turn.reply,
+        "reward": turn.reward,
+        "info": turn.info,
+        "state": turn.state,
+    }
+
+
+def _num_shared(before: tuple[int, ...], now: tuple[int, ...]) -> int:
+    """How many ids both begin with. Nearly always one is the beginning of the other."""
+    num = min(len(before), len(now))
+    if before[:num] == now[:num]:
+        return num
+    return next(index for index, (a, b) in enumerate(zip(before, now, strict=False)) if a != b)
+
+
+def _encode_floats(values: Sequence[float]) -> tuple[bool, bytes]:
+    """In single precision, which is what engines compute in; in double where that would lose anything. Which it was."""
+    wide = np.array(values, dtype="<f8")
+    with np.errstate(over="ignore"):  # What is too large is not equal, and kept as it is.
+        narrow = wide.astype("<f4")
+    is_exact = bool((narrow == wide).all())
+    return is_exact, (narrow if is_exact else wide).tobytes()
