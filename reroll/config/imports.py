@@ -12,10 +12,12 @@ from typing import Any
 
 
 def search_in(folders: Sequence[Path]) -> None:
-    """Let modules in these folders be imported, here and in workers that follow this process's search path."""
-    for folder in reversed([str(folder.resolve()) for folder in folders]):
-        if folder not in sys.path:
-            sys.path.insert(0, folder)
+    """Let modules in these folders be imported, here and in workers that follow this process's search path.
+
+    They come before all others: a second project in the same process may have a module of the same name.
+    """
+    first = list(dict.fromkeys(str(folder.resolve()) for folder in folders))
+    sys.path[:] = first + [path for path in sys.path if path not in first]
 
 
 def import_object(path: str) -> Any:

@@ -20,7 +20,7 @@ from itertools import chain
 from json.encoder import encode_basestring_ascii
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from reroll.errors import RunFolderError
 from reroll.observe.files import explained, sync
@@ -98,7 +98,7 @@ class Stored(NamedTuple):
 
 
 class Journal:
-    """Append-only. An ended sample is out of this process's hands when `ended` returns; events are when `flush` does.
+    """Append-only. What was recorded is out of this process's hands when `flush` returns.
 
     What a crash tore is left out when it is read. Every failing write raises RunFolderError with the path and the fix.
     """
@@ -142,7 +142,6 @@ class Journal:
         segment = self._current()
         stored = segment.store(sample_id, trajectory)
         segment.record(self._clock(), sample_id, SampleState.DONE, {"reward": trajectory.reward, "stored": stored})
-        segment.flush()
         if segment.is_full:
             segment.close()
             self._segment = self._opened(CONTINUED)
@@ -213,8 +212,7 @@ class _Segment:
         # Put together by hand: several events per sample are on the controller's hot path.
         body = f'{{"t":{time_s:.6f},"id":{encode_basestring_ascii(sample_id)},"state":"{state}"{tail}'.encode()
         line = b'%b%b%08x"}\n' % (body, _CHECKSUM, zlib.crc32(body))
-        with explained(self._path):
-            self._events.write(line)
+        self._write(self._events, line)
         self._num_event_bytes += len(line)
 
     def store(self, sample_id: str, trajectory: Trajectory) -> Stored:
@@ -228,13 +226,11 @@ class _Segment:
                 self._prompts.popitem(last=False)
         prompt_at, prompt_size, crc = self._prompts[key]
         data = encode(trajectory)
-        stored = Stored(self._append(data), len(data), prompt_at, prompt_size, zlib.crc32(data, crc))
-        with explained(self._path):
-            self._tokens.flush()
-        return stored
+        return Stored(self._append(data), len(data), prompt_at, prompt_size, zlib.crc32(data, crc))
 
     def flush(self) -> None:
         with explained(self._path):
+            self._tokens.flush()  # First: an event never speaks of bytes that are not there.
             self._events.flush()
 
     def close(self) -> None:
@@ -244,10 +240,16 @@ class _Segment:
 
     def _append(self, data: bytes) -> int:
         at = self._num_token_bytes
-        with explained(self._path):
-            self._tokens.write(data)
+        self._write(self._tokens, data)
         self._num_token_bytes += len(data)
         return at
+
+    def _write(self, file: BinaryIO, data: bytes) -> None:
+        try:
+            file.write(data)
+        except OSError:  # Rare: the context manager that explains it would cost every write.
+            with explained(self._path):
+                raise
 
 
 class RecordedSamples:

@@ -94,6 +94,7 @@ class RolloutScheduler:
         self._recent = RecentFailures(max(_MIN_RECENT_SAMPLES, config.prompts_per_step * config.group_size))
         self._num_dropped_in_a_row = 0
         self._num_scoring = 0
+        self._will_flush = False
         self._reassigning: set[str] = set()
         """Domains that lost slots of the step that is waited for."""
 
@@ -276,6 +277,7 @@ class RolloutScheduler:
                 flight.ended.append(index)
             self._recent.add(None)
             self._journal.ended(id, trajectory)
+            self._flush_soon()
         else:
             reason = trajectory.reason or f"it ended as {trajectory.status} with nothing written"
             self._recent.add(reason)
@@ -287,6 +289,19 @@ class RolloutScheduler:
             self._abort_slowest(flight)
         if flight.num_left == 0:
             self._end_group(flight)
+
+    def _flush_soon(self) -> None:
+        """Samples that end in the same turn of the loop are handed to the system together, before anything else is done."""
+        if not self._will_flush:
+            self._will_flush = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._will_flush = False
+        try:
+            self._journal.flush()
+        except RerollError as error:
+            self._break(error)
 
     def _abort_slowest(self, flight: GroupInFlight) -> None:
         """The group is whole without those that still run."""

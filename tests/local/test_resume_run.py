@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM
 from reroll.config.load import parse_config
 from reroll.errors import RerollError, RunFolderError, TooManyFailures, TrainingDiverged
 from reroll.models.tiny import make_tiny
+from reroll.observe.audit import audit
 from reroll.observe.episode import logged_episodes
 from reroll.observe.files import read_jsonl
 from reroll.observe.journal import SampleState, read_journal
@@ -428,3 +429,67 @@ def test_a_run_without_a_checkpoint_says_that_it_starts_anew(tree: Tree, capsys:
     tree["run"]["steps"] = 1
     assert run(tree, resume=True).num_steps == 1
     assert "has no checkpoint: the run starts anew at step 0" in capsys.readouterr().out
+
+
+KILL_IN_THE_SECOND_STEP_AFTER_A_CHECKPOINT = """
+import os, signal
+from reroll.pipeline.rlvr import RlvrPipeline
+learn = RlvrPipeline.learn
+async def learn_or_die(self, batch, episodes, groups, step):
+    if step == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return await learn(self, batch, episodes, groups, step)
+RlvrPipeline.learn = learn_or_die
+"""
+
+
+def recalled(outcome: Outcome) -> list[float]:
+    rows = read_jsonl(outcome.folder / "metrics.jsonl")
+    return [row["rollout/recalled_samples"] for row in rows if "rollout/recalled_samples" in row]
+
+
+def test_steps_since_the_checkpoint_are_trained_again_from_the_same_samples_to_the_same_bits(tree: Tree) -> None:
+    tree["run"]["steps"] = 5
+    tree["checkpoint"] = {"every": 2, "background": False}
+    whole = run(tree)
+    tree["run"]["name"] = "killed"
+    assert in_another_process(tree, KILL_IN_THE_SECOND_STEP_AFTER_A_CHECKPOINT).wait(200) == -signal.SIGKILL
+    assert checkpoints(tree) == ["step-000002"]
+    resumed = run(tree, resume=True)
+    assert recalled(resumed) == [0, 0, 16, 16, 0]  # What was sampled for steps 3 and 4 was not sampled again.
+    assert_same(resumed, whole)
+    for outcome in (whole, resumed):
+        found = audit(outcome.folder / "journal", max_staleness=0)
+        assert found.violations == []
+        assert (found.num_steps, found.num_samples) == (5, 80)
+
+
+def test_a_run_killed_before_its_first_checkpoint_takes_up_its_samples(tree: Tree) -> None:
+    tree["checkpoint"] = {"every": 0}
+    whole = run(tree)
+    tree["run"]["name"] = "killed"
+    first = KILL_IN_THE_SECOND_STEP_AFTER_A_CHECKPOINT.replace("step == 3", "step == 0")
+    assert in_another_process(tree, first).wait(200) == -signal.SIGKILL
+    resumed = run(tree, resume=True)
+    assert recalled(resumed)[0] == 16
+    assert_same(resumed, whole)
+
+
+def test_with_other_settings_nothing_is_taken_from_the_journal(tree: Tree) -> None:
+    tree["checkpoint"] = {"every": 2, "background": False}
+    tree["run"]["steps"] = 4
+    assert in_another_process(tree, KILL_IN_THE_SECOND_STEP_AFTER_A_CHECKPOINT).wait(200) == -signal.SIGKILL
+    tree["rollout"]["temperature"] = 0.7
+    assert set(recalled(run(tree, resume=True))) == {0}
+
+
+def test_the_audit_of_a_run_is_a_command(tree: Tree, reroll: Callable[..., Any]) -> None:
+    outcome = run(tree)
+    done = reroll("audit", str(outcome.folder))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "every group has one fate" in done.stdout
+    [segment] = (outcome.folder / "journal").glob("*.jsonl")
+    segment.write_bytes(segment.read_bytes().replace(b'"state":"trained"', b'"state":"trainee"', 1))
+    done = reroll("audit", str(outcome.folder))
+    assert done.returncode == 1
+    assert "does not match its checksum" in done.stdout

@@ -82,9 +82,10 @@ def test_what_was_flushed_can_be_read_while_the_journal_is_open(tmp_path: Path) 
         assert states(tmp_path) == [("", BEGUN), ("0.0", "queued")]
 
 
-def test_an_ended_sample_is_out_of_our_hands_at_once(tmp_path: Path) -> None:
+def test_an_ended_sample_that_was_flushed_can_be_read_while_the_journal_is_open(tmp_path: Path) -> None:
     with Journal(tmp_path) as journal:
         journal.ended("0.0", sample())
+        journal.flush()
         *_, event = read_journal(tmp_path)
         assert read_stored(event, text_of=text_of) == sample()
 
@@ -143,6 +144,11 @@ def test_a_place_that_cannot_be_written_is_named_with_the_fix(tmp_path: Path) ->
         Journal(tmp_path / "file" / "journal").record("0.0", SampleState.QUEUED)
 
 
+def end_and_flush(journal: Journal) -> None:
+    journal.ended("0.0", sample())
+    journal.flush()
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
 @pytest.mark.parametrize("suffix", [".jsonl", ".tokens"])
 def test_a_full_disk_is_reported_with_the_fix(tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +159,7 @@ def test_a_full_disk_is_reported_with_the_fix(tmp_path: Path, suffix: str, monke
 
     monkeypatch.setattr(Path, "open", always_full)
     with pytest.raises(RunFolderError, match=r"No space left on device.*free some space"):
-        Journal(tmp_path).ended("0.0", sample())
+        end_and_flush(Journal(tmp_path))
 
 
 def test_events_are_gathered_before_they_are_written(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ async def test_a_step_gives_scored_groups_oldest_first(journal):
     await scheduler.close()
 
 
-async def test_every_step_of_a_sample_is_in_the_ledger(journal):
+async def test_every_step_of_a_sample_is_in_the_journal(journal):
     scheduler = make(journal, prompts_per_step=1, group_size=1)
     groups = await scheduler.take(1)
     scheduler.release(groups, version=1)
@@ -35,6 +35,19 @@ async def test_events_are_on_disk_before_their_groups_are_trained_on(journal):
     scheduler = make(journal)
     await scheduler.take(2)
     assert Counter(event.state for event in read_journal(journal.folder))[SampleState.DONE] == 4
+    await scheduler.close()
+
+
+async def test_a_sample_that_ended_is_on_disk_before_its_siblings_have(journal):
+    engine = Manual()
+    scheduler = make(journal, episode=engine.episode)
+    take = asyncio.create_task(scheduler.take(2))
+    await settle()
+    engine.end("0.1")
+    await settle()
+    done = [event.sample_id for event in read_journal(journal.folder) if event.state is SampleState.DONE]
+    assert done == ["0.1"]
+    take.cancel()
     await scheduler.close()
 
 
