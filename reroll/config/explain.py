@@ -16,7 +16,6 @@ from pydantic_core import ErrorDetails
 
 from reroll.config.base import Node, NotKnown
 from reroll.config.registry import Kind
-from reroll.config.renamed import renamed
 from reroll.errors import Violation
 
 N = TypeVar("N", bound=Node)
@@ -230,3 +229,29 @@ def is_node(member: Any) -> bool:
 def kinds_of(node: type[Node]) -> tuple[str, ...]:
     """The values of `kind` that name it; none for a node without kinds."""
     return get_args(node.model_fields["kind"].annotation) if "kind" in node.model_fields else ()
+
+
+RENAMED: Mapping[str, tuple[str, ...]] = {
+    "trace": ("gae_lambda",),
+    "place": ("apply_to",),
+    "solved_outside": ("keep_pass_rate",),
+    "newest": ("ema_weight",),
+    "window": ("take_window",),
+    "redundant": ("extra_samples",),
+    "drop_no_signal": ("drop_zero_variance_groups",),
+    "ending": ("score_at",),
+    "tensor_parallel": ("tp",),
+    "offload": ("swap", "cpu_offload", "sleep"),
+}
+"""By the old name, what it is called now: the one of these that the node has."""
+
+_SLEEPS = {"none": False, "all": True}
+"""`engine.offload` had words for it."""
+
+
+def renamed(key: str, value: Any, fields: Collection[str]) -> tuple[str, Any] | None:
+    """What a node with these fields calls an unknown key now, and its value. None if it had no such key."""
+    new = next((name for name in RENAMED.get(key, ()) if name in fields), None)
+    if new is None or key in fields:
+        return None
+    return new, _SLEEPS.get(value, value) if new == "sleep" and isinstance(value, str) else value

@@ -12,12 +12,12 @@ from reroll.config.algorithm import OwnCritic, SharedCritic
 from reroll.config.tree import RlvrConfig
 from reroll.data.sources import load_eval, load_train
 from reroll.infer.cluster import InferCluster
-from reroll.models.load import Head
-from reroll.models.vocabulary import shared_vocabulary
+from reroll.models.load import Head, shared_vocabulary
 from reroll.observe.ledger import LEDGER_FILE, Ledger
 from reroll.pipeline.episode_runner import EpisodeRunner, open_episode_runner
 from reroll.pipeline.spawn import reference_of, spawn_model, train_devices
 from reroll.pipeline.teachers import Teachers, open_teachers, vocabulary_of
+from reroll.pipeline.weight_sync import WeightSync
 from reroll.rollout.scheduler import RolloutScheduler
 from reroll.runtime import make_runtime
 from reroll.runtime.base import Runtime
@@ -26,7 +26,6 @@ from reroll.runtime.plan.roles import engine_ranks
 from reroll.runtime.plan.search import assign_devices
 from reroll.training.cluster import TrainCluster
 from reroll.types import Prompt
-from reroll.weights.sync import WeightSync
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

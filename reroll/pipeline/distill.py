@@ -10,7 +10,7 @@ from typing import Self
 
 from reroll.config.distill import DistillConfig
 from reroll.data.sampler import Sampler
-from reroll.models.vocabulary import shared_vocabulary
+from reroll.models.load import shared_vocabulary
 from reroll.observe.metrics import Last, Stats
 from reroll.pipeline.base import RunContext
 from reroll.pipeline.offline import OfflinePipeline, load_rows
@@ -20,7 +20,7 @@ from reroll.runtime import make_runtime
 from reroll.tokens.batch import Batch, pack
 from reroll.training.base import Divergence, Needs, required
 from reroll.training.cluster import TrainCluster
-from reroll.training.distill import DistillLoss
+from reroll.training.loss import DistillLoss
 from reroll.types import Sample
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from reroll.algo.episodes import Episodes
 from reroll.config.algorithm import DistillTerm, TeacherConfig
 from reroll.config.tree import RlvrConfig
-from reroll.models.vocabulary import shared_vocabulary
+from reroll.models.load import shared_vocabulary
 from reroll.pipeline.spawn import spawn_fixed
 from reroll.runtime.base import Runtime
 from reroll.tokens.batch import Batch

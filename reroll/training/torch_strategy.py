@@ -22,10 +22,9 @@ from reroll.observe.metrics import Last, Max, Stats
 from reroll.tokens.batch import Batch
 from reroll.training.base import Loss, Needs, Predictions, Strategy
 from reroll.training.offload import PinnedOffload, synchronize
-from reroll.training.optimizer import adamw, diverged
+from reroll.training.optimizer import adamw, diverged, learning_rate
 from reroll.training.predict import predict
 from reroll.training.saved import read_state, readable, refuse_other_adapter, refuse_other_model
-from reroll.training.schedule import learning_rate
 from reroll.training.staging import HostCopies
 
 STATE_FILE = "trainer.pt"

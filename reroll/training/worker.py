@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +21,9 @@ from reroll.runtime.base import WorkerInfo
 from reroll.tokens.batch import Batch
 from reroll.tokens.packing import fill, micro_batches
 from reroll.training.base import Loss, Needs, Predictions, ZeroLoss, join_predictions
-from reroll.training.jobs import RankBatch, TrainJob, shortest
 from reroll.training.make import make_strategy
 from reroll.training.staging import in_background
-from reroll.weights.bucket import Bucket, Channel, ProcessLocation, location_of
+from reroll.weights.buckets import Bucket, Channel, ProcessLocation, location_of
 from reroll.weights.sender import WeightSender
 
 
@@ -34,6 +33,24 @@ class PredictJob:
 
     batch: Batch
     needs: Needs
+
+
+@dataclass(frozen=True, slots=True)
+class RankBatch:
+    """One data-parallel rank's rows of one optimizer step; the denominators are those of the whole step."""
+
+    rows: Batch
+    is_idle: bool = False
+    """There are fewer rows than ranks: this rank repeats a row of another one, with no weight, to take part in collectives."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainJob:
+    """One update, as one data-parallel rank sees it."""
+
+    steps: tuple[RankBatch, ...]
+    """One for each optimizer step."""
+    loss: Loss
 
 
 class PartShape(NamedTuple):
@@ -186,3 +203,8 @@ class TrainWorker:
     def _num_idle_passes(self, num_passes: int) -> int:
         """Ranks gather each other's weights in every pass, so all must make as many as the one with the most. Asked first."""
         return self._strategy.data_parallel.largest(num_passes) - num_passes
+
+
+def shortest(lengths: Sequence[int]) -> int:
+    """The index of the shortest: the cheapest one to run where any would do."""
+    return min(range(len(lengths)), key=lengths.__getitem__)

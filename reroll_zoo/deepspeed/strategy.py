@@ -18,11 +18,10 @@ from reroll.observe.files import sync_files
 from reroll.observe.metrics import Last, Max, Stats
 from reroll.tokens.batch import Batch
 from reroll.training.base import Loss, Needs, Predictions, Strategy
-from reroll.training.optimizer import diverged
+from reroll.training.optimizer import diverged, learning_rate
 from reroll.training.parallel.build import PredictingModel
 from reroll.training.parallel.ranks import DataParallelRanks
 from reroll.training.saved import read_state, readable, refuse_other_adapter, written_by_another
-from reroll.training.schedule import learning_rate
 from reroll.training.torch_strategy import enable_gradient_checkpointing
 from reroll_zoo.deepspeed.config import DeepspeedConfig
 from reroll_zoo.deepspeed.engine import build_engine, fp32_state, gathered, set_fp32_state

@@ -42,7 +42,7 @@ from sglang.srt.server_args import PortArgs, ServerArgs, set_global_server_args_
 from sglang.utils import TypeBasedDispatcher
 from torch import Tensor
 
-from reroll.weights.bucket import IpcHandle, Mapped, unpack
+from reroll.weights.buckets import IpcHandle, Mapped, unpack
 from reroll_zoo.sglang.messages import (
     CloseServer,
     LoadWeights,

@@ -18,8 +18,7 @@ from reroll.tokens.batch import Batch, pack
 from reroll.tokens.renderer import Renderer
 from reroll.tokens.samples import sft_sample
 from reroll.training.base import Needs, required
-from reroll.training.cluster import TrainCluster
-from reroll.training.jobs import train_jobs
+from reroll.training.cluster import TrainCluster, train_jobs
 from reroll.training.loss import SFT_LOSS, PolicyLoss
 from reroll.training.worker import PredictJob, TrainWorker
 from reroll.types import Sample
