@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from reroll.config.advantages import GdpoAdvantage
+from reroll.config.advantages import GdpoAdvantageConfig
 from reroll.config.check_judges import judge_violations
 from reroll.config.data import SourceConfig
 from reroll.config.registry import package_violations
@@ -63,7 +63,7 @@ def _domains(config: RlvrConfig) -> Iterator[Violation]:
 
 def _parts(config: RlvrConfig) -> Iterator[Violation]:
     """Advantage gdpo normalises the parts of the reward one by one: every domain's must have some."""
-    if not isinstance(config.advantage, GdpoAdvantage) or config.distill_only:
+    if not isinstance(config.advantage, GdpoAdvantageConfig) or config.distill_only:
         return
     known: set[str] | None = set()
     for domain in dict.fromkeys(source.domain for source in config.data.train):

@@ -6,13 +6,15 @@ import json
 from collections.abc import Iterator
 
 from reroll.config.host import model_folder, parse_devices
-from reroll.config.parts import Devices, DeviceSelection, FixedModel, LocalRuntimeConfig, RuntimeConfig
+from reroll.config.parts import Devices, DeviceSelection, FixedModelConfig, LocalRuntimeConfig, RuntimeConfig
 from reroll.config.registry import package_violations
 from reroll.config.strategy import Fsdp2StrategyConfig, RanksStrategy
 from reroll.errors import Violation
 
 
-def strategy_violations(where: str, model: FixedModel, *, runtime: RuntimeConfig, num_gpus: int | None) -> Iterator[Violation]:
+def strategy_violations(
+    where: str, model: FixedModelConfig, *, runtime: RuntimeConfig, num_gpus: int | None
+) -> Iterator[Violation]:
     """What keeps a model's strategy from running on its devices. `num_gpus` is None where only the cluster knows."""
     strategy = model.strategy
     if not isinstance(strategy, RanksStrategy):

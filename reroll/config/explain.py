@@ -15,14 +15,14 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from reroll.config.base import Node, NotKnown
-from reroll.config.registry import Kind
+from reroll.config.registry import KindConfig
 from reroll.errors import Violation
 
 N = TypeVar("N", bound=Node)
 Path = tuple[str | int, ...]
 
 
-class Fault(NamedTuple):
+class FieldFault(NamedTuple):
     """One thing that pydantic found."""
 
     path: Path
@@ -32,7 +32,7 @@ class Fault(NamedTuple):
     """The field that is not known because of it: that of the path, or the one that a misspelt key was meant for."""
 
 
-def faults_in(root: type[Node], tree: dict[str, Any], error: ValidationError) -> list[Fault]:
+def faults_in(root: type[Node], tree: dict[str, Any], error: ValidationError) -> list[FieldFault]:
     """Every place that is wrong, once."""
     by_path: dict[Path, list[ErrorDetails]] = {}
     for detail in error.errors():
@@ -63,11 +63,11 @@ def with_new_names(annotation: Any, tree: Any) -> Any:
     return {key: with_new_names(fields[key].annotation, value) if key in fields else value for key, value in current.items()}
 
 
-def flags_for_numbers(given: Any, taken: Any, path: Path = ()) -> Iterator[Fault]:
+def flags_for_numbers(given: Any, taken: Any, path: Path = ()) -> Iterator[FieldFault]:
     """Where the file says true or false and pydantic took it for 1 or 0. `taken` is the config, or a value in it."""
     if isinstance(given, bool) and isinstance(taken, int | float) and not isinstance(taken, bool):
         violation = Violation(".".join(map(str, path)), f"is {str(given).lower()}", "it should be a number")
-        yield Fault(path, violation, path)
+        yield FieldFault(path, violation, path)
     elif isinstance(given, Mapping) and isinstance(taken, Mapping | Node):
         known = dict(taken)
         for name in given.keys() & known.keys():
@@ -89,7 +89,7 @@ def _path_in(tree: dict[str, Any], detail: ErrorDetails) -> Path:
     return tuple(path)
 
 
-def _explain(root: type[Node], tree: dict[str, Any], path: Path, details: list[ErrorDetails]) -> Fault:
+def _explain(root: type[Node], tree: dict[str, Any], path: Path, details: list[ErrorDetails]) -> FieldFault:
     """What a user needs to know about a place. Several details are the forms that it could have."""
     where, detail = ".".join(map(str, path)), details[0]
     parents = _nodes_at(root, tree, path[:-1]) if path else []
@@ -99,10 +99,10 @@ def _explain(root: type[Node], tree: dict[str, Any], path: Path, details: list[E
             known = list(parents[0].model_fields)
             if now := renamed(str(path[-1]), given, known):
                 fix = f"it is called {now[0]} now: write {now[0]}: {json.dumps(now[1], default=str)}"
-                return Fault(path, Violation(where, "unknown key", fix), (*path[:-1], now[0]))
+                return FieldFault(path, Violation(where, "unknown key", fix), (*path[:-1], now[0]))
             close = difflib.get_close_matches(str(path[-1]), known, n=1)
             fix = f"did you mean {close[0]}?" if close else f"known here: {', '.join(known)}"
-            return Fault(path, Violation(where, "unknown key", fix), (*path[:-1], close[0]) if close else path)
+            return FieldFault(path, Violation(where, "unknown key", fix), (*path[:-1], close[0]) if close else path)
         case "missing":
             violation = Violation(where, "is missing", f"add {path[-1]}: {_example(parents, path[-1]) or '…'}")
         case "union_tag_not_found":
@@ -126,7 +126,7 @@ def _explain(root: type[Node], tree: dict[str, Any], path: Path, details: list[E
             *others, last = dict.fromkeys(map(_wish, details))
             wish = f"{', '.join(others)} or {last.removeprefix('be ')}" if others else last
             violation = Violation(where, f"is {given!r}", f"it should {wish.replace(', be ', ', ')}")
-    return Fault(path, violation, path)
+    return FieldFault(path, violation, path)
 
 
 def _example(parents: list[type[Node]], field: str | int) -> str | None:
@@ -216,7 +216,7 @@ def members_of(annotation: Any) -> list[Any]:
         return members_of(get_args(annotation)[0])
     if get_origin(annotation) in (Union, types.UnionType):
         return [member for choice in get_args(annotation) for member in members_of(choice)]
-    if is_node(annotation) and issubclass(annotation, Kind) and annotation.is_open():
+    if is_node(annotation) and issubclass(annotation, KindConfig) and annotation.is_open():
         return list(annotation.kinds().values())
     return [annotation]
 

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from reroll.config.base import Node
 from reroll.config.check import violations_of
 from reroll.config.distill import DistillConfig
-from reroll.config.explain import Fault, did_you_mean, faults_in, flags_for_numbers, known_part, with_new_names
+from reroll.config.explain import FieldFault, did_you_mean, faults_in, flags_for_numbers, known_part, with_new_names
 from reroll.config.imports import ObjectPath, import_object, search_in
 from reroll.config.offline import SftConfig
 from reroll.config.preference import DpoConfig, RewardModelConfig
@@ -203,7 +203,7 @@ def _fill(mine: dict[str, Any], preset: Mapping[str, Any]) -> None:
 
 def _validate(root: type[AnyConfig], tree: dict[str, Any]) -> tuple[AnyConfig, list[Violation]]:
     """The config, and what is wrong with it field by field. Fields that are wrong are not known to it."""
-    faults: list[Fault] = []
+    faults: list[FieldFault] = []
     try:
         config = root.model_validate(tree)
     except ValidationError as error:

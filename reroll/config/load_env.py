@@ -14,7 +14,7 @@ from reroll.config.load import apply_overrides
 from reroll.errors import ConfigError
 
 
-class _Asked(Node):
+class _EnvAloneConfig(Node):
     """An environment as it would stand in a file."""
 
     env: EnvConfig
@@ -30,9 +30,9 @@ def load_env(name: str, options: Sequence[str] = ()) -> EnvConfig:
     is_imported = ":" in name
     tree = {"env": {"kind": "import", "path": name, "options": given} if is_imported else {"kind": name, **given}}
     try:
-        node = _Asked.model_validate(tree).env
+        node = _EnvAloneConfig.model_validate(tree).env
     except ValidationError as error:
-        problems += [fault.violation for fault in faults_in(_Asked, tree, error)]
+        problems += [fault.violation for fault in faults_in(_EnvAloneConfig, tree, error)]
     if problems:
         raise ConfigError(problems)
     return node

@@ -20,7 +20,7 @@ from reroll.config.reward_base import RewardConfig
 from reroll.errors import ConfigError, Violation
 
 
-class _Asked(Node):
+class _RewardsAloneConfig(Node):
     """The part of a file that says what is judged and how."""
 
     rewards: dict[str, RewardConfig]
@@ -66,7 +66,7 @@ def load_reward(target: str, words: Sequence[str] = ()) -> AskedReward:
     return loaded
 
 
-def _from_file(file: Path, overrides: Sequence[str]) -> _Asked:
+def _from_file(file: Path, overrides: Sequence[str]) -> _RewardsAloneConfig:
     tree = read_yaml(file)
     problems = apply_overrides(tree, overrides)
     if problems:
@@ -82,15 +82,15 @@ def _from_name(name: str, options: Sequence[str]) -> RewardConfig:
     return _validated({"rewards": {name: own}}).rewards[name]
 
 
-def _validated(tree: dict[str, Any]) -> _Asked:
+def _validated(tree: dict[str, Any]) -> _RewardsAloneConfig:
     try:
-        return _Asked.model_validate(tree)
+        return _RewardsAloneConfig.model_validate(tree)
     except ValidationError as error:
-        found = [fault.violation for fault in faults_in(_Asked, tree, error)]
+        found = [fault.violation for fault in faults_in(_RewardsAloneConfig, tree, error)]
         raise ConfigError(found) from error
 
 
-def _chosen(asked: _Asked, names: Sequence[str], file: Path) -> str:
+def _chosen(asked: _RewardsAloneConfig, names: Sequence[str], file: Path) -> str:
     known = ", ".join(asked.rewards) or "none"
     name = names[0] if names else next(iter(asked.rewards), "")
     if len(names) > 1 or (not names and len(asked.rewards) != 1):

@@ -19,7 +19,7 @@ from reroll.config.env_base import EnvConfig
 from reroll.config.imports import import_object
 from reroll.config.load import parse_config
 from reroll.config.load_env import load_env
-from reroll.config.registry import Kind, find_kind, kinds
+from reroll.config.registry import KindConfig, find_kind, kinds
 from reroll.errors import ConfigError
 
 GROUPS = ("reroll.envs", "reroll.rewards", "reroll.data", "reroll.strategies", "reroll.engines")
@@ -138,7 +138,7 @@ def test_what_a_kind_runs_takes_its_node(group: str, name: str) -> None:
     node = find_kind(group, name)
     assert node is not None
     if not hasattr(node, "runs"):
-        assert node.make is not Kind.make or name in PUT_TOGETHER
+        assert node.make is not KindConfig.make or name in PUT_TOGETHER
         return
     for package in node.packages:
         pytest.importorskip(package)
