@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -232,6 +232,15 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folde
 def has_adapter(model: PreTrainedModel) -> bool:
     """Whether `lora` was given when the model was loaded."""
     return bool(model._hf_peft_config_loaded)
+
+
+def adapter_on(model: PreTrainedModel, is_on: bool) -> AbstractContextManager[None]:
+    """Inside, the model runs with its adapter, if it has one, or, where that is off, as the model it started from."""
+    if is_on or not has_adapter(model):
+        return nullcontext()
+    from reroll.models.lora import adapter_off
+
+    return adapter_off(model)
 
 
 def _load_error(name: str, part: str, error: Exception) -> ModelError:

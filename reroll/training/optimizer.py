@@ -1,4 +1,4 @@
-"""What strategies share of the optimizer: AdamW as the config has it, and the error where a gradient is not a number."""
+"""What strategies share of the optimizer: AdamW as the config has it, its step and its learning rate."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable, Iterable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from reroll.config.parts import OptimConfig
 from reroll.errors import TrainingDiverged
+from reroll.observe.metrics import Last, Max, Stats
 
 
 def adamw(
@@ -27,6 +28,24 @@ def adamw(
         [{"params": decayed, "weight_decay": optim.weight_decay}, {"params": plain, "weight_decay": 0.0}],
         lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True,
     )  # fmt: skip
+
+
+def clipped_step(optimizer: torch.optim.Optimizer, norm: Tensor, config: OptimConfig, *, rate: float, step: int) -> Stats:
+    """Clip the gradients, whose norm over all ranks this is, step, and forget them.
+
+    Raises TrainingDiverged, with nothing but the gradients changed, if the norm is not finite.
+    """
+    if not torch.isfinite(norm):
+        optimizer.zero_grad()
+        raise diverged(step)
+    nn.utils.clip_grads_with_norm_(
+        [parameter for group in optimizer.param_groups for parameter in group["params"]], config.clip_norm, norm
+    )
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    optimizer.step()
+    optimizer.zero_grad()
+    return Stats({"grad_norm": Last(float(norm)), "grad_norm_max": Max(float(norm)), "lr": Last(rate)})
 
 
 def diverged(step: int) -> TrainingDiverged:

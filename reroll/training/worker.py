@@ -88,7 +88,6 @@ class TrainWorker:
         rendezvous: str | None = None,
     ) -> None:
         self._device, self._rank = info.device, info.rank
-        self._world_size = info.world_size if config.strategy.kind == "torch" else 1
         self._pass_tokens = config.strategy.pass_tokens
         self._strategy = make_strategy(info, config, total_steps=total_steps, head=head, rendezvous=rendezvous)
         self._stays = self._strategy.holds_whole and config.swap != "all"
@@ -113,8 +112,6 @@ class TrainWorker:
 
         Where a batch has no `old_logp`, the policy has not moved yet when it meets a token: the training pass itself gives it.
         """
-        if self._world_size > 1:
-            raise ValueError(f"strategy torch trains on one device, got {self._world_size}: name one in policy.devices")
         return sum((self._step(batch, job.loss) for batch in job.steps), Stats())
 
     def weights(self, *, frozen: bool = False) -> Mapping[str, Tensor]:
