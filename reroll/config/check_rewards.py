@@ -7,7 +7,7 @@ from pathlib import Path
 
 from reroll.config.advantages import GdpoAdvantageConfig
 from reroll.config.check_judges import judge_violations
-from reroll.config.data import SourceConfig
+from reroll.config.data import EnvSource, SourceConfig
 from reroll.config.registry import package_violations
 from reroll.config.reward_judge import JudgeReward
 from reroll.config.reward_penalties import LengthReward, OverlongReward
@@ -47,7 +47,7 @@ def _domains(config: RlvrConfig) -> Iterator[Violation]:
     domains = {}
     for part, sources in (("train", config.data.train), ("eval", config.data.eval)):
         for index, source in enumerate(sources):
-            where, plays = f"data.{part}.{index}", source.domain in config.envs or source.domain in config.agents
+            where, plays = f"data.{part}.{index}", isinstance(source, EnvSource) or source.domain in config.envs | config.agents
             reward = config.rewards.get(source.domain, None if plays else config.rewards.get("default"))
             domains[source.domain] = plays
             if reward is None and not plays:

@@ -22,6 +22,10 @@ N = TypeVar("N", bound=Node)
 Path = tuple[str | int, ...]
 
 
+_KEY = "[key]"
+"""Where pydantic found fault with a key instead of its value."""
+
+
 class FieldFault(NamedTuple):
     """One thing that pydantic found."""
 
@@ -81,11 +85,16 @@ def _path_in(tree: dict[str, Any], detail: ErrorDetails) -> Path:
     node: Any = tree
     path: list[str | int] = []
     for part in detail["loc"]:
-        if (isinstance(node, dict) and part in node) or (isinstance(node, list) and isinstance(part, int)):
-            node = node[part]  # type: ignore[index]
+        if isinstance(node, list) and isinstance(part, int) and part < len(node):
             path.append(part)
-    if detail["type"] == "missing":
-        path.append(detail["loc"][-1])
+        elif isinstance(node, dict) and (keys := [key for key in node if part in (key, str(key))]):
+            path.append(keys[0])  # One that is no text stands in the error as text.
+        else:
+            continue
+        node = node[path[-1]]
+    last = detail["loc"][-1]
+    if detail["type"] == "missing" and isinstance(last, str):
+        path.append(last)
     return tuple(path)
 
 
@@ -95,7 +104,9 @@ def _explain(root: type[Node], tree: dict[str, Any], path: Path, details: list[E
     parents = _nodes_at(root, tree, path[:-1]) if path else []
     given, context = detail["input"], detail.get("ctx", {})
     match detail["type"]:
-        case "extra_forbidden":
+        case _ if detail["loc"][-1:] == (_KEY,):
+            violation = Violation(where, "is a key that YAML does not read as text", "put it in quotes")
+        case "extra_forbidden" | "invalid_key":
             known = list(parents[0].model_fields)
             if now := renamed(str(path[-1]), given, known):
                 fix = f"it is called {now[0]} now: write {now[0]}: {json.dumps(now[1], default=str)}"
@@ -103,11 +114,19 @@ def _explain(root: type[Node], tree: dict[str, Any], path: Path, details: list[E
             close = difflib.get_close_matches(str(path[-1]), known, n=1)
             fix = f"did you mean {close[0]}?" if close else f"known here: {', '.join(known)}"
             return FieldFault(path, Violation(where, "unknown key", fix), (*path[:-1], close[0]) if close else path)
+        case "missing" if isinstance(detail["loc"][-1], int):
+            violation = Violation(where, f"is {given!r}", f"give {len(given) + len(details)} entries")
         case "missing":
             violation = Violation(where, "is missing", f"add {path[-1]}: {_example(parents, path[-1]) or '…'}")
         case "union_tag_not_found":
             kinds = [kind for node in _nodes_at(root, tree, path) for kind in kinds_of(node)]
             violation = Violation(where, "has no kind", f"add kind: one of {', '.join(kinds)}")
+        case "model_attributes_type":
+            members = members_of(_annotation_at(root, tree, path))
+            kinds = [kind for member in members if is_node(member) for kind in kinds_of(member)]
+            is_kind = isinstance(given, str) and given in kinds
+            fix = f"write {{kind: {given}}}" if is_kind else f"it should be a mapping with a kind: one of {', '.join(kinds)}"
+            violation = Violation(where, f"is {given!r}", fix)
         case "union_tag_invalid":
             kinds = str(context["expected_tags"]).replace("'", "").split(", ")
             problem = f"kind {context['tag']!r} is unknown"
@@ -144,6 +163,7 @@ _WISHES = {
     "tuple": "be a list",
     "dict": "be a mapping, `key: value`",
     "model": "be a mapping, `key: value`",
+    "path": "be a path",
 }
 """What a value of the wrong type should do instead, by the first word of pydantic's error."""
 
@@ -189,14 +209,22 @@ def _known(annotation: Any, value: Any, wrong: Collection[Path]) -> Any:
 
 def _nodes_at(root: type[Node], tree: Any, path: Path) -> list[type[Node]]:
     """The config classes that may stand at this place: one, or a union that no `kind` has narrowed yet."""
+    annotation = _annotation_at(root, tree, path)
+    for part in path:
+        tree = tree[part]
+    return [shape for shape in _shapes(annotation, tree) if not get_origin(shape)]
+
+
+def _annotation_at(root: type[Node], tree: Any, path: Path) -> Any:
+    """What the place is declared as; None if that is not known, because what it lies in is no list and no mapping."""
     annotation: Any = root
     for part in path:
         shapes = _shapes(annotation, tree)
         if not shapes:
-            return []
+            return None
         shape, tree = shapes[0], tree[part]
         annotation = get_args(shape)[-1] if get_origin(shape) else shape.model_fields[part].annotation
-    return [shape for shape in _shapes(annotation, tree) if not get_origin(shape)]
+    return annotation
 
 
 def _shapes(annotation: Any, value: Any) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -116,12 +117,13 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         loader = _Loader(path.read_bytes().decode("utf-8-sig"))
         tree = loader.get_single_data()
+        json.dumps(tree, default=str, skipkeys=True)  # An alias inside of what it stands for has no end: ValueError.
     except OSError as error:
         problem, fix = f"cannot be read: {error.strerror}", "give the path of a YAML file"
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         problem, fix = f"is not UTF-8 in line {line}", "save the file as UTF-8"
-    except (yaml.YAMLError, ValueError) as error:  # the second for dates such as 2026-02-30
+    except (yaml.YAMLError, ValueError) as error:  # The second also for dates such as 2026-02-30.
         problem, fix = f"is not YAML: {error}", "mend the line it names"
     else:
         if loader.repeated:
@@ -182,7 +184,9 @@ def _set(node: Any, keys: list[str], value: Any) -> None:
 
 def _expand_preset(tree: dict[str, Any]) -> list[Violation]:
     """Fill in the fields that the preset stands for; what the user wrote wins."""
-    name = str(tree.get("algorithm", "grpo"))
+    name = tree.get("algorithm", "grpo")
+    if not isinstance(name, str):
+        return []  # Which is a fault of the field's own.
     if name not in PRESETS:
         fix = f"{did_you_mean(name, PRESETS)}choose one of: {', '.join(PRESETS)}"
         return [Violation("algorithm", f"{name!r} is no preset", fix)]
