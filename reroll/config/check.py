@@ -6,7 +6,6 @@ Reads file names and small JSON files only. No model is opened, no device is tou
 from __future__ import annotations
 
 import importlib.util
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -18,14 +17,13 @@ from reroll.config.algorithm import OwnCriticConfig
 from reroll.config.base import NotKnown
 from reroll.config.check_algorithm import algorithm_violations, group_violations
 from reroll.config.check_domains import domain_violations
-from reroll.config.check_engine import engine_violations
+from reroll.config.check_engine import engine_violations, weights_violations
 from reroll.config.check_envs import env_violations
 from reroll.config.check_rewards import reward_violations
 from reroll.config.check_strategy import strategy_violations
-from reroll.config.check_weights import weights_violations
 from reroll.config.data import DatasetsSource, ImportSource, JsonlSource, NamedColumns, ParquetSource, SourceConfig
 from reroll.config.distill import DistillConfig
-from reroll.config.host import adapter_base, is_path, model_folder, num_visible_gpus, parse_devices
+from reroll.config.host import adapter_base, is_path, model_card, model_folder, num_visible_gpus, parse_devices
 from reroll.config.imports import ObjectPath
 from reroll.config.parts import Devices, DeviceSelection, ExternalEngineConfig, FixedModelConfig, ModelConfig, RayRuntimeConfig
 from reroll.config.preference import DpoConfig, KtoLossConfig, RewardModelConfig
@@ -191,15 +189,7 @@ def _model(where: str, name: str) -> Iterator[Violation]:
 
 def _context_length(model: str) -> int | None:
     """The model's context, if its config.json lies on this disk."""
-    folder = model_folder(model)
-    if folder is None:
-        return None
-    if base := adapter_base(folder):
-        return _context_length(base)
-    try:
-        length = json.loads((folder / "config.json").read_text()).get("max_position_embeddings")
-    except (OSError, ValueError):
-        return None
+    length = (model_card(model) or {}).get("max_position_embeddings")
     return length if isinstance(length, int) else None
 
 

@@ -19,14 +19,13 @@ from reroll.observe.files import sync_files
 from reroll.observe.metrics import Stats
 from reroll.tokens.batch import Batch
 from reroll.training.base import Loss, Needs, Predictions, ShardedStrategy, Strategy
-from reroll.training.offload import PinnedOffload, synchronize
+from reroll.training.offload import HostCopies, PinnedOffload, synchronize
 from reroll.training.optimizer import adamw, clipped_step, learning_rate
 from reroll.training.parallel.build import shard
 from reroll.training.parallel.checkpoint import load_shards, save_shards, sharded_state
 from reroll.training.parallel.ranks import COLLECTIVE_TIMEOUT, SHARD, TP, DataParallelRanks, build_mesh
 from reroll.training.parallel.tensor import has_partial_gradient
 from reroll.training.saved import refuse_other_adapter
-from reroll.training.staging import HostCopies
 from reroll.training.torch_strategy import enable_gradient_checkpointing
 
 

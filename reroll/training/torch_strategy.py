@@ -21,11 +21,10 @@ from reroll.observe.files import sync_files
 from reroll.observe.metrics import Stats
 from reroll.tokens.batch import Batch
 from reroll.training.base import Loss, Needs, Predictions, Strategy
-from reroll.training.offload import PinnedOffload, synchronize
+from reroll.training.offload import HostCopies, PinnedOffload, synchronize
 from reroll.training.optimizer import adamw, clipped_step, learning_rate
 from reroll.training.predict import predict
 from reroll.training.saved import read_state, readable, refuse_other_adapter, refuse_other_model
-from reroll.training.staging import HostCopies
 
 STATE_FILE = "trainer.pt"
 

@@ -1,4 +1,4 @@
-"""From a reward's name, or a run's YAML and a domain, to the reward's config node and the rows it judges."""
+"""One part of a config alone: an environment by its name; a reward by its name, or by a run's YAML and a domain."""
 
 from __future__ import annotations
 
@@ -14,10 +14,35 @@ from reroll.config.base import Node
 from reroll.config.check import module_exists
 from reroll.config.check_rewards import nodes_violations
 from reroll.config.data import DataConfig, SourceConfig
+from reroll.config.envs import EnvConfig
 from reroll.config.explain import faults_in
 from reroll.config.load import apply_overrides, read_yaml
 from reroll.config.reward_base import RewardConfig
 from reroll.errors import ConfigError, Violation
+
+
+class _EnvAloneConfig(Node):
+    """An environment as it would stand in a file."""
+
+    env: EnvConfig
+
+
+def load_env(name: str, options: Sequence[str] = ()) -> EnvConfig:
+    """The node of a bundled kind with its fields set, or of a `module:Class` with its keyword arguments.
+
+    Raises ConfigError with every violation.
+    """
+    given: dict[str, Any] = {}
+    problems = apply_overrides(given, options)
+    is_imported = ":" in name
+    tree = {"env": {"kind": "import", "path": name, "options": given} if is_imported else {"kind": name, **given}}
+    try:
+        node = _EnvAloneConfig.model_validate(tree).env
+    except ValidationError as error:
+        problems += [fault.violation for fault in faults_in(_EnvAloneConfig, tree, error)]
+    if problems:
+        raise ConfigError(problems)
+    return node
 
 
 class _RewardsAloneConfig(Node):
