@@ -20,7 +20,7 @@ from reroll.observe.metrics import Stats
 from reroll.tokens.batch import Batch
 from reroll.training.base import Loss, Needs, Predictions, ShardedStrategy, Strategy
 from reroll.training.offload import HostCopies, PinnedOffload, synchronize
-from reroll.training.optimizer import adamw, clipped_step, learning_rate
+from reroll.training.optimizer import adamw, prepare_step
 from reroll.training.parallel.build import shard
 from reroll.training.parallel.checkpoint import load_shards, save_shards, sharded_state
 from reroll.training.parallel.ranks import COLLECTIVE_TIMEOUT, SHARD, TP, DataParallelRanks, build_mesh
@@ -100,8 +100,9 @@ class Fsdp2Strategy(ShardedStrategy):
             self._local[name].grad = None if parameter.grad is None else parameter.grad.to_local()  # type: ignore[attr-defined]
             parameter.grad = None
         norm = self._sum_gradients_over_tp(trained)
-        rate = learning_rate(self._step, self._optim_config, total_steps=self._total_steps)
-        stats = clipped_step(self._optimizer, norm, self._optim_config, rate=rate, step=self._step)
+        stats = prepare_step(self._optimizer, norm, self._optim_config, step=self._step, total_steps=self._total_steps)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
         self._step += 1
         return stats
 

@@ -30,22 +30,21 @@ def adamw(
     )  # fmt: skip
 
 
-def clipped_step(optimizer: torch.optim.Optimizer, norm: Tensor, config: OptimConfig, *, rate: float, step: int) -> Stats:
-    """Clip the gradients, whose norm over all ranks this is, step, and forget them.
+def prepare_step(optimizer: torch.optim.Optimizer, norm: Tensor, config: OptimConfig, *, step: int, total_steps: int) -> Stats:
+    """Clip the gradients, whose norm over all ranks this is, and set the learning rate of this step. Returns both.
 
-    Raises TrainingDiverged, with nothing but the gradients changed, if the norm is not finite.
+    Raises TrainingDiverged, with the gradients forgotten and nothing else changed, if the norm is not finite.
     """
-    if not torch.isfinite(norm):
+    value = float(norm)  # A GPU is waited for once.
+    if not math.isfinite(value):
         optimizer.zero_grad()
         raise diverged(step)
-    nn.utils.clip_grads_with_norm_(
-        [parameter for group in optimizer.param_groups for parameter in group["params"]], config.clip_norm, norm
-    )
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    nn.utils.clip_grads_with_norm_(parameters, config.clip_norm, norm)
+    rate = learning_rate(step, config, total_steps=total_steps)
     for group in optimizer.param_groups:
         group["lr"] = rate
-    optimizer.step()
-    optimizer.zero_grad()
-    return Stats({"grad_norm": Last(float(norm)), "grad_norm_max": Max(float(norm)), "lr": Last(rate)})
+    return Stats({"grad_norm": Last(value), "grad_norm_max": Max(value), "lr": Last(rate)})
 
 
 def diverged(step: int) -> TrainingDiverged:

@@ -22,7 +22,7 @@ from reroll.observe.metrics import Stats
 from reroll.tokens.batch import Batch
 from reroll.training.base import Loss, Needs, Predictions, Strategy
 from reroll.training.offload import HostCopies, PinnedOffload, synchronize
-from reroll.training.optimizer import adamw, clipped_step, learning_rate
+from reroll.training.optimizer import adamw, prepare_step
 from reroll.training.predict import predict
 from reroll.training.saved import read_state, readable, refuse_other_adapter, refuse_other_model
 
@@ -79,8 +79,9 @@ class TorchStrategy(Strategy):
         self._offload.wait_for_prefetch()
         gradients = [master.grad for master in self._masters.values() if master.grad is not None]
         norm = nn.utils.get_total_norm(gradients)
-        rate = learning_rate(self._step, self._optim_config, total_steps=self._total_steps)
-        stats = clipped_step(self._optimizer, norm, self._optim_config, rate=rate, step=self._step)
+        stats = prepare_step(self._optimizer, norm, self._optim_config, step=self._step, total_steps=self._total_steps)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
         self._refresh_model()
         self._step += 1
         return stats
