@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Self
 
 from reroll.config.distill import DistillConfig
@@ -32,7 +31,7 @@ class DistillPipeline(OfflinePipeline[DistillConfig, Sample]):
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, config: DistillConfig, context: RunContext, code_folder: Path) -> AsyncIterator[Self]:
+    async def open(cls, config: DistillConfig, context: RunContext) -> AsyncIterator[Self]:
         # What does not fit ends the run before a model is loaded.
         vocabulary = shared_vocabulary(config.policy.model, config.teacher.model)
         rows, held_out = load_rows(config, imitation_rows)

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -45,8 +44,8 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, config: RlvrConfig, context: RunContext, code_folder: Path) -> AsyncIterator[Self]:
-        async with build_rlvr(config, folder=context.folder.path, code_folder=code_folder) as parts:
+    async def open(cls, config: RlvrConfig, context: RunContext) -> AsyncIterator[Self]:
+        async with build_rlvr(config, folder=context.folder.path, code_folder=context.code_folder) as parts:
             yield cls(parts.config, context, parts)
 
     def __init__(self, config: RlvrConfig, context: RunContext, parts: RlvrComponents) -> None:

@@ -91,9 +91,9 @@ def _train_in(
     started_s = time.perf_counter()
     try:
         with TrainView(config.run.steps, title, start_step=start_step) as view:
-            context, foreground = RunContext(folder, tracker, view, notes=notes), Foreground()
+            context, foreground = RunContext(folder, tracker, view, code_folder, notes), Foreground()
             try:
-                outcome = foreground.run(_train(config, context, code_folder, foreground))
+                outcome = foreground.run(_train(config, context, foreground))
             except Exception as error:
                 _leave_reason(context, error, seconds=time.perf_counter() - started_s)
                 raise
@@ -125,12 +125,12 @@ def _leave_reason(context: RunContext, error: Exception, *, seconds: float) -> N
         log.warning("the reason could not be written down: %s", failure)
 
 
-async def _train(config: AnyConfig, context: RunContext, code_folder: Path, foreground: Foreground) -> Outcome:
+async def _train(config: AnyConfig, context: RunContext, foreground: Foreground) -> Outcome:
     def ask_to_stop() -> None:
         context.view.note("stopping: the current update is finished and saved (Ctrl-C again quits at once)")
         context.stop.set()
 
-    async with pipeline_of(config).open(config, context, code_folder) as pipeline:
+    async with pipeline_of(config).open(config, context) as pipeline:
         with settled_heap(), foreground.on_interrupt(ask_to_stop):
             return await pipeline.run()
 
