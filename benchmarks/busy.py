@@ -197,7 +197,7 @@ async def take_part(work: Path, name: str) -> None:
     folder = RunFolder.create(config.run, resolved=config.model_dump(mode="json"), resume=False, overwrite=True)
     tracker = make_tracker([], folder, config={}, start_step=0)
     context = RunContext(folder, tracker, TrainView(1, name))
-    async with RlvrPipeline.open(config, context, Path()) as pipeline:  # type: ignore[arg-type]
+    async with RlvrPipeline.open(config, context) as pipeline:  # type: ignore[arg-type]
         await pipeline.start(0)
         _tell({name: value for name, value in os.environ.items() if name.startswith(("OMP_", "GOMP_"))})
         for step, _ in enumerate(iter(sys.stdin.readline, "")):

@@ -25,8 +25,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from reroll.config.parts import RayRuntimeConfig
 from reroll.runtime.base import Placement, WorkerInfo, Workers
 from reroll.runtime.ray import RayRuntime
-from reroll.weights.bucket import Bucket, Channel, GroupRank, TransportKind
-from reroll.weights.receiver import WeightReceiver
+from reroll.weights.buckets import Bucket, Channel, GroupRank, TransportKind, WeightReceiver
 from reroll.weights.sender import WeightSender
 
 CHANGED = 0.05

@@ -33,7 +33,7 @@ Data = Iterable[Mapping[str, Any]] | str | Path | Section | Callable[..., Any]
 """Rows (dicts, a `datasets.Dataset`, a data frame), a file or a data set of the hub by name, or a source of the config."""
 
 
-class Settings(TypedDict, total=False):
+class ConfigSections(TypedDict, total=False):
     """The other sections of a config, which `docs/config.md` describes field by field."""
 
     run: Section
@@ -152,7 +152,7 @@ def train(
     pipeline: str | type[Pipeline[Any]] | None = None,
     resume: bool = False,
     overwrite: bool = False,
-    **settings: Unpack[Settings],
+    **settings: Unpack[ConfigSections],
 ) -> Run:
     """Train, in a script or a notebook, until the last step or Ctrl-C (an interrupted kernel): both save the policy.
 
@@ -190,7 +190,7 @@ def evaluate(
     temperature: float | None = None,
     max_tokens: int | None = None,
     seed: int | None = None,
-    **settings: Unpack[Settings],
+    **settings: Unpack[ConfigSections],
 ) -> EvalResult:
     """Play held-out prompts and have the answers judged: those of a config's `data.eval`, or `data`.
 
@@ -252,7 +252,7 @@ def make_config(
     seed: int | None = None,
     name: str | None = None,
     pipeline: str | type[Pipeline[Any]] | None = None,
-    **settings: Unpack[Settings],
+    **settings: Unpack[ConfigSections],
 ) -> AnyConfig:
     """A checked config from Python objects. Raises ConfigError with everything that is wrong.
 

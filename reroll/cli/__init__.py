@@ -21,7 +21,7 @@ from reroll.cli.rewards import rewards
 from reroll.cli.show import show
 from reroll.config.imports import search_in
 from reroll.config.load import dump_config, load_config
-from reroll.config.load_env import load_env
+from reroll.config.load_part import load_env
 from reroll.config.tree import AnyConfig, RlvrConfig
 from reroll.errors import ConfigError, RerollError
 

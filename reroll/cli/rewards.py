@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from reroll.config.imports import search_in
-from reroll.config.load_reward import AskedReward, load_reward
+from reroll.config.load_part import AskedReward, load_reward
 from reroll.config.reward_penalties import LengthReward, OverlongReward
 from reroll.config.rewards import walk
 

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 if TYPE_CHECKING:
-    from reroll.observe.episode import Episode
+    from reroll.observe.episode import LoggedEpisode
 
 NEWEST = 40
 """Samples that are listed unless more are asked for."""
@@ -55,7 +55,7 @@ def show(
         print_episode(console, episode)
 
 
-def _select(episodes: Sequence[Episode], *, step: int | None, worst: bool, best: bool) -> list[Episode]:
+def _select(episodes: Sequence[LoggedEpisode], *, step: int | None, worst: bool, best: bool) -> list[LoggedEpisode]:
     wanted = [episode for episode in episodes if step in (None, episode.step)]
     if not wanted:
         steps = sorted({episode.step for episode in episodes})

@@ -12,7 +12,7 @@ Epsilon = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
-class NormalisedAdvantage(Node):
+class NormalisedAdvantageConfig(Node):
     """(reward - mean) / std, each taken over the group, the batch, all steps so far, or not at all.
 
     GRPO: group and group. Dr. GRPO: group and none. RLOO: leave_one_out and none. Lite PPO: group and batch.
@@ -28,25 +28,25 @@ class NormalisedAdvantage(Node):
     """Added to the standard deviation."""
 
 
-class RemaxAdvantage(Node):
+class RemaxAdvantageConfig(Node):
     """Reward minus what the policy's greedy answer to the same prompt earned (ReMax)."""
 
     kind: Literal["remax"]
 
 
-class OpoAdvantage(Node):
+class OpoAdvantageConfig(Node):
     """Reward minus the group's mean reward weighted by length (OPO)."""
 
     kind: Literal["opo"]
 
 
-class GpgAdvantage(Node):
+class GpgAdvantageConfig(Node):
     """Reward minus the group's mean, scaled up by the share of samples in groups whose rewards are all equal (GPG)."""
 
     kind: Literal["gpg"]
 
 
-class GdpoAdvantage(Node):
+class GdpoAdvantageConfig(Node):
     """Each part of the reward normalised in its group, then their weighted sum over the batch (GDPO)."""
 
     kind: Literal["gdpo"]
@@ -57,7 +57,7 @@ class GdpoAdvantage(Node):
     """Added to standard deviations."""
 
 
-class PassAtKAdvantage(Node):
+class PassAtKAdvantageConfig(Node):
     """Reward sets of k answers for having one right answer (pass@k training). The group must be larger than k."""
 
     kind: Literal["pass_at_k"]
@@ -67,7 +67,7 @@ class PassAtKAdvantage(Node):
     """An answer with at least this reward is right."""
 
 
-class RaftAdvantage(Node):
+class RaftAdvantageConfig(Node):
     """1 for accepted samples, 0 for the others: imitate what was good (RAFT)."""
 
     kind: Literal["raft"]
@@ -77,7 +77,7 @@ class RaftAdvantage(Node):
     """The least reward that is accepted."""
 
 
-class ReturnsAdvantage(Node):
+class ReturnsAdvantageConfig(Node):
     """The rewards of a token and those after it, less their penalties (REINFORCE; whitened: REINFORCE++)."""
 
     kind: Literal["returns"]
@@ -87,7 +87,7 @@ class ReturnsAdvantage(Node):
     """To mean 0 and standard deviation 1 over all tokens of the batch."""
 
 
-class GaeAdvantage(Node):
+class GaeAdvantageConfig(Node):
     """What tokens brought beyond a critic's estimate (generalised advantage estimation, as in PPO)."""
 
     kind: Literal["gae"]
@@ -97,7 +97,7 @@ class GaeAdvantage(Node):
     """Lambda: 0 trusts the critic, 1 trusts the rewards."""
 
 
-class OptimalTokenBaselineAdvantage(Node):
+class OptimalTokenBaselineAdvantageConfig(Node):
     """Reward still to come, minus the group's mean at the same place weighted by gradient norms."""
 
     kind: Literal["optimal_token_baseline"]
@@ -105,7 +105,7 @@ class OptimalTokenBaselineAdvantage(Node):
     """The advantage of tokens that come after the end of all siblings: the reward still to come, or zero."""
 
 
-class TurnReturnsAdvantage(Node):
+class TurnReturnsAdvantageConfig(Node):
     """The rewards of a turn and those after it (REINFORCE by turns), normalised over all turns of the group or batch."""
 
     kind: Literal["turn_returns"]
@@ -119,7 +119,7 @@ class TurnReturnsAdvantage(Node):
     """Added to the standard deviation."""
 
 
-class GigpoAdvantage(Node):
+class GigpoAdvantageConfig(Node):
     """Episodes compared with their siblings, and turns with the turns that started from the same state (GiGPO)."""
 
     kind: Literal["gigpo"]
@@ -133,7 +133,7 @@ class GigpoAdvantage(Node):
     """Added to standard deviations."""
 
 
-class ImportAdvantage(Node):
+class ImportAdvantageConfig(Node):
     """Your own function: `(episodes, **options) -> Tensor [T]`, like those in `reroll.algo.advantages`."""
 
     kind: Literal["import"]
@@ -144,24 +144,24 @@ class ImportAdvantage(Node):
 
 
 AdvantageConfig = Annotated[
-    NormalisedAdvantage
-    | RemaxAdvantage
-    | OpoAdvantage
-    | GpgAdvantage
-    | GdpoAdvantage
-    | PassAtKAdvantage
-    | RaftAdvantage
-    | ReturnsAdvantage
-    | GaeAdvantage
-    | OptimalTokenBaselineAdvantage
-    | TurnReturnsAdvantage
-    | GigpoAdvantage
-    | ImportAdvantage,
+    NormalisedAdvantageConfig
+    | RemaxAdvantageConfig
+    | OpoAdvantageConfig
+    | GpgAdvantageConfig
+    | GdpoAdvantageConfig
+    | PassAtKAdvantageConfig
+    | RaftAdvantageConfig
+    | ReturnsAdvantageConfig
+    | GaeAdvantageConfig
+    | OptimalTokenBaselineAdvantageConfig
+    | TurnReturnsAdvantageConfig
+    | GigpoAdvantageConfig
+    | ImportAdvantageConfig,
     Field(discriminator="kind"),
 ]
 
 
-class LengthWeight(Node):
+class LengthWeightConfig(Node):
     """Right answers earn more the shorter they are beside the group's other right answers (GRPO-LEAD)."""
 
     strength: float = Field(default=0.05, gt=0)
@@ -170,7 +170,7 @@ class LengthWeight(Node):
     """An answer with at least this reward is right."""
 
 
-class DifficultyWeight(Node):
+class DifficultyWeightConfig(Node):
     """Good samples of hard prompts and bad samples of easy prompts weigh more (GRPO-LEAD): a logistic curve."""
 
     low: float = Field(default=0.4, ge=0)
@@ -185,19 +185,19 @@ class DifficultyWeight(Node):
     """An answer with at least this reward is right."""
 
 
-class RewardShaping(Node):
+class RewardShapingConfig(Node):
     """What is done to rewards before any estimator, in this order."""
 
-    length: LengthWeight | None = None
+    length: LengthWeightConfig | None = None
     """Off unless given: `{}` for the paper's values."""
     clip: float | None = Field(default=None, gt=0)
     """To [-clip, clip]."""
 
 
-class AdvantageShaping(Node):
+class AdvantageShapingConfig(Node):
     """What is done to advantages after any estimator, in this order."""
 
-    difficulty: DifficultyWeight | None = None
+    difficulty: DifficultyWeightConfig | None = None
     """Off unless given: `{}` for the paper's values."""
     whiten: bool = False
     """To mean 0 and standard deviation 1 over all tokens of the batch."""
@@ -211,5 +211,5 @@ class ShapingConfig(Node):
     domains: Literal["raw", "normalised"] = "raw"
     """normalised: the rewards of each domain to mean 0 and standard deviation 1 over all steps so far, before anything else, so
     that no domain counts more for its scale. What is below, and the estimator, then compare thresholds with deviations."""
-    rewards: RewardShaping = RewardShaping()
-    advantages: AdvantageShaping = AdvantageShaping()
+    rewards: RewardShapingConfig = RewardShapingConfig()
+    advantages: AdvantageShapingConfig = AdvantageShapingConfig()

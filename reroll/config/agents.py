@@ -20,7 +20,7 @@ class EndpointConfig(Node):
     """Larger requests are refused."""
 
 
-class LimitedAgent(Node):
+class LimitedAgentConfig(Node):
     """What all agents share."""
 
     timeout_s: float = Field(default=600.0, gt=0)
@@ -29,7 +29,7 @@ class LimitedAgent(Node):
     """Completions that one episode may ask for; a request beyond them is refused and the sample counts as truncated."""
 
 
-class FunctionAgent(LimitedAgent):
+class FunctionAgentConfig(LimitedAgentConfig):
     """Your own function: `(prompt, *, base_url, api_key, **options) -> reward`, a number, a Score or nothing.
 
     A plain function runs in a thread of its own, which nothing can stop: after its time its key is void. An async
@@ -43,7 +43,7 @@ class FunctionAgent(LimitedAgent):
     """Its keyword arguments."""
 
 
-class CommandAgent(LimitedAgent):
+class CommandAgentConfig(LimitedAgentConfig):
     """A program, started once per episode with OPENAI_BASE_URL and OPENAI_API_KEY in its environment.
 
     The prompt is on its standard input: one JSON object of id, messages, domain, answer and extra. Exit code 0 is
@@ -57,4 +57,4 @@ class CommandAgent(LimitedAgent):
     """Added to the environment of the run."""
 
 
-AgentConfig = Annotated[FunctionAgent | CommandAgent, Field(discriminator="kind")]
+AgentConfig = Annotated[FunctionAgentConfig | CommandAgentConfig, Field(discriminator="kind")]

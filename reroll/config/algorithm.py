@@ -7,12 +7,12 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from reroll.config.base import Node
-from reroll.config.distill import DivergenceConfig, ReverseKl
+from reroll.config.distill import DivergenceConfig, ReverseKlConfig
 from reroll.config.losses import KlEstimator
-from reroll.config.parts import FixedModel, ModelConfig
+from reroll.config.parts import FixedModelConfig, ModelConfig
 
 
-class AdaptiveKl(Node):
+class AdaptiveKlConfig(Node):
     """Moves the coefficient so that the measured KL stays near a target."""
 
     target: float = Field(gt=0)
@@ -33,7 +33,7 @@ class KlConfig(Node):
     times_ratio: bool = False
     """A term of the loss times the ratio to the old policy, with its gradient: then k1 and k3 have that of the true KL,
     however far the policy has moved (DeepSeek-V3.2)."""
-    adaptive: AdaptiveKl | None = None
+    adaptive: AdaptiveKlConfig | None = None
     top_k: int = Field(default=0, ge=0)
     """For `full`: look at the reference's likeliest tokens and one bucket for the rest; 0 looks at all of them."""
 
@@ -66,7 +66,7 @@ class MaskConfig(Node):
     zero_advantage they leave these too. Costs a forward pass."""
 
 
-class OwnCritic(ModelConfig):
+class OwnCriticConfig(ModelConfig):
     """A model of its own that estimates what is still to come; gae needs one."""
 
     kind: Literal["own"] = "own"
@@ -76,7 +76,7 @@ class OwnCritic(ModelConfig):
     """Steps in which only the critic learns."""
 
 
-class SharedCritic(Node):
+class SharedCriticConfig(Node):
     """A second head on the policy's own trunk."""
 
     kind: Literal["shared"]
@@ -84,7 +84,7 @@ class SharedCritic(Node):
     """Weight of the value loss beside the policy's."""
 
 
-CriticConfig = Annotated[OwnCritic | SharedCritic, Field(discriminator="kind")]
+CriticConfig = Annotated[OwnCriticConfig | SharedCriticConfig, Field(discriminator="kind")]
 
 
 class ValueLossConfig(Node):
@@ -96,7 +96,7 @@ class ValueLossConfig(Node):
     """Lambda of the critic's targets; null: that of the advantage. 1: the plain returns."""
 
 
-class TeacherConfig(FixedModel):
+class TeacherConfig(FixedModelConfig):
     """A model that says how likely it finds what the policy writes: on-policy distillation."""
 
     coef: float = Field(default=1.0, gt=0)
@@ -105,13 +105,13 @@ class TeacherConfig(FixedModel):
     """Prompts it teaches; null: all. Where several teachers match, their terms add up; with `distill` one may match."""
 
 
-class DistillTerm(Node):
+class DistillTermConfig(Node):
     """A term of the loss: how far the policy's distribution is from its teacher's before every token that it wrote (GKD).
 
     Both at the temperature that the samples were drawn at.
     """
 
-    divergence: DivergenceConfig = Field(default_factory=lambda: ReverseKl(kind="reverse_kl"))
+    divergence: DivergenceConfig = Field(default_factory=lambda: ReverseKlConfig(kind="reverse_kl"))
     """Of the policy's distribution from the teachers'."""
     top_k: int = Field(default=64, ge=0)
     """Look at the teacher's likeliest tokens and one bucket for the rest; 0: at the whole vocabulary (and send all of it)."""

@@ -6,7 +6,6 @@ Reads file names and small JSON files only. No model is opened, no device is tou
 from __future__ import annotations
 
 import importlib.util
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -14,20 +13,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from reroll.config.algorithm import OwnCritic
+from reroll.config.algorithm import OwnCriticConfig
 from reroll.config.base import NotKnown
 from reroll.config.check_algorithm import algorithm_violations, group_violations
 from reroll.config.check_domains import domain_violations
-from reroll.config.check_engine import engine_violations
+from reroll.config.check_engine import engine_violations, weights_violations
 from reroll.config.check_envs import env_violations
 from reroll.config.check_rewards import reward_violations
 from reroll.config.check_strategy import strategy_violations
-from reroll.config.check_weights import weights_violations
 from reroll.config.data import DatasetsSource, ImportSource, JsonlSource, NamedColumns, ParquetSource, SourceConfig
 from reroll.config.distill import DistillConfig
-from reroll.config.host import adapter_base, is_path, model_folder, num_visible_gpus, parse_devices
+from reroll.config.host import adapter_base, is_path, model_card, model_folder, num_visible_gpus, parse_devices
 from reroll.config.imports import ObjectPath
-from reroll.config.parts import Devices, DeviceSelection, ExternalEngineConfig, FixedModel, ModelConfig, RayRuntimeConfig
+from reroll.config.parts import Devices, DeviceSelection, ExternalEngineConfig, FixedModelConfig, ModelConfig, RayRuntimeConfig
 from reroll.config.preference import DpoConfig, KtoLossConfig, RewardModelConfig
 from reroll.config.registry import package_violations
 from reroll.config.reward_judge import HostedJudge, JudgeReward, ModelReward
@@ -55,7 +53,7 @@ def notes_of(config: AnyConfig) -> Iterator[str]:
     """What runs, and is hardly what was meant."""
     per_step = config.train.epochs * config.train.mini_batches if isinstance(config, RlvrConfig) else 1
     trained: dict[str, ModelConfig] = {"policy": config.policy}
-    if isinstance(config, RlvrConfig) and isinstance(config.critic, OwnCritic):
+    if isinstance(config, RlvrConfig) and isinstance(config.critic, OwnCriticConfig):
         trained["critic"] = config.critic
     for name, model in trained.items():
         warmup, total = model.optim.warmup_steps, config.run.steps * per_step
@@ -141,13 +139,13 @@ def _token_limits(config: RlvrConfig) -> Iterator[Violation]:
         )
 
 
-def named_models(config: AnyConfig) -> Iterator[tuple[str, FixedModel | HostedJudge]]:
+def named_models(config: AnyConfig) -> Iterator[tuple[str, FixedModelConfig | HostedJudge]]:
     """(path, config) of every model of the run."""
     yield "policy", config.policy
     if isinstance(config, DistillConfig):
         yield "teacher", config.teacher
     if isinstance(config, RlvrConfig):
-        if isinstance(config.critic, OwnCritic):
+        if isinstance(config.critic, OwnCriticConfig):
             yield "critic", config.critic
         for name, teacher in config.teachers.items():
             yield f"teachers.{name}", teacher
@@ -191,15 +189,7 @@ def _model(where: str, name: str) -> Iterator[Violation]:
 
 def _context_length(model: str) -> int | None:
     """The model's context, if its config.json lies on this disk."""
-    folder = model_folder(model)
-    if folder is None:
-        return None
-    if base := adapter_base(folder):
-        return _context_length(base)
-    try:
-        length = json.loads((folder / "config.json").read_text()).get("max_position_embeddings")
-    except (OSError, ValueError):
-        return None
+    length = (model_card(model) or {}).get("max_position_embeddings")
     return length if isinstance(length, int) else None
 
 
@@ -235,7 +225,7 @@ def _packages(config: AnyConfig) -> Iterator[Violation]:
     folder = model_folder(config.policy.model)
     if config.policy.lora or (folder and adapter_base(folder)):
         wanted.append(("policy.lora" if config.policy.lora else "policy.model", "peft", "lora"))
-    if isinstance(config, RlvrConfig) and isinstance(config.critic, OwnCritic) and config.critic.lora:
+    if isinstance(config, RlvrConfig) and isinstance(config.critic, OwnCriticConfig) and config.critic.lora:
         wanted.append(("critic.lora", "peft", "lora"))
     for where, source in named_sources(config):
         yield from package_violations(where, source)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from reroll.config.advantages import (
-    GaeAdvantage,
-    GdpoAdvantage,
-    ImportAdvantage,
-    NormalisedAdvantage,
-    PassAtKAdvantage,
-    RaftAdvantage,
-    RemaxAdvantage,
-    TurnReturnsAdvantage,
+    GaeAdvantageConfig,
+    GdpoAdvantageConfig,
+    ImportAdvantageConfig,
+    NormalisedAdvantageConfig,
+    PassAtKAdvantageConfig,
+    RaftAdvantageConfig,
+    RemaxAdvantageConfig,
+    TurnReturnsAdvantageConfig,
 )
-from reroll.config.losses import ImportLoss
+from reroll.config.losses import ImportLossConfig
 from reroll.config.tree import RlvrConfig
 from reroll.errors import Violation
 
@@ -39,9 +39,9 @@ def group_violations(config: RlvrConfig) -> Iterator[Violation]:
     """Groups too small for what is made of them."""
     advantage, size = config.advantage, config.rollout.group_size
     compares = advantage.kind in _COMPARES_SIBLINGS
-    if isinstance(advantage, NormalisedAdvantage):
+    if isinstance(advantage, NormalisedAdvantageConfig):
         compares = advantage.mean in ("group", "leave_one_out") or advantage.std == "group"
-    if isinstance(advantage, TurnReturnsAdvantage):
+    if isinstance(advantage, TurnReturnsAdvantageConfig):
         compares = "group" in (advantage.mean, advantage.std)
     if compares and size < 2 and not config.distill_only:
         yield Violation(
@@ -49,7 +49,7 @@ def group_violations(config: RlvrConfig) -> Iterator[Violation]:
             f"must be at least 2 for advantage {advantage.kind}, got {size}",
             "a group of one has no baseline: set rollout.group_size to 2 or more",
         )
-    if isinstance(advantage, PassAtKAdvantage) and advantage.k >= size:
+    if isinstance(advantage, PassAtKAdvantageConfig) and advantage.k >= size:
         yield Violation(
             "advantage.k",
             f"{advantage.k} of {size} siblings: every set would be nearly the whole group",
@@ -58,7 +58,7 @@ def group_violations(config: RlvrConfig) -> Iterator[Violation]:
 
 
 def _critic(config: RlvrConfig) -> Iterator[Violation]:
-    needs_critic = isinstance(config.advantage, GaeAdvantage)
+    needs_critic = isinstance(config.advantage, GaeAdvantageConfig)
     if needs_critic and config.critic is None:
         yield Violation(
             "critic", "is missing, but advantage gae needs one", "add critic: {kind: own}, or critic: {kind: shared}"
@@ -142,13 +142,13 @@ def _reference(config: RlvrConfig) -> Iterator[Violation]:
 def _shaping(config: RlvrConfig) -> Iterator[Violation]:
     shaping, reason = config.shaping, _unheard(config)
     given = [f"shaping.rewards.{name}" for name, value in shaping.rewards if value is not None]
-    if shaping.domains == "normalised" and (config.distill_only or isinstance(config.advantage, GdpoAdvantage)):
+    if shaping.domains == "normalised" and (config.distill_only or isinstance(config.advantage, GdpoAdvantageConfig)):
         given.append("shaping.domains")
     if config.distill_only:
         given += [f"shaping.advantages.{name}" for name, value in shaping.advantages if value not in (None, False)]
     if reason:
         yield from (Violation(where, f"has no effect: {reason}", "remove it, or choose another advantage") for where in given)
-    if isinstance(config.advantage, RemaxAdvantage) and shaping.rewards.length is not None:
+    if isinstance(config.advantage, RemaxAdvantageConfig) and shaping.rewards.length is not None:
         yield Violation(
             "shaping.rewards.length",
             "would weigh the samples and not the greedy answer that remax compares them with",
@@ -161,9 +161,11 @@ def _unheard(config: RlvrConfig) -> str | None:
     advantage = config.advantage
     if config.distill_only:
         return "distill_only learns from the teachers alone"
-    if isinstance(advantage, GdpoAdvantage):
+    if isinstance(advantage, GdpoAdvantageConfig):
         return "advantage gdpo looks at the parts of the reward"
-    if isinstance(advantage, PassAtKAdvantage) or (isinstance(advantage, RaftAdvantage) and advantage.accept == "threshold"):
+    if isinstance(advantage, PassAtKAdvantageConfig) or (
+        isinstance(advantage, RaftAdvantageConfig) and advantage.accept == "threshold"
+    ):
         return f"advantage {advantage.kind} asks only whether the reward reaches its threshold"
     return None
 
@@ -215,7 +217,7 @@ def _distill(config: RlvrConfig) -> Iterator[Violation]:
 
 def _imports(config: RlvrConfig, module_exists: Callable[[str], bool]) -> Iterator[Violation]:
     for where, node in (("advantage", config.advantage), ("loss", config.loss)):
-        if isinstance(node, ImportAdvantage | ImportLoss) and not module_exists(node.path):
+        if isinstance(node, ImportAdvantageConfig | ImportLossConfig) and not module_exists(node.path):
             yield Violation(
                 f"{where}.path",
                 f"no module {node.path.partition(':')[0]!r} beside the YAML, in the working directory or installed",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from reroll.config.data import LadderCurriculum
+from reroll.config.data import LadderCurriculumConfig
 from reroll.config.tree import RlvrConfig
 from reroll.errors import Violation
 
@@ -46,7 +46,7 @@ def _broken(config: RlvrConfig, where: str, domains: Iterable[str], rules: Rule)
 
 def _curriculum(config: RlvrConfig) -> Iterator[Violation]:
     curriculum, sources = config.data.curriculum, config.data.train
-    if not isinstance(curriculum, LadderCurriculum):
+    if not isinstance(curriculum, LadderCurriculumConfig):
         for index, source in enumerate(sources):
             if source.level:
                 yield Violation(

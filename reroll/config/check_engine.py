@@ -1,11 +1,11 @@
-"""What an engine's settings promise beyond their types."""
+"""What an engine's settings promise beyond their types, and whether weights can take the way to it that the config names."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from reroll.config.host import parse_devices
-from reroll.config.parts import Devices, DeviceSelection, ExternalEngineConfig
+from reroll.config.parts import Devices, DeviceSelection, ExternalEngineConfig, LocalRuntimeConfig
 from reroll.config.registry import package_violations
 from reroll.config.tree import RlvrConfig
 from reroll.errors import Violation
@@ -44,3 +44,52 @@ def _num_named(devices: Devices) -> int | None:
         return len(parse_devices(devices))
     except ValueError:
         return None  # Reported as such.
+
+
+def weights_violations(config: RlvrConfig) -> Iterator[Violation]:
+    """What keeps weights from travelling as asked, as far as it can be told before anything starts."""
+    weights, is_local = config.weights, isinstance(config.runtime, LocalRuntimeConfig)
+    if is_local and weights.kind not in ("auto", "shared"):
+        yield Violation(
+            "weights.kind",
+            f"is {weights.kind}, but the local runtime is one process, where weights are passed by reference",
+            "leave it out, or set runtime: {kind: processes}",
+        )
+    if not is_local and weights.kind == "shared":
+        yield Violation("weights.kind", "is shared, but policy and engine run in processes of their own", "set it to auto")
+    if weights.delta and is_local:
+        yield Violation("weights.delta", "is set, but inside one process nothing is sent", "leave it out")
+    if weights.folder is not None and weights.kind != "disk":
+        yield Violation("weights.folder", f"is set, but kind {weights.kind} writes no files", "set weights.kind to disk")
+    if not is_local:
+        yield from _devices(config)
+
+
+def _devices(config: RlvrConfig) -> Iterator[Violation]:
+    policy, engine = _gpus(config.policy.devices), _gpus(config.engine.devices)
+    if policy is None or engine is None:
+        return  # Chosen when the run starts; then the way is checked too.
+    if config.policy.strategy.kind == "torch":
+        policy = policy[:1]
+    if config.weights.kind == "broadcast" and (set(policy[:1]) & set(engine) or bool(policy) != bool(engine)):
+        yield Violation(
+            "weights.kind",
+            "is broadcast, which takes one process per GPU and no CPUs among them, but policy and engine share or mix",
+            "set it to auto, or give them GPUs of their own",
+        )
+    if config.weights.kind == "ipc" and (not set(engine) <= set(policy) or bool(policy) != bool(engine)):
+        yield Violation(
+            "weights.kind",
+            "is ipc, but an engine sits where no rank of the policy does",
+            "set it to auto, or take engine.devices from policy.devices",
+        )
+
+
+def _gpus(value: Devices) -> tuple[str, ...] | None:
+    """The GPUs that are named, none for the CPU; None where they are chosen later, or cannot be read (told elsewhere)."""
+    if value == "auto":
+        return None
+    try:
+        return tuple(device for device in parse_devices(value) if device != "cpu")
+    except ValueError:
+        return None

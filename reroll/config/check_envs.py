@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Iterator
 
-from reroll.config.agents import FunctionAgent
+from reroll.config.agents import FunctionAgentConfig
 from reroll.config.data import EnvSource
 from reroll.config.envs import ImportEnv, RayEnvs
 from reroll.config.parts import RayRuntimeConfig
@@ -66,7 +66,7 @@ def _code(config: RlvrConfig, module_exists: Callable[[str], bool]) -> Iterator[
         yield from package_violations(f"envs.{domain}.env", entry.env)
     named = [(f"envs.{domain}.env.path", entry.env) for domain, entry in config.envs.items()]
     for where, node in [*named, *((f"agents.{domain}.path", agent) for domain, agent in config.agents.items())]:
-        if isinstance(node, ImportEnv | FunctionAgent) and not module_exists(node.path):
+        if isinstance(node, ImportEnv | FunctionAgentConfig) and not module_exists(node.path):
             yield Violation(
                 where,
                 f"no module {node.path.partition(':')[0]!r} beside the YAML, in the working directory or installed",

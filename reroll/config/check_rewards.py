@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from reroll.config.advantages import GdpoAdvantage
+from reroll.config.advantages import GdpoAdvantageConfig
 from reroll.config.check_judges import judge_violations
-from reroll.config.data import SourceConfig
+from reroll.config.data import EnvSource, SourceConfig
 from reroll.config.registry import package_violations
 from reroll.config.reward_judge import JudgeReward
 from reroll.config.reward_penalties import LengthReward, OverlongReward
@@ -47,7 +47,7 @@ def _domains(config: RlvrConfig) -> Iterator[Violation]:
     domains = {}
     for part, sources in (("train", config.data.train), ("eval", config.data.eval)):
         for index, source in enumerate(sources):
-            where, plays = f"data.{part}.{index}", source.domain in config.envs or source.domain in config.agents
+            where, plays = f"data.{part}.{index}", isinstance(source, EnvSource) or source.domain in config.envs | config.agents
             reward = config.rewards.get(source.domain, None if plays else config.rewards.get("default"))
             domains[source.domain] = plays
             if reward is None and not plays:
@@ -63,7 +63,7 @@ def _domains(config: RlvrConfig) -> Iterator[Violation]:
 
 def _parts(config: RlvrConfig) -> Iterator[Violation]:
     """Advantage gdpo normalises the parts of the reward one by one: every domain's must have some."""
-    if not isinstance(config.advantage, GdpoAdvantage) or config.distill_only:
+    if not isinstance(config.advantage, GdpoAdvantageConfig) or config.distill_only:
         return
     known: set[str] | None = set()
     for domain in dict.fromkeys(source.domain for source in config.data.train):

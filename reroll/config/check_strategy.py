@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 
-from reroll.config.host import model_folder, parse_devices
-from reroll.config.parts import Devices, DeviceSelection, FixedModel, LocalRuntimeConfig, RuntimeConfig
+from reroll.config.host import model_card, parse_devices
+from reroll.config.parts import Devices, DeviceSelection, FixedModelConfig, LocalRuntimeConfig, RuntimeConfig
 from reroll.config.registry import package_violations
 from reroll.config.strategy import Fsdp2StrategyConfig, RanksStrategy
 from reroll.errors import Violation
 
 
-def strategy_violations(where: str, model: FixedModel, *, runtime: RuntimeConfig, num_gpus: int | None) -> Iterator[Violation]:
+def strategy_violations(
+    where: str, model: FixedModelConfig, *, runtime: RuntimeConfig, num_gpus: int | None
+) -> Iterator[Violation]:
     """What keeps a model's strategy from running on its devices. `num_gpus` is None where only the cluster knows."""
     strategy = model.strategy
     if not isinstance(strategy, RanksStrategy):
@@ -90,15 +91,10 @@ def _experts_violations(where: str, model: str | None, strategy: Fsdp2StrategyCo
 
 def _stated(model: str | None, *names: str) -> int | None:
     """What the model's config.json says under the first of these names that it has; 0 if none: it has no such thing."""
-    folder = model_folder(model) if model else None
-    if folder is None:
+    card = model_card(model) if model else None
+    if card is None:
         return None
-    try:
-        config = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError):
-        return None
-    config = config.get("text_config", config)
-    found = next((config[name] for name in names if name in config), 0)
+    found = next((card[name] for name in names if name in card), 0)
     return found if isinstance(found, int) else None
 
 

@@ -103,14 +103,18 @@ def _is_gpu(device: str | DeviceSpec) -> str | DeviceSpec:
     return device
 
 
+_MAX_NODES, _MAX_DEVICES = 100_000, 1_000
+"""Of a cluster, and of a node: each is listed, and no cluster has as many."""
+
+
 class NodeKind(Node):
     """Equal nodes in a cluster that has others too."""
 
     device: Annotated[DeviceKind, AfterValidator(_is_gpu)]
     """A name as in `cluster.device`, or a data sheet."""
-    num: int = Field(default=8, ge=1)
+    num: int = Field(default=8, ge=1, le=_MAX_DEVICES)
     """Devices of one node."""
-    count: int = Field(default=1, ge=1)
+    count: int = Field(default=1, ge=1, le=_MAX_NODES)
     """Nodes of this kind."""
     labels: dict[str, str] = Field(default_factory=dict)
     """What they carry in Ray, so that `devices: {gpus: …, label: …}` finds them."""
@@ -129,7 +133,7 @@ def _nodes_form(value: object) -> str:
 
 
 Nodes = Annotated[
-    Annotated[int, Field(ge=1), Tag("number")] | Annotated[list[NodeKind], Field(min_length=1), Tag("kinds")],
+    Annotated[int, Field(ge=1, le=_MAX_NODES), Tag("number")] | Annotated[list[NodeKind], Field(min_length=1), Tag("kinds")],
     Discriminator(_nodes_form),
 ]
 
@@ -139,7 +143,7 @@ class ClusterConfig(Node):
 
     device: DeviceKind = "h100"
     """h100, h200, a100, l40s, rtx4090 or cpu; or a data sheet of your own."""
-    num: int = Field(default=8, ge=1)
+    num: int = Field(default=8, ge=1, le=_MAX_DEVICES)
     """Devices of one node."""
     nodes: Nodes = 1
     """How many; or what kinds: `[{device: h200, num: 8, labels: {pool: train}}, {device: l40s, num: 4, count: 2}]`. Devices are
@@ -230,7 +234,7 @@ def weakest(specs: Sequence[DeviceSpec]) -> DeviceSpec:
     if len(kinds) == 1:
         return kinds[0]
     numbers = [name for name in DeviceSpec.model_fields if name not in ("name", "sold_gb")]
-    least = {name: min(dict(spec)[name] for spec in kinds) for name in numbers}
+    least = {name: min(getattr(spec, name) for spec in kinds) for name in numbers}
     return DeviceSpec(name=" and ".join(spec.name for spec in kinds), **least)
 
 

@@ -124,7 +124,7 @@ class Remembering(Measuring):
     """Weight of the newest group in a prompt's pass rate, an exponential mean; 1 forgets all earlier ones."""
 
 
-class FilterCurriculum(Remembering):
+class FilterCurriculumConfig(Remembering):
     """Pass over prompts that are too easy or too hard, and try them again now and then."""
 
     kind: Literal["filter"]
@@ -136,7 +136,7 @@ class FilterCurriculum(Remembering):
     """A prompt outside the range is tried again every so many epochs of its source."""
 
 
-class TargetCurriculum(Remembering):
+class TargetCurriculumConfig(Remembering):
     """Prefer prompts whose pass rate is near a target: each is drawn with a chance that falls with its distance."""
 
     kind: Literal["target"]
@@ -148,7 +148,7 @@ class TargetCurriculum(Remembering):
     """The least chance, so that no prompt is given up for good. A prompt never tried has the chance 1."""
 
 
-class LadderCurriculum(Measuring):
+class LadderCurriculumConfig(Measuring):
     """Begin with each domain's lowest `level`; the next one joins when the highest open one goes well enough."""
 
     kind: Literal["ladder"]
@@ -158,7 +158,9 @@ class LadderCurriculum(Measuring):
     """The mean is over so many of its latest groups; before there are as many, nothing opens."""
 
 
-CurriculumConfig = Annotated[FilterCurriculum | TargetCurriculum | LadderCurriculum, Field(discriminator="kind")]
+CurriculumConfig = Annotated[
+    FilterCurriculumConfig | TargetCurriculumConfig | LadderCurriculumConfig, Field(discriminator="kind")
+]
 
 
 class DataConfig(Node):

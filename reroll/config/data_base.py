@@ -6,10 +6,10 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from reroll.config.registry import Kind
+from reroll.config.registry import KindConfig
 
 
-class SourceConfig(Kind):
+class SourceConfig(KindConfig):
     """A source of prompts."""
 
     group: ClassVar[str] = "reroll.data"

@@ -8,29 +8,29 @@ from pydantic import Field
 
 from reroll.config.base import Node, PipelinePath
 from reroll.config.offline import OfflineConfig
-from reroll.config.parts import FixedModel
+from reroll.config.parts import FixedModelConfig
 
 
-class _Divergence(Node):
+class _DistanceConfig(Node):
     @property
     def options(self) -> dict[str, Any]:
         """What the function of this kind in `reroll.algo.divergence` takes."""
         return {name: value for name, value in self if name != "kind"}
 
 
-class ForwardKl(_Divergence):
+class ForwardKlConfig(_DistanceConfig):
     """KL(teacher || student): the student covers all that the teacher finds likely."""
 
     kind: Literal["forward_kl"] = "forward_kl"
 
 
-class ReverseKl(_Divergence):
+class ReverseKlConfig(_DistanceConfig):
     """KL(student || teacher): the student keeps to what the teacher finds likely (MiniLLM)."""
 
     kind: Literal["reverse_kl"]
 
 
-class SkewedForwardKl(_Divergence):
+class SkewedForwardKlConfig(_DistanceConfig):
     """Forward KL from a mixture of both, which bounds it (DistiLLM)."""
 
     kind: Literal["skewed_forward_kl"]
@@ -38,7 +38,7 @@ class SkewedForwardKl(_Divergence):
     """Share of the teacher in the student's place."""
 
 
-class SkewedReverseKl(_Divergence):
+class SkewedReverseKlConfig(_DistanceConfig):
     """Reverse KL from a mixture of both, which bounds it (DistiLLM)."""
 
     kind: Literal["skewed_reverse_kl"]
@@ -46,7 +46,7 @@ class SkewedReverseKl(_Divergence):
     """Share of the student in the teacher's place."""
 
 
-class HeadAndTailKl(_Divergence):
+class HeadAndTailKlConfig(_DistanceConfig):
     """Forward KL where the two differ on the teacher's likeliest tokens, reverse KL where they differ on the others (AKL)."""
 
     kind: Literal["adaptive_kl"]
@@ -54,7 +54,7 @@ class HeadAndTailKl(_Divergence):
     """Probability that the teacher's likeliest tokens reach together."""
 
 
-class JensenShannon(_Divergence):
+class JensenShannonConfig(_DistanceConfig):
     """The generalised Jensen-Shannon divergence (GKD): like the forward KL for a small beta, the reverse for a large one."""
 
     kind: Literal["js"]
@@ -63,11 +63,17 @@ class JensenShannon(_Divergence):
 
 
 DivergenceConfig = Annotated[
-    ForwardKl | ReverseKl | SkewedForwardKl | SkewedReverseKl | HeadAndTailKl | JensenShannon, Field(discriminator="kind")
+    ForwardKlConfig
+    | ReverseKlConfig
+    | SkewedForwardKlConfig
+    | SkewedReverseKlConfig
+    | HeadAndTailKlConfig
+    | JensenShannonConfig,
+    Field(discriminator="kind"),
 ]
 
 
-class DistillTeacher(FixedModel):
+class DistillTeacherConfig(FixedModelConfig):
     """The model to learn from. Its tokenizer must know every token of the policy's under the same id."""
 
     top_k: int = Field(default=64, ge=0)
@@ -82,8 +88,8 @@ class DistillConfig(OfflineConfig):
 
     pipeline: Literal["distill"] | PipelinePath
     """What is done, and so which fields there are; or `module:Class` of a pipeline of your own."""
-    teacher: DistillTeacher
-    divergence: DivergenceConfig = Field(default_factory=ForwardKl)
+    teacher: DistillTeacherConfig
+    divergence: DivergenceConfig = Field(default_factory=ForwardKlConfig)
     """Of the policy's distribution from the teacher's."""
     temperature: float = Field(default=1.0, gt=0)
     """Softens both distributions before they are compared; its square keeps the gradient's size. Imitation is at 1."""

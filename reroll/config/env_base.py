@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from reroll.config.registry import Kind
+from reroll.config.registry import KindConfig
 
 
-class EnvConfig(Kind):
+class EnvConfig(KindConfig):
     """The options of an environment. What it `runs` is a class with `reset`, `step` and `close`: `reroll.envs.base.Env`."""
 
     group: ClassVar[str] = "reroll.envs"

@@ -15,15 +15,18 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from reroll.config.base import Node, NotKnown
-from reroll.config.registry import Kind
-from reroll.config.renamed import renamed
+from reroll.config.registry import KindConfig
 from reroll.errors import Violation
 
 N = TypeVar("N", bound=Node)
 Path = tuple[str | int, ...]
 
 
-class Fault(NamedTuple):
+_KEY = "[key]"
+"""Where pydantic found fault with a key instead of its value."""
+
+
+class FieldFault(NamedTuple):
     """One thing that pydantic found."""
 
     path: Path
@@ -33,7 +36,7 @@ class Fault(NamedTuple):
     """The field that is not known because of it: that of the path, or the one that a misspelt key was meant for."""
 
 
-def faults_in(root: type[Node], tree: dict[str, Any], error: ValidationError) -> list[Fault]:
+def faults_in(root: type[Node], tree: dict[str, Any], error: ValidationError) -> list[FieldFault]:
     """Every place that is wrong, once."""
     by_path: dict[Path, list[ErrorDetails]] = {}
     for detail in error.errors():
@@ -64,11 +67,11 @@ def with_new_names(annotation: Any, tree: Any) -> Any:
     return {key: with_new_names(fields[key].annotation, value) if key in fields else value for key, value in current.items()}
 
 
-def flags_for_numbers(given: Any, taken: Any, path: Path = ()) -> Iterator[Fault]:
+def flags_for_numbers(given: Any, taken: Any, path: Path = ()) -> Iterator[FieldFault]:
     """Where the file says true or false and pydantic took it for 1 or 0. `taken` is the config, or a value in it."""
     if isinstance(given, bool) and isinstance(taken, int | float) and not isinstance(taken, bool):
         violation = Violation(".".join(map(str, path)), f"is {str(given).lower()}", "it should be a number")
-        yield Fault(path, violation, path)
+        yield FieldFault(path, violation, path)
     elif isinstance(given, Mapping) and isinstance(taken, Mapping | Node):
         known = dict(taken)
         for name in given.keys() & known.keys():
@@ -82,33 +85,48 @@ def _path_in(tree: dict[str, Any], detail: ErrorDetails) -> Path:
     node: Any = tree
     path: list[str | int] = []
     for part in detail["loc"]:
-        if (isinstance(node, dict) and part in node) or (isinstance(node, list) and isinstance(part, int)):
-            node = node[part]  # type: ignore[index]
+        if isinstance(node, list) and isinstance(part, int) and part < len(node):
             path.append(part)
-    if detail["type"] == "missing":
-        path.append(detail["loc"][-1])
+        elif isinstance(node, dict) and (keys := [key for key in node if part in (key, str(key))]):
+            path.append(keys[0])  # One that is no text stands in the error as text.
+        else:
+            continue
+        node = node[path[-1]]
+    last = detail["loc"][-1]
+    if detail["type"] == "missing" and isinstance(last, str):
+        path.append(last)
     return tuple(path)
 
 
-def _explain(root: type[Node], tree: dict[str, Any], path: Path, details: list[ErrorDetails]) -> Fault:
+def _explain(root: type[Node], tree: dict[str, Any], path: Path, details: list[ErrorDetails]) -> FieldFault:
     """What a user needs to know about a place. Several details are the forms that it could have."""
     where, detail = ".".join(map(str, path)), details[0]
     parents = _nodes_at(root, tree, path[:-1]) if path else []
     given, context = detail["input"], detail.get("ctx", {})
     match detail["type"]:
-        case "extra_forbidden":
+        case _ if detail["loc"][-1:] == (_KEY,):
+            violation = Violation(where, "is a key that YAML does not read as text", "put it in quotes")
+        case "extra_forbidden" | "invalid_key":
             known = list(parents[0].model_fields)
             if now := renamed(str(path[-1]), given, known):
                 fix = f"it is called {now[0]} now: write {now[0]}: {json.dumps(now[1], default=str)}"
-                return Fault(path, Violation(where, "unknown key", fix), (*path[:-1], now[0]))
+                return FieldFault(path, Violation(where, "unknown key", fix), (*path[:-1], now[0]))
             close = difflib.get_close_matches(str(path[-1]), known, n=1)
             fix = f"did you mean {close[0]}?" if close else f"known here: {', '.join(known)}"
-            return Fault(path, Violation(where, "unknown key", fix), (*path[:-1], close[0]) if close else path)
+            return FieldFault(path, Violation(where, "unknown key", fix), (*path[:-1], close[0]) if close else path)
+        case "missing" if isinstance(detail["loc"][-1], int):
+            violation = Violation(where, f"is {given!r}", f"give {len(given) + len(details)} entries")
         case "missing":
             violation = Violation(where, "is missing", f"add {path[-1]}: {_example(parents, path[-1]) or '…'}")
         case "union_tag_not_found":
             kinds = [kind for node in _nodes_at(root, tree, path) for kind in kinds_of(node)]
             violation = Violation(where, "has no kind", f"add kind: one of {', '.join(kinds)}")
+        case "model_attributes_type":
+            members = members_of(_annotation_at(root, tree, path))
+            kinds = [kind for member in members if is_node(member) for kind in kinds_of(member)]
+            is_kind = isinstance(given, str) and given in kinds
+            fix = f"write {{kind: {given}}}" if is_kind else f"it should be a mapping with a kind: one of {', '.join(kinds)}"
+            violation = Violation(where, f"is {given!r}", fix)
         case "union_tag_invalid":
             kinds = str(context["expected_tags"]).replace("'", "").split(", ")
             problem = f"kind {context['tag']!r} is unknown"
@@ -127,7 +145,7 @@ def _explain(root: type[Node], tree: dict[str, Any], path: Path, details: list[E
             *others, last = dict.fromkeys(map(_wish, details))
             wish = f"{', '.join(others)} or {last.removeprefix('be ')}" if others else last
             violation = Violation(where, f"is {given!r}", f"it should {wish.replace(', be ', ', ')}")
-    return Fault(path, violation, path)
+    return FieldFault(path, violation, path)
 
 
 def _example(parents: list[type[Node]], field: str | int) -> str | None:
@@ -145,6 +163,7 @@ _WISHES = {
     "tuple": "be a list",
     "dict": "be a mapping, `key: value`",
     "model": "be a mapping, `key: value`",
+    "path": "be a path",
 }
 """What a value of the wrong type should do instead, by the first word of pydantic's error."""
 
@@ -190,14 +209,22 @@ def _known(annotation: Any, value: Any, wrong: Collection[Path]) -> Any:
 
 def _nodes_at(root: type[Node], tree: Any, path: Path) -> list[type[Node]]:
     """The config classes that may stand at this place: one, or a union that no `kind` has narrowed yet."""
+    annotation = _annotation_at(root, tree, path)
+    for part in path:
+        tree = tree[part]
+    return [shape for shape in _shapes(annotation, tree) if not get_origin(shape)]
+
+
+def _annotation_at(root: type[Node], tree: Any, path: Path) -> Any:
+    """What the place is declared as; None if that is not known, because what it lies in is no list and no mapping."""
     annotation: Any = root
     for part in path:
         shapes = _shapes(annotation, tree)
         if not shapes:
-            return []
+            return None
         shape, tree = shapes[0], tree[part]
         annotation = get_args(shape)[-1] if get_origin(shape) else shape.model_fields[part].annotation
-    return [shape for shape in _shapes(annotation, tree) if not get_origin(shape)]
+    return annotation
 
 
 def _shapes(annotation: Any, value: Any) -> list[Any]:
@@ -217,7 +244,7 @@ def members_of(annotation: Any) -> list[Any]:
         return members_of(get_args(annotation)[0])
     if get_origin(annotation) in (Union, types.UnionType):
         return [member for choice in get_args(annotation) for member in members_of(choice)]
-    if is_node(annotation) and issubclass(annotation, Kind) and annotation.is_open():
+    if is_node(annotation) and issubclass(annotation, KindConfig) and annotation.is_open():
         return list(annotation.kinds().values())
     return [annotation]
 
@@ -230,3 +257,29 @@ def is_node(member: Any) -> bool:
 def kinds_of(node: type[Node]) -> tuple[str, ...]:
     """The values of `kind` that name it; none for a node without kinds."""
     return get_args(node.model_fields["kind"].annotation) if "kind" in node.model_fields else ()
+
+
+RENAMED: Mapping[str, tuple[str, ...]] = {
+    "trace": ("gae_lambda",),
+    "place": ("apply_to",),
+    "solved_outside": ("keep_pass_rate",),
+    "newest": ("ema_weight",),
+    "window": ("take_window",),
+    "redundant": ("extra_samples",),
+    "drop_no_signal": ("drop_zero_variance_groups",),
+    "ending": ("score_at",),
+    "tensor_parallel": ("tp",),
+    "offload": ("swap", "cpu_offload", "sleep"),
+}
+"""By the old name, what it is called now: the one of these that the node has."""
+
+_SLEEPS = {"none": False, "all": True}
+"""`engine.offload` had words for it."""
+
+
+def renamed(key: str, value: Any, fields: Collection[str]) -> tuple[str, Any] | None:
+    """What a node with these fields calls an unknown key now, and its value. None if it had no such key."""
+    new = next((name for name in RENAMED.get(key, ()) if name in fields), None)
+    if new is None or key in fields:
+        return None
+    return new, _SLEEPS.get(value, value) if new == "sleep" and isinstance(value, str) else value

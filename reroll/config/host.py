@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 from reroll.config.parts import Devices, DeviceSelection
 from reroll.config.select import GpuNode, select_gpus
@@ -87,6 +88,21 @@ def model_folder(name: str) -> Path | None:
         if (folder / "config.json").is_file() or adapter_base(folder):
             return folder
     return None
+
+
+def model_card(name: str) -> dict[str, Any] | None:
+    """What the config.json of a model says about its decoder, of an adapter that of its base; None if there is none to read."""
+    folder = model_folder(name)
+    if folder is None:
+        return None
+    if base := adapter_base(folder):
+        return model_card(base)
+    try:
+        card = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError):
+        return None
+    card = card.get("text_config", card) if isinstance(card, dict) else None
+    return card if isinstance(card, dict) else None
 
 
 def is_path(name: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from pydantic import ValidationError
 from reroll.config.base import Node
 from reroll.config.check import violations_of
 from reroll.config.distill import DistillConfig
-from reroll.config.explain import Fault, did_you_mean, faults_in, flags_for_numbers, known_part, with_new_names
+from reroll.config.explain import FieldFault, did_you_mean, faults_in, flags_for_numbers, known_part, with_new_names
 from reroll.config.imports import ObjectPath, import_object, search_in
 from reroll.config.offline import SftConfig
 from reroll.config.preference import DpoConfig, RewardModelConfig
@@ -116,12 +117,13 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         loader = _Loader(path.read_bytes().decode("utf-8-sig"))
         tree = loader.get_single_data()
+        json.dumps(tree, default=str, skipkeys=True)  # An alias inside of what it stands for has no end: ValueError.
     except OSError as error:
         problem, fix = f"cannot be read: {error.strerror}", "give the path of a YAML file"
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         problem, fix = f"is not UTF-8 in line {line}", "save the file as UTF-8"
-    except (yaml.YAMLError, ValueError) as error:  # the second for dates such as 2026-02-30
+    except (yaml.YAMLError, ValueError) as error:  # The second also for dates such as 2026-02-30.
         problem, fix = f"is not YAML: {error}", "mend the line it names"
     else:
         if loader.repeated:
@@ -182,7 +184,9 @@ def _set(node: Any, keys: list[str], value: Any) -> None:
 
 def _expand_preset(tree: dict[str, Any]) -> list[Violation]:
     """Fill in the fields that the preset stands for; what the user wrote wins."""
-    name = str(tree.get("algorithm", "grpo"))
+    name = tree.get("algorithm", "grpo")
+    if not isinstance(name, str):
+        return []  # Which is a fault of the field's own.
     if name not in PRESETS:
         fix = f"{did_you_mean(name, PRESETS)}choose one of: {', '.join(PRESETS)}"
         return [Violation("algorithm", f"{name!r} is no preset", fix)]
@@ -203,7 +207,7 @@ def _fill(mine: dict[str, Any], preset: Mapping[str, Any]) -> None:
 
 def _validate(root: type[AnyConfig], tree: dict[str, Any]) -> tuple[AnyConfig, list[Violation]]:
     """The config, and what is wrong with it field by field. Fields that are wrong are not known to it."""
-    faults: list[Fault] = []
+    faults: list[FieldFault] = []
     try:
         config = root.model_validate(tree)
     except ValidationError as error:

@@ -11,7 +11,7 @@ from reroll.config.base import ImportPath, Node
 _SELECT = "select_"
 
 
-class _Loss(Node):
+class _FormulaConfig(Node):
     @property
     def options(self) -> dict[str, Any]:
         """What the loss of this kind takes."""
@@ -23,13 +23,13 @@ class _Loss(Node):
         return {name.removeprefix(_SELECT): value for name, value in self if name.startswith(_SELECT)}
 
 
-class ReinforceLoss(_Loss):
+class ReinforceLossConfig(_FormulaConfig):
     """-A * log p: on-policy policy gradient, no ratio."""
 
     kind: Literal["reinforce"]
 
 
-class PpoLoss(_Loss):
+class PpoLossConfig(_FormulaConfig):
     """The clipped surrogate: min(ratio * A, clip(ratio) * A). GRPO, DAPO, and RAFT++ on accepted samples use it.
 
     clip_low 1 with clip_high .inf does not clip: ratio * A.
@@ -44,7 +44,7 @@ class PpoLoss(_Loss):
     """Where A < 0, a ratio above this is not pushed down either: it would be with all its weight. Usual: 3."""
 
 
-class GspoLoss(_Loss):
+class GspoLossConfig(_FormulaConfig):
     """PPO with one ratio a sequence or turn, the geometric mean of its tokens' (GSPO). With aggregation sequence_mean."""
 
     kind: Literal["gspo"]
@@ -56,7 +56,7 @@ class GspoLoss(_Loss):
     """turn: one ratio for each turn of an episode."""
 
 
-class GspoTokenLoss(_Loss):
+class GspoTokenLossConfig(_FormulaConfig):
     """GSPO for advantages that differ within a sequence. With aggregation sequence_mean."""
 
     kind: Literal["gspo_token"]
@@ -68,7 +68,7 @@ class GspoTokenLoss(_Loss):
     """turn: one ratio for each turn of an episode."""
 
 
-class GmpoLoss(_Loss):
+class GmpoLossConfig(_FormulaConfig):
     """The geometric mean of the clipped token ratios, times A (GMPO). With aggregation sequence_mean."""
 
     kind: Literal["gmpo"]
@@ -78,7 +78,7 @@ class GmpoLoss(_Loss):
     """... and below exp(clip_high)."""
 
 
-class CispoLoss(_Loss):
+class CispoLossConfig(_FormulaConfig):
     """REINFORCE weighted by the clipped ratio: every token keeps its gradient (CISPO). With aggregation token_mean."""
 
     kind: Literal["cispo"]
@@ -88,13 +88,13 @@ class CispoLoss(_Loss):
     """The weight is at most 1 + clip_high. MiniMax-M1 gives no number; ScaleRL (arXiv 2510.13786) bounds the weight by 5."""
 
 
-class ToprLoss(_Loss):
+class ToprLossConfig(_FormulaConfig):
     """Imitates what is good; pushes down what is bad only while it is still likely (TOPR). With aggregation sequence_sum."""
 
     kind: Literal["topr"]
 
 
-class SapoLoss(_Loss):
+class SapoLossConfig(_FormulaConfig):
     """A sigmoid of the ratio in place of the clip (SAPO). With aggregation sequence_mean."""
 
     kind: Literal["sapo"]
@@ -104,7 +104,7 @@ class SapoLoss(_Loss):
     """The same elsewhere; a little faster, as these gradients are the unstable ones."""
 
 
-class KimiLoss(_Loss):
+class KimiLossConfig(_FormulaConfig):
     """Squared distance of tau * log ratio of the sequence from A: mirror descent (Kimi k1.5, K2). With sequence_sum."""
 
     kind: Literal["kimi"]
@@ -112,7 +112,7 @@ class KimiLoss(_Loss):
     """How strongly the policy is held back. The reports give no number; 0.01 is arXiv 2602.05933's."""
 
 
-class DroLoss(_Loss):
+class DroLossConfig(_FormulaConfig):
     """REINFORCE with a quadratic penalty on every token's log ratio (DRO by token)."""
 
     kind: Literal["dro"]
@@ -120,7 +120,7 @@ class DroLoss(_Loss):
     """How strongly the policy is held back."""
 
 
-class DppoTvLoss(_Loss):
+class DppoTvLossConfig(_FormulaConfig):
     """Ratio * A inside a trust region by total variation (DPPO). Made for ratios to the sampler; with fixed_length."""
 
     kind: Literal["dppo_tv"]
@@ -132,7 +132,7 @@ class DppoTvLoss(_Loss):
     """A token's gradient weighs at most this. Inside the region the ratio of a rare token may be thousands."""
 
 
-class DppoKlLoss(_Loss):
+class DppoKlLossConfig(_FormulaConfig):
     """Ratio * A inside a trust region by KL divergence (DPPO). Made for ratios to the sampler; with fixed_length."""
 
     kind: Literal["dppo_kl"]
@@ -144,7 +144,7 @@ class DppoKlLoss(_Loss):
     """A token's gradient weighs at most this. Inside the region the ratio of a rare token may be thousands."""
 
 
-class ClipCovLoss(_Loss):
+class ClipCovLossConfig(_FormulaConfig):
     """PPO without a few of the tokens that would cost the most entropy (Clip-Cov)."""
 
     kind: Literal["clip_cov"]
@@ -165,7 +165,7 @@ class ClipCovLoss(_Loss):
         return self
 
 
-class KlCovLoss(_Loss):
+class KlCovLossConfig(_FormulaConfig):
     """Ratio * A with a KL penalty on the tokens that would cost the most entropy (KL-Cov)."""
 
     kind: Literal["kl_cov"]
@@ -175,7 +175,7 @@ class KlCovLoss(_Loss):
     """Share of a step's tokens with the highest covariance of log-prob and advantage; at least one token. 32B models: 2e-4."""
 
 
-class ImportLoss(Node):
+class ImportLossConfig(Node):
     """A loss of your own: a function `(t: Tokens, **options) -> Tensor  # [T]`, as in `reroll.algo.losses`."""
 
     kind: Literal["import"]
@@ -188,21 +188,21 @@ class ImportLoss(Node):
 
 
 LossConfig = Annotated[
-    ReinforceLoss
-    | PpoLoss
-    | GspoLoss
-    | GspoTokenLoss
-    | GmpoLoss
-    | CispoLoss
-    | ToprLoss
-    | SapoLoss
-    | KimiLoss
-    | DroLoss
-    | DppoTvLoss
-    | DppoKlLoss
-    | ClipCovLoss
-    | KlCovLoss
-    | ImportLoss,
+    ReinforceLossConfig
+    | PpoLossConfig
+    | GspoLossConfig
+    | GspoTokenLossConfig
+    | GmpoLossConfig
+    | CispoLossConfig
+    | ToprLossConfig
+    | SapoLossConfig
+    | KimiLossConfig
+    | DroLossConfig
+    | DppoTvLossConfig
+    | DppoKlLossConfig
+    | ClipCovLossConfig
+    | KlCovLossConfig
+    | ImportLossConfig,
     Field(discriminator="kind"),
 ]
 

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal, TypeVar
 from pydantic import AfterValidator, Discriminator, Field, Tag
 
 from reroll.config.base import Node
-from reroll.config.registry import Kind
+from reroll.config.registry import KindConfig
 from reroll.config.strategy import StrategyConfig, TorchStrategyConfig
 from reroll.errors import Violation
 
@@ -106,7 +106,7 @@ class LoraConfig(Node):
     """Names of the layers to adapt, e.g. [q_proj, v_proj]."""
 
 
-class FixedModel(Node):
+class FixedModelConfig(Node):
     """A model that only answers, such as a teacher."""
 
     model: str
@@ -116,7 +116,7 @@ class FixedModel(Node):
     devices: Devices = "auto"
 
 
-class ModelConfig(FixedModel):
+class ModelConfig(FixedModelConfig):
     """A model that is trained."""
 
     lora: LoraConfig | None = None
@@ -131,7 +131,7 @@ class PolicyConfig(ModelConfig):
     """The model under training."""
 
 
-class EngineConfig(Kind):
+class EngineConfig(KindConfig):
     """What writes samples. An engine that names no kind is `embedded`."""
 
     group: ClassVar[str] = "reroll.engines"
@@ -206,7 +206,7 @@ class VllmEngineConfig(ExternalEngineConfig):
             )
 
 
-class DomainRollout(Node):
+class DomainRolloutConfig(Node):
     """How the samples of one domain are drawn. What is left out is as `rollout` says."""
 
     group_size: int | None = Field(default=None, ge=1)
@@ -264,7 +264,7 @@ class RolloutConfig(Node):
     """Draw among so many of the likeliest tokens; 0: among all."""
     stop: list[str] = Field(default_factory=list)
     """Texts that end a completion."""
-    domains: dict[str, DomainRollout] = Field(default_factory=dict)
+    domains: dict[str, DomainRolloutConfig] = Field(default_factory=dict)
     """What is different for a domain, e.g. `{math: {group_size: 16, max_tokens: 512}}`."""
 
     def of(self, domain: str) -> RolloutConfig:
@@ -272,7 +272,7 @@ class RolloutConfig(Node):
         return _narrowed(self, self.domains.get(domain))
 
 
-class DomainEval(Node):
+class DomainEvalConfig(Node):
     """How one domain is evaluated. What is left out is as `eval` says."""
 
     samples: int | None = Field(default=None, ge=1)
@@ -291,7 +291,7 @@ class EvalConfig(Node):
     """0 is greedy."""
     threshold: float = 1.0
     """A completion passes when its reward reaches this."""
-    domains: dict[str, DomainEval] = Field(default_factory=dict)
+    domains: dict[str, DomainEvalConfig] = Field(default_factory=dict)
     """What is different for a domain, e.g. `{math: {samples: 16, temperature: 0.6}}`."""
 
     def of(self, domain: str) -> EvalConfig:

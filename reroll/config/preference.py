@@ -13,7 +13,7 @@ from reroll.config.base import Node, PipelinePath
 from reroll.config.offline import OfflineConfig
 
 
-class _PreferenceLoss(Node):
+class _PreferenceLossConfig(Node):
     uses_reference: ClassVar[bool] = True
     """Whether the starting policy must be kept beside the one that learns."""
 
@@ -23,7 +23,7 @@ class _PreferenceLoss(Node):
         return {name: value for name, value in self if name not in ("kind", "length_normalised", "sft_coef")}
 
 
-class _PairLoss(_PreferenceLoss):
+class _PairLossConfig(_PreferenceLossConfig):
     uses_odds: ClassVar[bool] = False
     """Whether answers are compared by the log odds of their probabilities."""
 
@@ -32,7 +32,7 @@ class _PairLoss(_PreferenceLoss):
     while the chosen answer gets less likely. RPO's alpha (TRL: rpo_alpha)."""
 
 
-class SigmoidLoss(_PairLoss):
+class SigmoidLossConfig(_PairLossConfig):
     """DPO: the log-sigmoid of the margin between chosen and rejected."""
 
     kind: Literal["sigmoid"] = "sigmoid"
@@ -44,7 +44,7 @@ class SigmoidLoss(_PairLoss):
     """Divide the log-prob of an answer by its number of tokens, as Tülu 3 does."""
 
 
-class IpoLoss(_PairLoss):
+class IpoLossConfig(_PairLossConfig):
     """IPO: the squared distance of the margin from 1 / (2 beta), so that certain preferences do not push for ever."""
 
     kind: Literal["ipo"]
@@ -54,7 +54,7 @@ class IpoLoss(_PairLoss):
     """The paper sums over the answer; its authors advise the mean, or beta would mean another thing for every length."""
 
 
-class HingeLoss(_PairLoss):
+class HingeLossConfig(_PairLossConfig):
     """SLiC: no push once beta times the margin has reached 1."""
 
     kind: Literal["hinge"]
@@ -64,7 +64,7 @@ class HingeLoss(_PairLoss):
     """Divide the log-prob of an answer by its number of tokens."""
 
 
-class SimpoLoss(_PairLoss):
+class SimpoLossConfig(_PairLossConfig):
     """SimPO: mean log-probs, a target margin, and no reference model."""
 
     uses_reference: ClassVar[bool] = False
@@ -77,7 +77,7 @@ class SimpoLoss(_PairLoss):
     """By how much beta times the margin should exceed 0; the paper finds about half of beta good."""
 
 
-class OrpoLoss(_PairLoss):
+class OrpoLossConfig(_PairLossConfig):
     """ORPO: an SFT term and the log odds ratio of the two answers, from mean log-probs; no reference model."""
 
     uses_reference: ClassVar[bool] = False
@@ -91,7 +91,7 @@ class OrpoLoss(_PairLoss):
     """How much the SFT term counts; 1 in the paper. Without one or a reference nothing would keep the answers likely."""
 
 
-class KtoLossConfig(_PreferenceLoss):
+class KtoLossConfig(_PreferenceLossConfig):
     """KTO: answers judged one by one, good or bad; rows need no partner."""
 
     kind: Literal["kto"]
@@ -103,7 +103,7 @@ class KtoLossConfig(_PreferenceLoss):
     """Set the two such that weight times number of rows is about the same for good and bad ones."""
 
 
-PairLossConfig = SigmoidLoss | IpoLoss | HingeLoss | SimpoLoss | OrpoLoss
+PairLossConfig = SigmoidLossConfig | IpoLossConfig | HingeLossConfig | SimpoLossConfig | OrpoLossConfig
 PreferenceLossConfig = Annotated[PairLossConfig | KtoLossConfig, Field(discriminator="kind")]
 
 
@@ -112,7 +112,7 @@ class DpoConfig(OfflineConfig):
 
     pipeline: Literal["dpo"] | PipelinePath
     """What is done, and so which fields there are; or `module:Class` of a pipeline of your own."""
-    loss: PreferenceLossConfig = Field(default_factory=SigmoidLoss)
+    loss: PreferenceLossConfig = Field(default_factory=SigmoidLossConfig)
     """How preferences are learned."""
 
 

@@ -29,7 +29,7 @@ from reroll.errors import ConfigError, Violation
 _CHECKOUT = Path(__file__).parents[2] / "pyproject.toml"
 
 
-class Kind(Node):
+class KindConfig(Node):
     """A node that may be one of several classes: its `kind` says which.
 
     A class that states its `group` stands for all kinds of that group: as the type of a field it takes any of them.
@@ -97,7 +97,7 @@ class Kind(Node):
         return {"type": "object", "properties": {"kind": kind}, "required": required, "x-kinds": cls.group}
 
     @classmethod
-    def _chosen(cls, value: Any) -> Kind:
+    def _chosen(cls, value: Any) -> KindConfig:
         """The node of the kind that the value names. Errors are those of a union that pydantic discriminates by `kind`."""
         if isinstance(value, cls):
             return value
@@ -113,16 +113,16 @@ class Kind(Node):
         return found.model_validate(value)
 
 
-def package_violations(where: str, node: Kind) -> Iterator[Violation]:
+def package_violations(where: str, node: KindConfig) -> Iterator[Violation]:
     """Packages that a kind cannot do without and that are not installed. They are not imported."""
     for package, requirement in node.packages.items():
         if importlib.util.find_spec(package) is None:
             yield Violation(f"{where}.kind", f"needs the package {package}", f"pip install '{requirement}'")
 
 
-def kinds(group: str) -> dict[str, type[Kind]]:
+def kinds(group: str) -> dict[str, type[KindConfig]]:
     """All installed kinds of a group, by name. Those that cannot be imported are left out."""
-    found: dict[str, type[Kind]] = {}
+    found: dict[str, type[KindConfig]] = {}
     for name in _entries(group):
         try:
             kind = find_kind(group, name)
@@ -134,7 +134,7 @@ def kinds(group: str) -> dict[str, type[Kind]]:
 
 
 @cache
-def find_kind(group: str, name: str) -> type[Kind] | None:
+def find_kind(group: str, name: str) -> type[KindConfig] | None:
     """The kind that a package registered under this name, if one did. Raises ValueError that says why it cannot be used."""
     entries = _entries(group).get(name, ())
     if not entries:
@@ -145,7 +145,7 @@ def find_kind(group: str, name: str) -> type[Kind] | None:
         found = entries[0].load()
     except Exception as error:
         raise ValueError(f"{name} is {_told(entries[0])}, which cannot be imported: {error}") from error
-    if not (isinstance(found, type) and issubclass(found, Kind) and getattr(found, "group", None) == group):
+    if not (isinstance(found, type) and issubclass(found, KindConfig) and getattr(found, "group", None) == group):
         raise ValueError(f"{name} is {_told(entries[0])}, which is no kind of {group}: derive it from the node of that group")
     if name not in get_args(found.model_fields["kind"].annotation):
         raise ValueError(f'{name} is {_told(entries[0])}, which has another kind: give it `kind: Literal["{name}"] = "{name}"`')

@@ -7,11 +7,11 @@ from typing import ClassVar
 from pydantic import Field
 
 from reroll.config.base import Pattern
-from reroll.config.registry import Kind
+from reroll.config.registry import KindConfig
 from reroll.config.sandbox import LocalSandbox, SandboxConfig
 
 
-class RewardConfig(Kind):
+class RewardConfig(KindConfig):
     """How answers are judged. What it `runs` is called with the node and gives what judges (`reroll.rewards.base.Verifier`)."""
 
     group: ClassVar[str] = "reroll.rewards"

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from reroll.config.base import Node, Pattern
-from reroll.config.parts import Devices, FixedModel
+from reroll.config.parts import Devices, FixedModelConfig
 from reroll.config.reward_base import RewardConfig
 
 PLACEHOLDERS = ("question", "answer", "reference", "scale")
@@ -136,7 +136,7 @@ class JudgeReward(RewardConfig):
     """The file that remembers what the judge said, for resumed and for other runs; null: a file in the run's folder."""
 
 
-class ModelReward(RewardConfig, FixedModel):
+class ModelReward(RewardConfig, FixedModelConfig):
     """A reward model: a decoder with one scalar head, as the `reward_model` pipeline trains it or Hugging Face stores it."""
 
     kind: Literal["reward_model"] = "reward_model"

@@ -14,7 +14,7 @@ from reroll.config.explain import kinds_of
 from reroll.config.load import PIPELINES
 from reroll.config.presets import PRESETS
 from reroll.config.reference import PRESET_FIELDS, all_paths
-from reroll.config.registry import Kind
+from reroll.config.registry import KindConfig
 from reroll.config.tree import RlvrConfig
 
 _REF = "#/$defs/{model}"
@@ -23,7 +23,7 @@ _REF = "#/$defs/{model}"
 def json_schema() -> dict[str, Any]:
     """What a file may hold, by its `pipeline`. A user's own pipeline may have fields of its own: of it nothing is known."""
     roots = {root: [name for name, other in PIPELINES.items() if other is root] for root in PIPELINES.values()}
-    nodes = dict.fromkeys(node for place in all_paths().values() for node in place.nodes if issubclass(node, Kind))
+    nodes = dict.fromkeys(node for place in all_paths().values() for node in place.nodes if issubclass(node, KindConfig))
     adapters: list[Any] = [(node, "validation", TypeAdapter(node)) for node in (*roots, *nodes)]
     references, definitions = TypeAdapter.json_schemas(adapters, ref_template=_REF, schema_generator=_WithoutTitles)
     kinds = {(node.group, kind): references[node, "validation"] for node in nodes for kind in kinds_of(node)}

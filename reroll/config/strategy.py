@@ -7,11 +7,11 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from reroll.config.registry import Kind
+from reroll.config.registry import KindConfig
 from reroll.errors import Violation
 
 
-class StrategyConfig(Kind):
+class StrategyConfig(KindConfig):
     """A way to hold and train a model. One that names no kind is `torch`."""
 
     group: ClassVar[str] = "reroll.strategies"
@@ -60,7 +60,7 @@ class RanksStrategy(StrategyConfig):
         return None
 
     def violations(self, where: str, model: Any) -> Iterator[Violation]:
-        """What keeps this kind from holding the model (`ModelConfig`, or `FixedModel`) whose node is at `where`."""
+        """What keeps this kind from holding the model (`ModelConfig`, or `FixedModelConfig`) whose node is at `where`."""
         yield from ()
 
 

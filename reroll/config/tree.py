@@ -6,11 +6,11 @@ from typing import Literal
 
 from pydantic import Field
 
-from reroll.config.advantages import AdvantageConfig, NormalisedAdvantage, ShapingConfig
+from reroll.config.advantages import AdvantageConfig, NormalisedAdvantageConfig, ShapingConfig
 from reroll.config.agents import AgentConfig, EndpointConfig
 from reroll.config.algorithm import (
     CriticConfig,
-    DistillTerm,
+    DistillTermConfig,
     KlConfig,
     MaskConfig,
     ReferenceConfig,
@@ -21,7 +21,7 @@ from reroll.config.base import Node, PipelinePath
 from reroll.config.data import DataConfig
 from reroll.config.distill import DistillConfig
 from reroll.config.envs import EnvDomain, EnvWorkersConfig, ProcessEnvs
-from reroll.config.losses import Aggregation, CorrectionConfig, LossConfig, PpoLoss, RejectionConfig
+from reroll.config.losses import Aggregation, CorrectionConfig, LossConfig, PpoLossConfig, RejectionConfig
 from reroll.config.offline import PipelineConfig, SftConfig
 from reroll.config.parts import EmbeddedEngineConfig, EngineConfig, EvalConfig, RolloutConfig
 from reroll.config.preference import DpoConfig, RewardModelConfig
@@ -62,10 +62,10 @@ class RlvrConfig(PipelineConfig):
     """Domains whose prompts go to a program of yours, which reaches the policy through an OpenAI-compatible endpoint."""
     endpoint: EndpointConfig = Field(default_factory=EndpointConfig)
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
-    advantage: AdvantageConfig = Field(default_factory=NormalisedAdvantage)
+    advantage: AdvantageConfig = Field(default_factory=NormalisedAdvantageConfig)
     """How much better a sample is than what it is compared with."""
     shaping: ShapingConfig = Field(default_factory=ShapingConfig)
-    loss: LossConfig = Field(default_factory=PpoLoss)
+    loss: LossConfig = Field(default_factory=PpoLossConfig)
     """What the policy gradient is taken of."""
     aggregation: Aggregation = "token_mean"
     """How the loss of tokens becomes one number. token_mean: every token weighs the same; sequence_mean: every sequence does;
@@ -87,7 +87,7 @@ class RlvrConfig(PipelineConfig):
     value_loss: ValueLossConfig = Field(default_factory=ValueLossConfig)
     teachers: dict[str, TeacherConfig] = Field(default_factory=dict)
     """On-policy distillation, by any name."""
-    distill: DistillTerm | None = None
+    distill: DistillTermConfig | None = None
     """How teachers are followed. null: what they say of the sampled token is added to its advantage; else the divergence of
     whole distributions is a term of the loss."""
     distill_only: bool = False

@@ -8,7 +8,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from reroll.config.data import CurriculumConfig, FilterCurriculum, LadderCurriculum, Remembering, TargetCurriculum
+from reroll.config.data import (
+    CurriculumConfig,
+    FilterCurriculumConfig,
+    LadderCurriculumConfig,
+    Remembering,
+    TargetCurriculumConfig,
+)
 from reroll.observe.metrics import Last, Stats
 from reroll.types import Prompt
 
@@ -54,11 +60,11 @@ class Curriculum:
 def make_curriculum(config: CurriculumConfig | None, levels: Iterable[Level]) -> Curriculum:
     """What the config asks for, over these prompts."""
     match config:
-        case FilterCurriculum():
+        case FilterCurriculumConfig():
             return Filter(config)
-        case TargetCurriculum():
+        case TargetCurriculumConfig():
             return Target(config)
-        case LadderCurriculum():
+        case LadderCurriculumConfig():
             return Ladder(config, levels)
         case None:
             return Curriculum()
@@ -94,7 +100,7 @@ class PassRates(Curriculum):
 class Filter(PassRates):
     """Passes over prompts outside [low, high], and tries each of them again every `retry_epochs` visits."""
 
-    def __init__(self, config: FilterCurriculum) -> None:
+    def __init__(self, config: FilterCurriculumConfig) -> None:
         super().__init__(config)
         self._config = config
         self._num_passed_over: dict[str, int] = {}
@@ -123,7 +129,7 @@ class Filter(PassRates):
 class Target(PassRates):
     """Draws a prompt with a chance that falls, as a bell curve, with the distance of its pass rate from the target."""
 
-    def __init__(self, config: TargetCurriculum) -> None:
+    def __init__(self, config: TargetCurriculumConfig) -> None:
         super().__init__(config)
         self._config = config
 
@@ -142,7 +148,7 @@ class Target(PassRates):
 class Ladder(Curriculum):
     """Opens the levels of each domain one after the other, lowest first."""
 
-    def __init__(self, config: LadderCurriculum, levels: Iterable[Level]) -> None:
+    def __init__(self, config: LadderCurriculumConfig, levels: Iterable[Level]) -> None:
         self._config = config
         self._level_of: dict[str, int] = {}
         """By prompt id."""

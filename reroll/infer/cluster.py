@@ -18,7 +18,7 @@ from reroll.infer.worker_state import Affinity, PendingRequest, WorkerState, wor
 from reroll.observe.metrics import Last, Stats
 from reroll.runtime.base import Workers
 from reroll.types import Completion, Request
-from reroll.weights.bucket import Bucket, Channel, GroupRank, ProcessLocation
+from reroll.weights.buckets import Bucket, Channel, GroupRank, ProcessLocation
 
 T = TypeVar("T")
 A = TypeVar("A")

@@ -21,8 +21,7 @@ from reroll.models.load import DTYPES, Precision, load_model, load_tokenizer
 from reroll.runtime.base import WorkerInfo
 from reroll.runtime.cpu import release_helper_threads
 from reroll.types import Request
-from reroll.weights.bucket import Bucket, Channel, ProcessLocation, location_of
-from reroll.weights.receiver import WeightReceiver
+from reroll.weights.buckets import Bucket, Channel, ProcessLocation, WeightReceiver, location_of
 
 T = TypeVar("T")
 

@@ -50,13 +50,13 @@ def fuse_rotations(model: nn.Module) -> int:
     count = 0
     for file in map(sys.modules.__getitem__, files):
         original: Rotate | None = getattr(file, _ROTATE_NAME, None)
-        if isinstance(original, _Rotation) or (original is not None and _ROTATION in inspect.getsource(original)):
-            setattr(file, _ROTATE_NAME, original if isinstance(original, _Rotation) else _Rotation(original))
+        if isinstance(original, _FusedRotation) or (original is not None and _ROTATION in inspect.getsource(original)):
+            setattr(file, _ROTATE_NAME, original if isinstance(original, _FusedRotation) else _FusedRotation(original))
             count += 1
     return count
 
 
-class _Rotation:
+class _FusedRotation:
     """Rotary embedding of packed queries and keys [1, H, T, D]: our kernel on a GPU, the original elsewhere."""
 
     def __init__(self, original: Rotate) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -234,6 +234,15 @@ def has_adapter(model: PreTrainedModel) -> bool:
     return bool(model._hf_peft_config_loaded)
 
 
+def adapter_on(model: PreTrainedModel, is_on: bool) -> AbstractContextManager[None]:
+    """Inside, the model runs with its adapter, if it has one, or, where that is off, as the model it started from."""
+    if is_on or not has_adapter(model):
+        return nullcontext()
+    from reroll.models.lora import adapter_off
+
+    return adapter_off(model)
+
+
 def _load_error(name: str, part: str, error: Exception) -> ModelError:
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     if isinstance(error, SafetensorError):
@@ -242,3 +251,23 @@ def _load_error(name: str, part: str, error: Exception) -> ModelError:
         f"cannot load the {part} {name!r}: {reason} "
         "(name a Hugging Face folder with a causal language model, a hub id while online, or a model of `reroll models fetch`)"
     )
+
+
+def shared_vocabulary(student: str, teacher: str, *, role: str = "teacher") -> int:
+    """How many ids the two share: those of the student's tokenizer, without the padding that heads may have behind them.
+
+    `role` is what the other model is called in the error.
+    Raises ModelError unless the teacher has every token of the student under the same id. A teacher may know more.
+    """
+    wanted = load_tokenizer(student).get_vocab()
+    has = wanted if teacher == student else load_tokenizer(teacher).get_vocab()
+    differing = sorted((id, token) for token, id in wanted.items() if has.get(token) != id)
+    if differing:
+        id, token = differing[0]
+        found = f"id {has[token]}" if token in has else "no token at all"
+        raise ModelError(
+            f"the {role} {teacher} and the student {student} do not share a vocabulary: {len(differing)} of "
+            f"{len(wanted)} tokens differ, the first is {token!r}, id {id} for the student, {found} for the {role} "
+            f"(they are compared token by token: use a {role} of the student's model family)"
+        )
+    return max(wanted.values()) + 1

@@ -85,7 +85,7 @@ class EpisodeTurn(_EpisodeRow):
         return [Token(*token) for token in zip(self.pieces, self.logp, versions, strict=True)]
 
 
-class Episode(_EpisodeRow):
+class LoggedEpisode(_EpisodeRow):
     """A sample as it was logged."""
 
     step: int
@@ -129,11 +129,11 @@ class Episode(_EpisodeRow):
         return None if value is None else value > 0
 
 
-def episode_of(step: int, prompt: Prompt, trajectory: Trajectory, *, decode: Decode) -> Episode:
+def episode_of(step: int, prompt: Prompt, trajectory: Trajectory, *, decode: Decode) -> LoggedEpisode:
     """What there is to see of a trajectory that step number `step` trained on."""
     turns = trajectory.turns
     seed = prompt.extra.get("seed")
-    return Episode(
+    return LoggedEpisode(
         step=step,
         id=trajectory.id,
         prompt_id=prompt.id,
@@ -195,7 +195,7 @@ def pieces_of(ids: Sequence[int], decode: Decode) -> list[str]:
     return pieces
 
 
-def read_episodes(path: Path) -> tuple[list[Episode], list[str]]:
+def read_episodes(path: Path) -> tuple[list[LoggedEpisode], list[str]]:
     """The samples of a samples.jsonl, oldest first, and a note on each line that had to be skipped."""
     try:
         lines = path.read_bytes().splitlines()
@@ -206,7 +206,7 @@ def read_episodes(path: Path) -> tuple[list[Episode], list[str]]:
     episodes, notes = [], []
     for number, line in enumerate(lines, start=1):
         try:
-            episodes.append(Episode.model_validate_json(line))
+            episodes.append(LoggedEpisode.model_validate_json(line))
         except ValidationError as error:
             first = error.errors()[0]
             place = ".".join(str(key) for key in first["loc"])
@@ -224,7 +224,7 @@ def find_run(run: str, *, runs_dir: Path = Path("runs")) -> Path:
     raise RunFolderError(f"there is no run {run!r}, neither as a folder nor in {runs_dir}/ ({hint})")
 
 
-def logged_episodes(folder: Path) -> tuple[list[Episode], list[str]]:
+def logged_episodes(folder: Path) -> tuple[list[LoggedEpisode], list[str]]:
     """What `read_episodes` finds in a run. Raises RunFolderError if that is nothing."""
     episodes, notes = read_episodes(folder / "samples.jsonl")
     notes += failure_of(folder)
@@ -248,7 +248,7 @@ def failure_of(folder: Path) -> list[str]:
     return []
 
 
-def find_episode(episodes: Sequence[Episode], id: str) -> Episode:
+def find_episode(episodes: Sequence[LoggedEpisode], id: str) -> LoggedEpisode:
     """The latest sample of this id. Raises RunFolderError with ids that are close."""
     for episode in reversed(episodes):
         if episode.id == id:

@@ -11,7 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from reroll.errors import RunFolderError
-from reroll.observe.episode import LIKELY, Episode, EpisodeTurn, Token, Told, printable, shade
+from reroll.observe.episode import LIKELY, EpisodeTurn, LoggedEpisode, Token, Told, printable, shade
 from reroll.observe.show import facts, last_words, number, weights_of
 
 _EMPTY = frozenset("_.-·")
@@ -31,7 +31,7 @@ class Board:
     rows: tuple[tuple[str, ...], ...]
 
 
-def render_page(episode: Episode, *, run: str) -> str:
+def render_page(episode: LoggedEpisode, *, run: str) -> str:
     """The whole page. It may be mailed, or opened from a disk."""
     title = f"sample {episode.id} · step {episode.step}"
     header = f'<p class="run">{text(run)}</p>\n<h1>{text(title)}</h1>\n{fact_list(facts(episode))}'
@@ -62,13 +62,13 @@ def document(title: str, *, header: str, body: str, may_load: str = "") -> str:
 """
 
 
-def turns_of(episode: Episode, *, anchor: str = "turn") -> str:
+def turns_of(episode: LoggedEpisode, *, anchor: str = "turn") -> str:
     """What happened, turn by turn. `anchor` begins the names that links lead to: unique on a page of several samples."""
     turns = "\n".join(_turn(place, turn, anchor=anchor) for place, turn in enumerate(episode.exchanges, start=1))
     return turns or _unplayed(episode)
 
 
-def write_page(episode: Episode, folder: Path, *, file: Path | None = None) -> Path:
+def write_page(episode: LoggedEpisode, folder: Path, *, file: Path | None = None) -> Path:
     """Write the page of a sample of the run in `folder`, by default into that folder. Returns where it is."""
     file = file or folder / f"episode-{re.sub(r'[^A-Za-z0-9_.-]', '-', episode.id)}.html"
     return write_document(file, render_page(episode, run=folder.resolve().name))
@@ -138,7 +138,7 @@ def fact_list(pairs: Sequence[tuple[str, str]]) -> str:
     return f"<dl>{items}</dl>"
 
 
-def _overview(episode: Episode) -> str:
+def _overview(episode: LoggedEpisode) -> str:
     """Every turn in a line: its last words, and a bar for what it earned. Then the total, and what the shades mean."""
     rewards = [turn.reward or 0.0 for turn in episode.exchanges]
     low, high = min([0.0, *rewards]), max([0.0, *rewards])
@@ -154,7 +154,7 @@ def _overview(episode: Episode) -> str:
     return f'<section class="overview"><ol>\n{rows}\n</ol>{total}<p class="legend">{legend}</p></section>'
 
 
-def _unplayed(episode: Episode) -> str:
+def _unplayed(episode: LoggedEpisode) -> str:
     return f"<article><h2>no turn was played</h2><pre>{text(episode.prompt)}</pre></article>"
 
 

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from reroll.observe.curve import Series, draw_curve, series_of
-from reroll.observe.episode import Episode
+from reroll.observe.episode import LoggedEpisode
 from reroll.observe.files import read_jsonl
 from reroll.observe.page import document, earned, fact_list, text, turns_of, write_document
 from reroll.observe.run_folder import RunFolder
@@ -39,12 +39,12 @@ _WIDTH, _HEIGHT = 160, 28
 """Size of the small curve of a metric, in pixels."""
 
 
-def write_report(folder: Path, episodes: Sequence[Episode], *, file: Path | None = None) -> Path:
+def write_report(folder: Path, episodes: Sequence[LoggedEpisode], *, file: Path | None = None) -> Path:
     """Write the report of the run in `folder`, by default as report.html into it. Returns where it is."""
     return write_document(file or folder / "report.html", render_report(RunFolder(folder), episodes))
 
 
-def render_report(run: RunFolder, episodes: Sequence[Episode]) -> str:
+def render_report(run: RunFolder, episodes: Sequence[LoggedEpisode]) -> str:
     """The whole page, from what lies in the run's folder and its logged samples, oldest first."""
     rows = read_jsonl(run.metrics_path) if run.metrics_path.exists() else []
     name = run.path.resolve().name
@@ -110,7 +110,7 @@ def _course(series: Series) -> str:
     return f'<svg class="course" viewBox="{box}" width="{_WIDTH}" height="{_HEIGHT}" aria-hidden="true">{line}</svg>'
 
 
-def _samples(episodes: Sequence[Episode]) -> str:
+def _samples(episodes: Sequence[LoggedEpisode]) -> str:
     if not episodes:
         return '<section class="overview"><h2>samples</h2><p>None were logged (run.log_samples).</p></section>'
     late = [episode for episode in episodes if episode.step > (1 - _LATE) * episodes[-1].step]
@@ -127,7 +127,7 @@ def _samples(episodes: Sequence[Episode]) -> str:
     return "\n".join(sections)
 
 
-def _sample(episode: Episode, choice: str) -> str:
+def _sample(episode: LoggedEpisode, choice: str) -> str:
     """A line that opens: what was asked and answered, then every turn."""
     asked = " ".join(episode.prompt.split())
     summary = (

@@ -10,7 +10,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from reroll.observe.episode import LIKELY, Episode, EpisodeTurn, Token, Told, printable, shade
+from reroll.observe.episode import LIKELY, EpisodeTurn, LoggedEpisode, Token, Told, printable, shade
 
 SHADES = ("", "#1b1f24 on #fff3bf", "#1b1f24 on #ffd43b", "#1b1f24 on #ff922b", "#1b1f24 on #ff8787")
 """By `shade`: the surprising tokens stand out, on a dark and on a light terminal."""
@@ -19,7 +19,7 @@ COLUMNS = {"step": True, "sample": True, "domain": False, "status": False, "turn
 STATUS_COLOURS = {"completed": "green", "truncated": "yellow", "aborted": "magenta", "failed": "red"}
 
 
-def print_samples(console: Console, episodes: Sequence[Episode], *, folder: Path, num_logged: int) -> None:
+def print_samples(console: Console, episodes: Sequence[LoggedEpisode], *, folder: Path, num_logged: int) -> None:
     """A table of these samples, in their order."""
     table = Table(title=str(folder), title_justify="left")
     for column, is_number in COLUMNS.items():
@@ -41,7 +41,7 @@ def last_words(turns: Sequence[EpisodeTurn]) -> str:
     return turns[-1].text.strip().rpartition("\n")[2] if turns else ""
 
 
-def print_episode(console: Console, episode: Episode) -> None:
+def print_episode(console: Console, episode: LoggedEpisode) -> None:
     """One sample, turn by turn. The likelier a token was, the fainter is its shade."""
     console.print(Rule(Text(f"sample {episode.id} · step {episode.step}", "bold"), align="left"))
     console.print(Text("  ").join(Text.assemble((f"{name} ", "dim"), printable(value)) for name, value in facts(episode)))
@@ -57,7 +57,7 @@ def print_episode(console: Console, episode: Episode) -> None:
     console.print(_legend())
 
 
-def facts(episode: Episode) -> list[tuple[str, str]]:
+def facts(episode: LoggedEpisode) -> list[tuple[str, str]]:
     """What a sample was and how it ended, by name; what does not apply is left out."""
     known = {
         "prompt": episode.prompt_id,

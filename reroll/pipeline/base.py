@@ -62,6 +62,8 @@ class RunContext:
     folder: RunFolder
     tracker: Tracker
     view: TrainView
+    code_folder: Path = Path()
+    """Modules that the config names may lie here."""
     notes: list[str] = field(default_factory=list)
     """What to tell once models are loaded, and a resumed run has its checkpoint."""
     num_steps: int = 0
@@ -98,8 +100,8 @@ class Pipeline(ABC, Generic[C]):
 
     @classmethod
     @abstractmethod
-    def open(cls, config: C, context: RunContext, code_folder: Path) -> AbstractAsyncContextManager[Pipeline[Any]]:
-        """The pipeline with all it needs, while its workers live. Modules that the config names may lie in `code_folder`."""
+    def open(cls, config: C, context: RunContext) -> AbstractAsyncContextManager[Pipeline[Any]]:
+        """The pipeline with all it needs, while its workers live."""
 
     def __init__(self, config: C, context: RunContext) -> None:
         self.config = config

@@ -7,18 +7,18 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from reroll.config.advantages import RemaxAdvantage
-from reroll.config.algorithm import OwnCritic, SharedCritic
+from reroll.config.advantages import RemaxAdvantageConfig
+from reroll.config.algorithm import OwnCriticConfig, SharedCriticConfig
 from reroll.config.tree import RlvrConfig
 from reroll.data.sources import load_eval, load_train
 from reroll.infer.cluster import InferCluster
-from reroll.models.load import Head
-from reroll.models.vocabulary import shared_vocabulary
+from reroll.models.load import Head, shared_vocabulary
 from reroll.observe.journal import JOURNAL_FOLDER, Journal
 from reroll.pipeline.episode_runner import EpisodeRunner, open_episode_runner
 from reroll.pipeline.resume import sampling_fingerprint
 from reroll.pipeline.spawn import reference_of, spawn_model, train_devices
 from reroll.pipeline.teachers import Teachers, open_teachers, vocabulary_of
+from reroll.pipeline.weight_sync import WeightSync
 from reroll.plan.roles import engine_ranks
 from reroll.plan.search import assign_devices
 from reroll.rollout.scheduler import RolloutScheduler
@@ -27,7 +27,6 @@ from reroll.runtime.base import Runtime
 from reroll.runtime.devices import DeviceMap
 from reroll.training.cluster import TrainCluster
 from reroll.types import Prompt
-from reroll.weights.sync import WeightSync
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +67,7 @@ async def build_rlvr(config: RlvrConfig, *, folder: Path, code_folder: Path) -> 
         runtime = await stack.enter_async_context(make_runtime(config.runtime))
         config = assign_devices(config, num_gpus=runtime.num_gpus)
         episode_runner = await stack.enter_async_context(open_episode_runner(config, runtime, code_folder, run_folder=folder))
-        head: Head = "language+score" if isinstance(config.critic, SharedCritic) else "language"
+        head: Head = "language+score" if isinstance(config.critic, SharedCriticConfig) else "language"
         policy = await spawn_model(runtime, config.policy, role="policy", total_steps=_num_updates(config), head=head)
         # With a staleness budget the engine writes while the policy is updated: it needs weights of its own.
         snapshot = runtime.shares_memory and config.rollout.max_staleness > 0
@@ -89,7 +88,7 @@ async def build_rlvr(config: RlvrConfig, *, folder: Path, code_folder: Path) -> 
             score=episode_runner.score,
             journal=stack.enter_context(_journal(config, folder, episode_runner)),
             seed=config.run.seed,
-            greedy=episode_runner.greedy_episode if isinstance(config.advantage, RemaxAdvantage) else None,
+            greedy=episode_runner.greedy_episode if isinstance(config.advantage, RemaxAdvantageConfig) else None,
         )
         stack.push_async_callback(rollouts.close)
         yield RlvrComponents(
@@ -144,7 +143,7 @@ async def _reference(config: RlvrConfig, runtime: Runtime, policy: TrainCluster)
 
 
 async def _critic(config: RlvrConfig, runtime: Runtime, policy: TrainCluster) -> TrainCluster | None:
-    if not isinstance(config.critic, OwnCritic):
+    if not isinstance(config.critic, OwnCriticConfig):
         return policy if config.critic else None
     critic = config.critic.model_copy(update={"model": config.critic.model or config.policy.model})
     return await spawn_model(runtime, critic, role="critic", total_steps=_num_updates(config), head="score")

@@ -13,10 +13,10 @@ from reroll.algo.episodes import Episodes
 from reroll.algo.running import RunningMoments
 from reroll.algo.selection import highest_entropy
 from reroll.algo.shaping import shape_advantages, standardised
-from reroll.config.advantages import GaeAdvantage, ImportAdvantage
-from reroll.config.algorithm import MaskConfig, SharedCritic, ValueLossConfig
+from reroll.config.advantages import GaeAdvantageConfig, ImportAdvantageConfig
+from reroll.config.algorithm import MaskConfig, SharedCriticConfig, ValueLossConfig
 from reroll.config.imports import import_object
-from reroll.config.losses import ImportLoss
+from reroll.config.losses import ImportLossConfig
 from reroll.config.tree import RlvrConfig
 from reroll.observe.metrics import Last, Stats
 from reroll.tokens.batch import Batch
@@ -64,7 +64,7 @@ def estimate(episodes: Episodes, config: RlvrConfig) -> Tensor:
     return advantage
 
 
-def critic_targets(episodes: Episodes, config: GaeAdvantage, value_loss: ValueLossConfig) -> Tensor:
+def critic_targets(episodes: Episodes, config: GaeAdvantageConfig, value_loss: ValueLossConfig) -> Tensor:
     """[T] the returns that the critic is trained towards."""
     gae_lambda = config.gae_lambda if value_loss.gae_lambda is None else value_loss.gae_lambda
     return gae_returns(episodes, discount=config.discount, gae_lambda=gae_lambda)
@@ -72,7 +72,7 @@ def critic_targets(episodes: Episodes, config: GaeAdvantage, value_loss: ValueLo
 
 def _estimator(config: RlvrConfig) -> tuple[Any, dict[str, Any]]:
     node = config.advantage
-    if isinstance(node, ImportAdvantage):
+    if isinstance(node, ImportAdvantageConfig):
         return import_object(node.path), dict(node.options)
     return ADVANTAGES[node.kind], node.model_dump(exclude={"kind"})
 
@@ -96,12 +96,12 @@ def _kept(episodes: Episodes, groups: Sequence[Group], masks: MaskConfig) -> Ten
 def policy_loss_of(config: RlvrConfig, *, kl_coef: float, vocabulary: int | None = None) -> PolicyLoss:
     """The loss that the config describes, with the KL coefficient of the moment. `vocabulary`: ids shared with teachers."""
     distill = config.distill and config.distill.divergence
-    node, shared = config.loss, config.critic if isinstance(config.critic, SharedCritic) else None
+    node, shared = config.loss, config.critic if isinstance(config.critic, SharedCriticConfig) else None
     return PolicyLoss(
-        kind=node.path if isinstance(node, ImportLoss) else node.kind,
+        kind=node.path if isinstance(node, ImportLossConfig) else node.kind,
         options=node.options,
-        selection={} if isinstance(node, ImportLoss) else node.selection,
-        sees_entropy=isinstance(node, ImportLoss) and "entropy" in node.needs,
+        selection={} if isinstance(node, ImportLossConfig) else node.selection,
+        sees_entropy=isinstance(node, ImportLossConfig) and "entropy" in node.needs,
         aggregation=config.aggregation,
         length=config.longest_answer,
         kl_coef=kl_coef if config.kl.apply_to == "loss" else 0.0,

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Self
 
 from reroll.config.distill import DistillConfig
 from reroll.data.sampler import Sampler
-from reroll.models.vocabulary import shared_vocabulary
+from reroll.models.load import shared_vocabulary
 from reroll.observe.metrics import Last, Stats
 from reroll.pipeline.base import RunContext
 from reroll.pipeline.offline import OfflinePipeline, load_rows
@@ -20,7 +19,7 @@ from reroll.runtime import make_runtime
 from reroll.tokens.batch import Batch, pack
 from reroll.training.base import Divergence, Needs, required
 from reroll.training.cluster import TrainCluster
-from reroll.training.distill import DistillLoss
+from reroll.training.loss import DistillLoss
 from reroll.types import Sample
 
 
@@ -32,7 +31,7 @@ class DistillPipeline(OfflinePipeline[DistillConfig, Sample]):
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, config: DistillConfig, context: RunContext, code_folder: Path) -> AsyncIterator[Self]:
+    async def open(cls, config: DistillConfig, context: RunContext) -> AsyncIterator[Self]:
         # What does not fit ends the run before a model is loaded.
         vocabulary = shared_vocabulary(config.policy.model, config.teacher.model)
         rows, held_out = load_rows(config, imitation_rows)

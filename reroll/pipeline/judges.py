@@ -11,7 +11,7 @@ from itertools import count
 
 from transformers import PreTrainedTokenizerBase
 
-from reroll.config.parts import FixedModel
+from reroll.config.parts import FixedModelConfig
 from reroll.config.reward_base import RewardConfig
 from reroll.config.reward_judge import HostedJudge, JudgeReward, ModelReward
 from reroll.config.rewards import walk
@@ -96,7 +96,7 @@ class HostedModel:
 async def _host_reward_model(config: ModelReward, name: str, runtime: Runtime, stack: AsyncExitStack) -> ScoreModel:
     tokenizer = load_tokenizer(config.model)
     renderer, escape = Renderer(tokenizer), SpecialTokenEscaper(tokenizer)
-    fixed = FixedModel(model=config.model, strategy=config.strategy, devices=config.devices)
+    fixed = FixedModelConfig(model=config.model, strategy=config.strategy, devices=config.devices)
     cluster = await spawn_fixed(runtime, fixed, role=f"reward model {name}", head="score")
     stack.push_async_callback(cluster.close)
 

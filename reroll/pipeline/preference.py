@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Generic, Self, TypeVar
 
 import numpy as np
@@ -92,9 +91,9 @@ class DpoPipeline(PreferencePipeline[DpoConfig, PairRow]):
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, config: DpoConfig, context: RunContext, code_folder: Path) -> AsyncIterator[DpoPipeline | KtoPipeline]:
+    async def open(cls, config: DpoConfig, context: RunContext) -> AsyncIterator[DpoPipeline | KtoPipeline]:
         if isinstance(config.loss, KtoLossConfig):
-            async with KtoPipeline.open(config, context, code_folder) as pipeline:
+            async with KtoPipeline.open(config, context) as pipeline:
                 yield pipeline
             return
         pairs, held_out = load_rows(config, pair_rows)  # A bad row ends the run before a model is loaded.
@@ -115,7 +114,7 @@ class KtoPipeline(PreferencePipeline[DpoConfig, JudgedRow]):
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, config: DpoConfig, context: RunContext, code_folder: Path) -> AsyncIterator[Self]:
+    async def open(cls, config: DpoConfig, context: RunContext) -> AsyncIterator[Self]:
         assert isinstance(config.loss, KtoLossConfig)
         rows, held_out = load_rows(config, judged_rows)
         if len(held_out) == 1:
@@ -142,7 +141,7 @@ class RewardModelPipeline(PreferencePipeline[RewardModelConfig, PairRow]):
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, config: RewardModelConfig, context: RunContext, code_folder: Path) -> AsyncIterator[Self]:
+    async def open(cls, config: RewardModelConfig, context: RunContext) -> AsyncIterator[Self]:
         rows, held_out = load_rows(config, partial(pair_rows, with_margin=True))
         async with make_runtime(config.runtime) as runtime:
             policy = await spawn_model(runtime, config.policy, role="policy", total_steps=config.run.steps, head="score")

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import reroll
-from reroll.config.advantages import ImportAdvantage
-from reroll.config.agents import FunctionAgent
+from reroll.config.advantages import ImportAdvantageConfig
+from reroll.config.agents import FunctionAgentConfig
 from reroll.config.env_tools import FunctionToolConfig, ToolEnv
 from reroll.config.envs import ImportEnv
 from reroll.config.imports import import_object
-from reroll.config.losses import ImportLoss
+from reroll.config.losses import ImportLossConfig
 from reroll.config.rewards import ImportReward, walk
 from reroll.config.tree import RlvrConfig
 from reroll.errors import Violation
@@ -36,7 +36,7 @@ TIMEOUT_S = 300.0
 
 FIX = "mend it, then check again"
 
-Node = ImportReward | ImportEnv | FunctionToolConfig | FunctionAgent | ImportLoss | ImportAdvantage
+Node = ImportReward | ImportEnv | FunctionToolConfig | FunctionAgentConfig | ImportLossConfig | ImportAdvantageConfig
 
 
 def code_violations(config: RlvrConfig) -> Iterator[Violation]:
@@ -92,11 +92,11 @@ def _named_code(config: RlvrConfig) -> Iterator[tuple[str, Node]]:
                 if isinstance(tool, FunctionToolConfig):
                     yield f"envs.{domain}.env.tools.{index}.path", tool
     for domain, agent in config.agents.items():
-        if isinstance(agent, FunctionAgent):
+        if isinstance(agent, FunctionAgentConfig):
             yield f"agents.{domain}.path", agent
-    if isinstance(config.advantage, ImportAdvantage):
+    if isinstance(config.advantage, ImportAdvantageConfig):
         yield "advantage.path", config.advantage
-    if isinstance(config.loss, ImportLoss):
+    if isinstance(config.loss, ImportLossConfig):
         yield "loss.path", config.loss
 
 
@@ -113,17 +113,17 @@ def _attempt(node: Node) -> Callable[[], object]:
             from reroll.envs.tools.tool import function_tool
 
             return lambda: function_tool(import_object(node.path))
-        case FunctionAgent():
+        case FunctionAgentConfig():
             from reroll.rollout.agent import make_agent
 
             return partial(make_agent, node)
-        case ImportLoss():
+        case ImportLossConfig():
             return partial(_try_loss, node)
-        case ImportAdvantage():
+        case ImportAdvantageConfig():
             return partial(_try_advantage, node)
 
 
-def _try_loss(node: ImportLoss) -> None:
+def _try_loss(node: ImportLossConfig) -> None:
     import torch
 
     from reroll.algo.losses import Tokens
@@ -145,7 +145,7 @@ def _try_loss(node: ImportLoss) -> None:
         raise TypeError(f"{node.path} does not depend on the policy's log-probs, so nothing is learned: use t.logp or t.ratio")
 
 
-def _try_advantage(node: ImportAdvantage) -> None:
+def _try_advantage(node: ImportAdvantageConfig) -> None:
     import torch
 
     from reroll.algo.episodes import Episodes

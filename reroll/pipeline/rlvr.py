@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -18,8 +17,8 @@ from reroll.algo.episodes import Episodes
 from reroll.algo.kl import KL_ESTIMATORS, adapted_coef, k3
 from reroll.algo.running import RunningMoments
 from reroll.algo.shaping import shape_rewards
-from reroll.config.advantages import GaeAdvantage, OptimalTokenBaselineAdvantage
-from reroll.config.algorithm import OwnCritic
+from reroll.config.advantages import GaeAdvantageConfig, OptimalTokenBaselineAdvantageConfig
+from reroll.config.algorithm import OwnCriticConfig
 from reroll.config.tree import RlvrConfig
 from reroll.observe.metrics import Last, Mean, Stats, Sum
 from reroll.pipeline.base import Pipeline, RunContext
@@ -45,8 +44,8 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, config: RlvrConfig, context: RunContext, code_folder: Path) -> AsyncIterator[Self]:
-        async with build_rlvr(config, folder=context.folder.path, code_folder=code_folder) as parts:
+    async def open(cls, config: RlvrConfig, context: RunContext) -> AsyncIterator[Self]:
+        async with build_rlvr(config, folder=context.folder.path, code_folder=context.code_folder) as parts:
             yield cls(parts.config, context, parts)
 
     def __init__(self, config: RlvrConfig, context: RunContext, parts: RlvrComponents) -> None:
@@ -61,7 +60,7 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
         self._num_flat_steps = 0
         self._committed_state = self._state_now()
         """What `state` returns: as of the last finished step. Prompts of an unfinished step count as not used."""
-        if parts.critic is not None and isinstance(config.critic, OwnCritic):
+        if parts.critic is not None and isinstance(config.critic, OwnCriticConfig):
             self.side_models["critic"] = parts.critic
         if parts.reference is not None and config.reference.sync_every:
             self.side_models["reference"] = parts.reference
@@ -144,7 +143,7 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
                     self.kl_coef * KL_ESTIMATORS[kl.estimator](batch.logp, required(predictions.logp))
                 )
         episodes = shape_rewards(episodes, **config.shaping.rewards.model_dump())
-        if self.critic and isinstance(config.advantage, GaeAdvantage):
+        if self.critic and isinstance(config.advantage, GaeAdvantageConfig):
             episodes = replace(episodes, value=await self.critic.values(batch))
             batch = batch.replace(value=episodes.value, returns=critic_targets(episodes, config.advantage, config.value_loss))
         batch, episodes = await self._add_policy_outputs(batch, episodes)
@@ -154,7 +153,7 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
     async def _add_policy_outputs(self, batch: Batch, episodes: Episodes) -> tuple[Batch, Episodes]:
         """Add the policy's outputs from before the update where the algorithm needs them, in one pass."""
         config, train = self.config, self.config.train
-        score_norm = isinstance(config.advantage, OptimalTokenBaselineAdvantage)
+        score_norm = isinstance(config.advantage, OptimalTokenBaselineAdvantageConfig)
         entropy = config.masks.top_entropy is not None
         if not (score_norm or entropy):
             return batch, episodes
@@ -179,7 +178,7 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
         config, train, stats = self.config, self.config.train, Stats()
         if not batch.loss_mask.any():
             return stats  # Every token is masked: momentum alone must not move the policy.
-        if isinstance(config.critic, OwnCritic) and self.critic:
+        if isinstance(config.critic, OwnCriticConfig) and self.critic:
             value_loss = ValueLoss(clip=config.value_loss.clip)
             critic_stats = await self.critic.train(
                 batch, value_loss, epochs=train.epochs, mini_batches=train.mini_batches, seed=step

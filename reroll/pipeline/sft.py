@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Self
 
 from reroll.config.data import RowSource
@@ -31,7 +30,7 @@ class SftPipeline(OfflinePipeline[SftConfig, Sample]):
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, config: SftConfig, context: RunContext, code_folder: Path) -> AsyncIterator[Self]:
+    async def open(cls, config: SftConfig, context: RunContext) -> AsyncIterator[Self]:
         # Every row is tokenised before the model is loaded: a bad one ends the run at once.
         rows, held_out = load_rows(config, imitation_rows)
         async with make_runtime(config.runtime) as runtime:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reroll.config.parts import FixedModel, ModelConfig
+from reroll.config.parts import FixedModelConfig, ModelConfig
 from reroll.config.strategy import RanksStrategy
 from reroll.models.load import Head
 from reroll.runtime.base import Placement, Runtime
@@ -28,7 +28,7 @@ async def spawn_model(
     return TrainCluster(workers, ranks_per_share=config.strategy.ranks_per_share, rendezvous=rendezvous)
 
 
-def train_devices(runtime: Runtime, config: FixedModel) -> tuple[str, ...]:
+def train_devices(runtime: Runtime, config: FixedModelConfig) -> tuple[str, ...]:
     """The device of each of a model's workers."""
     devices = runtime.devices(config.devices)
     if not isinstance(config.strategy, RanksStrategy):
@@ -41,7 +41,7 @@ def train_devices(runtime: Runtime, config: FixedModel) -> tuple[str, ...]:
     return devices[:num_ranks]
 
 
-async def spawn_fixed(runtime: Runtime, config: FixedModel, *, role: str, head: Head = "language") -> TrainCluster:
+async def spawn_fixed(runtime: Runtime, config: FixedModelConfig, *, role: str, head: Head = "language") -> TrainCluster:
     """A model that only answers: a reference, a teacher or a reward model. It holds nothing but its weights."""
     plain = ModelConfig(model=config.model, strategy=config.strategy, devices=config.devices)
     return await spawn_model(runtime, plain, role=role, total_steps=0, head=head)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from reroll.algo.episodes import Episodes
-from reroll.config.algorithm import DistillTerm, TeacherConfig
+from reroll.config.algorithm import DistillTermConfig, TeacherConfig
 from reroll.config.tree import RlvrConfig
-from reroll.models.vocabulary import shared_vocabulary
+from reroll.models.load import shared_vocabulary
 from reroll.pipeline.spawn import spawn_fixed
 from reroll.runtime.base import Runtime
 from reroll.tokens.batch import Batch
@@ -35,7 +35,9 @@ class Teachers:
             bonus[tokens] += teacher.coef * (required(predictions.logp) - batch.logp[tokens])
         return bonus
 
-    async def with_distributions(self, batch: Batch, episodes: Episodes, groups: Sequence[Group], config: DistillTerm) -> Batch:
+    async def with_distributions(
+        self, batch: Batch, episodes: Episodes, groups: Sequence[Group], config: DistillTermConfig
+    ) -> Batch:
         """The batch with the distribution of its teacher before every token in the loss. A sequence has one teacher at most."""
         needs = Needs(logp=False, top_k=config.top_k or self.vocabulary, vocabulary=self.vocabulary)
         weight, ids, logp = torch.zeros_like(batch.advantage), None, None

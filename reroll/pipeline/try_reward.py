@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from reroll.config.data import JsonlSource, NamedColumns, ParquetSource
-from reroll.config.load_reward import AskedReward
+from reroll.config.load_part import AskedReward
 from reroll.config.rewards import RewardWorkersConfig, walk, wants_host
 from reroll.data.sources import load_source
 from reroll.errors import DataError, RewardError

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from reroll.config.algorithm import OwnCritic
+from reroll.config.algorithm import OwnCriticConfig
 from reroll.config.cluster import ClusterConfig
 from reroll.config.distill import DistillConfig
 from reroll.config.host import parse_devices
@@ -15,7 +15,7 @@ from reroll.config.parts import (
     DeviceSelection,
     EngineConfig,
     ExternalEngineConfig,
-    FixedModel,
+    FixedModelConfig,
     LocalRuntimeConfig,
     ModelConfig,
     VllmEngineConfig,
@@ -117,7 +117,7 @@ class _Reader:
             yield self._engine(config)
             if config.has_own_reference:
                 yield self._fixed("reference", "policy", policy, config.reference.model or policy.model)
-            if isinstance(config.critic, OwnCritic):
+            if isinstance(config.critic, OwnCriticConfig):
                 model = config.critic.model or policy.model
                 yield self._trained("critic", "critic", config.critic, model, has_language_head=False)
             for name, teacher in config.teachers.items():
@@ -181,7 +181,7 @@ class _Reader:
             tp=how.tp,
         )
 
-    def _fixed(self, name: str, path: str, config: FixedModel, model: str, *, has_language_head: bool = True) -> Role:
+    def _fixed(self, name: str, path: str, config: FixedModelConfig, model: str, *, has_language_head: bool = True) -> Role:
         shape = shape_of(model)
         ranks = train_ranks(config.strategy, self._devices(path, config.devices))
         how = self._training(config.strategy, ranks, has_language_head=has_language_head)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
-from reroll.config.algorithm import OwnCritic
+from reroll.config.algorithm import OwnCriticConfig
 from reroll.config.base import Node
 from reroll.config.cluster import ClusterConfig
 from reroll.config.host import parse_devices
@@ -182,7 +182,7 @@ def _with_followers(config: RlvrConfig) -> RlvrConfig:
     """Critics, teachers and hosted judges that are `auto` go where the policy is."""
     devices = config.policy.devices
     changes: dict[str, Any] = {}
-    if isinstance(config.critic, OwnCritic) and config.critic.devices == "auto":
+    if isinstance(config.critic, OwnCriticConfig) and config.critic.devices == "auto":
         changes["critic"] = _with(config.critic, devices=devices)
     teachers = {name: _with(one, devices=devices) for name, one in config.teachers.items() if one.devices == "auto"}
     return _with(config, **changes, teachers={**config.teachers, **teachers})
@@ -241,7 +241,7 @@ def _remedies(config: AnyConfig, cluster: ClusterConfig, longest: int) -> dict[s
     if isinstance(config, RlvrConfig):
         changes += [("engine.sleep", [True])] if not config.engine.sleep else []
         changes += [("policy.swap", ["optimizer"])] if config.policy.swap == "none" else []
-        trained |= {"critic": config.critic} if isinstance(config.critic, OwnCritic) else {}
+        trained |= {"critic": config.critic} if isinstance(config.critic, OwnCriticConfig) else {}
     for name, model in trained.items():
         changes += _strategy_changes(f"{name}.strategy", model.strategy, longest)
     if isinstance(config, RlvrConfig) and isinstance(config.engine, ExternalEngineConfig):

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import IO, TYPE_CHECKING, Any
 
-from reroll.config.agents import AgentConfig, FunctionAgent
+from reroll.config.agents import AgentConfig, FunctionAgentConfig
 from reroll.config.imports import import_object
 from reroll.errors import RerollError, RewardError
 from reroll.rollout.conversation import Conversation
@@ -99,7 +99,7 @@ async def play_agent(
 
 def make_agent(config: AgentConfig) -> Agent:
     """The agent that a config describes. Raises RerollError if there is no such function or program."""
-    if isinstance(config, FunctionAgent):
+    if isinstance(config, FunctionAgentConfig):
         try:
             function = import_object(config.path)
         except (ImportError, AttributeError) as error:

@@ -73,12 +73,12 @@ class PreparedRequest:
     number: int
     """Position among the requests of the episode."""
     request: Request
-    parent: Exchange | None
+    parent: ChatExchange | None
     """The exchange that it continues."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Exchange:
+class ChatExchange:
     """A chat request and its reply, in text and in tokens."""
 
     chat_request: ChatRequest
@@ -124,7 +124,7 @@ class Conversation:
         self._num_asked = 0
         self._num_open = 0
         self.id = id
-        self.exchanges: list[Exchange] = []
+        self.exchanges: list[ChatExchange] = []
         """On record: the agent was given the whole answer."""
         self.limit = ""
         """The limit that refused the latest request; empty if it was let in."""
@@ -157,7 +157,7 @@ class Conversation:
         finally:
             self._num_open -= 1
 
-    async def answer(self, prepared: PreparedRequest) -> Exchange:
+    async def answer(self, prepared: PreparedRequest) -> ChatExchange:
         """Have the policy write. Raises RequestRefused, or what stopped the engine. Cancelling the call aborts the request."""
         try:
             completion = await self._generate(prepared.request)
@@ -171,9 +171,9 @@ class Conversation:
         shown = prepared.chat_request.messages[len(prepared.parent.history) if prepared.parent else 0 :]
         turn = Turn(prompt_ids=prepared.request.prompt_ids, completion=completion, text=text, shown=shown)
         reply = _reply_of(text, prepared.chat_request)
-        return Exchange(chat_request=prepared.chat_request, number=prepared.number, reply=reply, turn=turn)
+        return ChatExchange(chat_request=prepared.chat_request, number=prepared.number, reply=reply, turn=turn)
 
-    def record(self, prepared: PreparedRequest, exchange: Exchange) -> None:
+    def record(self, prepared: PreparedRequest, exchange: ChatExchange) -> None:
         """The agent has the answer: the turn counts, and later requests may continue it."""
         self.exchanges.append(exchange)
         parent = prepared.parent
@@ -206,19 +206,19 @@ class Conversation:
         request = Request(id=f"{self.id}.{self._num_asked}", prompt_ids=prompt_ids, sampling=sampling)
         return PreparedRequest(chat_request=chat_request, number=self._num_asked, request=request, parent=parent)
 
-    def _parent(self, chat_request: ChatRequest) -> Exchange | None:
+    def _parent(self, chat_request: ChatRequest) -> ChatExchange | None:
         """The exchange that a request continues the furthest; of equals the latest, whose row is still being written."""
         continued = [exchange for exchange in self.exchanges if _continues(chat_request, exchange)]
         return max(continued, key=lambda exchange: (len(exchange.history), exchange.number), default=None)
 
-    def _prompt_ids(self, chat_request: ChatRequest, parent: Exchange | None) -> tuple[int, ...]:
+    def _prompt_ids(self, chat_request: ChatRequest, parent: ChatExchange | None) -> tuple[int, ...]:
         if parent is None:
             return self._renderer.start(chat_request.messages, tools=chat_request.tools)
         written = parent.turn.completion.token_ids
         return self._renderer.extend(parent.turn.prompt_ids, written, chat_request.messages[len(parent.history) :])
 
 
-def _continues(chat_request: ChatRequest, exchange: Exchange) -> bool:
+def _continues(chat_request: ChatRequest, exchange: ChatExchange) -> bool:
     history = exchange.history
     # Tools are shown at the start of a conversation: with others, it is another one.
     return chat_request.tools == exchange.chat_request.tools and chat_request.messages[: len(history)] == history

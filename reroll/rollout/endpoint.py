@@ -21,7 +21,7 @@ except ImportError as error:
 
 from reroll.config.agents import EndpointConfig
 from reroll.errors import RerollError, RewardError
-from reroll.rollout.conversation import Conversation, Exchange, PreparedRequest, RequestRefused
+from reroll.rollout.conversation import ChatExchange, Conversation, PreparedRequest, RequestRefused
 from reroll.rollout.openai_protocol import (
     DONE,
     Json,
@@ -46,7 +46,7 @@ class _Session:
     """An open episode and the completions it waits for."""
 
     conversation: Conversation
-    tasks: set[asyncio.Task[Exchange]] = field(default_factory=set)
+    tasks: set[asyncio.Task[ChatExchange]] = field(default_factory=set)
     is_open: bool = True
 
 
@@ -166,7 +166,7 @@ class Endpoint:
         await response.write(b"".join(map(event, reply.last_chunks(exchange))) + DONE)
         return response
 
-    async def _completion(self, session: _Session, prepared: PreparedRequest) -> Exchange:
+    async def _completion(self, session: _Session, prepared: PreparedRequest) -> ChatExchange:
         task = asyncio.create_task(session.conversation.answer(prepared))
         session.tasks.add(task)
         try:

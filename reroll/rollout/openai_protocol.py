@@ -11,7 +11,7 @@ from typing import Any
 from reroll.envs.tools.calls import Call
 from reroll.errors import RewardError
 from reroll.rewards.base import as_score
-from reroll.rollout.conversation import ChatReply, ChatRequest, Conversation, Exchange, RequestRefused
+from reroll.rollout.conversation import ChatExchange, ChatReply, ChatRequest, Conversation, RequestRefused
 from reroll.types import Message, Score, ToolSchema
 
 Json = dict[str, Any]
@@ -80,7 +80,7 @@ class ReplyWriter:
     options: ReplyOptions
     conversation: Conversation
 
-    def complete(self, exchange: Exchange) -> Json:
+    def complete(self, exchange: ChatExchange) -> Json:
         """The answer to a request without `stream`."""
         reply = exchange.reply
         message: Json = {"role": "assistant", "content": reply.content or (None if reply.calls else ""), "refusal": None}
@@ -93,14 +93,14 @@ class ReplyWriter:
         """Sent before anything is generated."""
         return self._chunk({"role": "assistant", "content": ""})
 
-    def content_chunk(self, exchange: Exchange) -> Json:
+    def content_chunk(self, exchange: ChatExchange) -> Json:
         """The whole content and the tool calls."""
         delta: Json = {"content": exchange.reply.content}
         if exchange.reply.calls:
             delta["tool_calls"] = [{"index": place, **call} for place, call in enumerate(self._calls(exchange.reply))]
         return self._chunk(delta, logprobs=self._logprobs(exchange))
 
-    def last_chunks(self, exchange: Exchange) -> list[Json]:
+    def last_chunks(self, exchange: ChatExchange) -> list[Json]:
         """The finish reason, and the usage if it was asked for."""
         end = self._chunk({}, finish_reason=_finish(exchange))
         if not self.options.include_usage:
@@ -125,7 +125,7 @@ class ReplyWriter:
             for place, call in enumerate(reply.calls)
         ]
 
-    def _logprobs(self, exchange: Exchange) -> Json | None:
+    def _logprobs(self, exchange: ChatExchange) -> Json | None:
         if not self.options.logprobs:
             return None
         completion = exchange.turn.completion
@@ -210,10 +210,10 @@ def _invalid(message: str) -> RequestRefused:
     return RequestRefused(400, "invalid_request", message)
 
 
-def _finish(exchange: Exchange) -> str:
+def _finish(exchange: ChatExchange) -> str:
     return "tool_calls" if exchange.reply.calls else exchange.turn.completion.finish_reason.value
 
 
-def _usage(exchange: Exchange) -> Json:
+def _usage(exchange: ChatExchange) -> Json:
     prompt, completion = len(exchange.turn.prompt_ids), len(exchange.turn.completion.token_ids)
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}

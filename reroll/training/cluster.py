@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 from torch import Tensor
 
@@ -16,15 +15,14 @@ from reroll.observe.manifest import Sums
 from reroll.observe.metrics import Last, Mean, Stats, Sum
 from reroll.runtime.base import Workers
 from reroll.tokens.batch import Batch
-from reroll.tokens.packing import balance
+from reroll.tokens.packing import balance, mini_batches
 from reroll.training.base import Loss, Needs, Predictions, join_predictions, required
-from reroll.training.jobs import train_jobs
 from reroll.training.parallel.ranks import Rendezvous
-from reroll.training.worker import FollowJob, PartShape, PredictJob, TrainWorker
-from reroll.weights.bucket import Bucket, Channel, GroupRank, ProcessLocation
+from reroll.training.worker import FollowJob, PartShape, PredictJob, RankBatch, TrainJob, TrainWorker, shortest
 
 T = TypeVar("T")
 J = TypeVar("J")
+P = ParamSpec("P")
 
 GRACE_S = 15.0
 """When one rank has failed the others may be waiting for it: after this long they are ended."""
@@ -46,6 +44,10 @@ class TrainCluster:
         self._workers, self._ranks_per_share, self._rendezvous = workers, ranks_per_share, rendezvous
         self.num_updates = 0
         """How often the weights were, or may have been, changed by `train`."""
+
+    async def broadcast(self, method: Callable[Concatenate[TrainWorker, P], T], *args: P.args, **kwargs: P.kwargs) -> list[T]:
+        """What every worker answers to the same call, in rank order; a call that all must take part in."""
+        return await self._together(self._workers.broadcast(method, *args, **kwargs))
 
     async def predict(self, batch: Batch, needs: Needs) -> Predictions:
         """The model's outputs for the batch, which is split over the workers by tokens."""
@@ -92,7 +94,7 @@ class TrainCluster:
 
         By reference if the worker lives in this process, else a copy.
         """
-        return (await self._together(self._workers.broadcast(TrainWorker.weights, frozen=frozen)))[0]
+        return (await self.broadcast(TrainWorker.weights, frozen=frozen))[0]
 
     async def follow(self, other: TrainCluster, *, share: float) -> None:
         """Move every weight by this share of the way to `other`'s, a model that as many workers hold in the same way.
@@ -110,8 +112,8 @@ class TrainCluster:
 
     async def shapes_shared_with(self, other: TrainCluster) -> list[dict[str, PartShape]]:
         """What each worker holds, as the same worker of `other` does. Raises ModelError if that is not so."""
-        mine = await self._together(self._workers.broadcast(TrainWorker.part_shapes))
-        theirs = await other._together(other._workers.broadcast(TrainWorker.part_shapes))
+        mine = await self.broadcast(TrainWorker.part_shapes)
+        theirs = await other.broadcast(TrainWorker.part_shapes)
         for here, there in zip(mine, theirs, strict=True):
             differing = [name for name, part in here.items() if name not in there or there[name].shape != part.shape]
             if differing:
@@ -121,37 +123,17 @@ class TrainCluster:
                 )
         return mine
 
-    async def locations(self) -> list[ProcessLocation]:
-        """Where each worker is."""
-        return await self._together(self._workers.broadcast(TrainWorker.location))
-
-    async def open_sender(self, channel: Channel, *, group_rank: GroupRank | None) -> None:
-        """Send weights through this channel from now on. `group_rank`: rank 0's in the channel's process group, if any."""
-        first = replace(channel, group_rank=group_rank)
-        await self._together(
-            self._workers.one(rank, TrainWorker.open_sender, channel if rank else first) for rank in range(self._workers.size)
-        )
-
-    async def begin_push(self, *, version: int, base_version: int | None) -> list[Bucket | None]:
-        """The first buckets of this version, as `next_buckets` gives the others."""
-        calls = self._workers.broadcast(TrainWorker.begin_push, version=version, base_version=base_version)
-        return await self._together(calls)
-
-    async def next_buckets(self) -> list[Bucket | None]:
-        """What each worker has shipped next, by rank; None from those that do not send, and from all after the last."""
-        return await self._together(self._workers.broadcast(TrainWorker.next_bucket))
-
     async def to(self, device: str | None, *, weights: bool = True) -> None:
         """Move the workers' optimizer state, and their weights unless told not to; None: back to their own devices."""
-        await self._together(self._workers.broadcast(TrainWorker.to, device, weights=weights))
+        await self.broadcast(TrainWorker.to, device, weights=weights)
 
     async def save(self, folder: Path) -> Sums:
         """Write a checkpoint that `load` continues from and that plain transformers opens. Returns the sums of its files."""
-        return _merged(await self._together(self._workers.broadcast(TrainWorker.save, folder)))
+        return _merged(await self.broadcast(TrainWorker.save, folder))
 
     async def stage(self, folder: Path) -> None:
         """Take the checkpoint that `save` would write now; it is written while the workers are used. See `written`."""
-        await self._together(self._workers.broadcast(TrainWorker.stage, folder))
+        await self.broadcast(TrainWorker.stage, folder)
 
     async def written(self) -> Sums:
         """Wait until what was staged is on disk; returns the sums of its files. Raises what kept it from getting there, once no
@@ -175,7 +157,7 @@ class TrainCluster:
 
     async def load(self, folder: Path) -> None:
         """Continue from a checkpoint."""
-        await self._together(self._workers.broadcast(TrainWorker.load, folder))
+        await self.broadcast(TrainWorker.load, folder)
 
     async def close(self) -> None:
         """Let the workers go."""
@@ -207,6 +189,30 @@ class TrainCluster:
         if errors:
             raise min(errors, key=_distance_from_cause)
         return [task.result() for task in tasks]
+
+
+def train_jobs(
+    batch: Batch, loss: Loss, *, epochs: int = 1, steps_per_epoch: int = 1, seed: int = 0, dp_size: int = 1
+) -> list[TrainJob]:
+    """The jobs of `dp_size` data-parallel ranks, balanced by tokens in every step. Together they are the whole update.
+
+    `steps_per_epoch` is at most the number of units in the batch. The cut into steps differs from epoch to epoch; `seed`
+    decides it. A loss looks at each whole step here, before any rank sees a part of it.
+    """
+    steps = [
+        loss.prepare(step)
+        for epoch in range(epochs)
+        for step in mini_batches(batch, steps_per_epoch, seed=seed * epochs + epoch)
+    ]
+    split = [_split(step, dp_size) for step in steps]
+    return [TrainJob(steps=batches, loss=loss) for batches in zip(*split, strict=True)]
+
+
+def _split(step: Batch, dp_size: int) -> list[RankBatch]:
+    parts = balance(step.unit_lengths, num_parts=min(dp_size, len(step.unit_lengths)))
+    batches = [RankBatch(step.select_units(part)) for part in parts]
+    idle = RankBatch(step.select_units([shortest(step.unit_lengths)]), is_idle=True)
+    return batches + [idle] * (dp_size - len(batches))
 
 
 def _buckets(shapes: Sequence[Mapping[str, PartShape]]) -> Iterator[list[str]]:

@@ -14,21 +14,18 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from reroll.config.parts import OptimConfig
 from reroll.config.strategy import Fsdp2StrategyConfig
-from reroll.models.heads import SCORE
-from reroll.models.load import has_adapter, save_model
+from reroll.models.load import adapter_on, save_model
 from reroll.observe.files import sync_files
-from reroll.observe.metrics import Last, Max, Stats
+from reroll.observe.metrics import Stats
 from reroll.tokens.batch import Batch
-from reroll.training.base import Loss, Needs, Predictions, Strategy
-from reroll.training.offload import PinnedOffload, synchronize
-from reroll.training.optimizer import adamw, diverged
+from reroll.training.base import Loss, Needs, Predictions, ShardedStrategy, Strategy
+from reroll.training.offload import HostCopies, PinnedOffload, synchronize
+from reroll.training.optimizer import adamw, prepare_step
 from reroll.training.parallel.build import shard
 from reroll.training.parallel.checkpoint import load_shards, save_shards, sharded_state
 from reroll.training.parallel.ranks import COLLECTIVE_TIMEOUT, SHARD, TP, DataParallelRanks, build_mesh
 from reroll.training.parallel.tensor import has_partial_gradient
 from reroll.training.saved import refuse_other_adapter
-from reroll.training.schedule import learning_rate
-from reroll.training.staging import HostCopies
 from reroll.training.torch_strategy import enable_gradient_checkpointing
 
 
@@ -47,7 +44,7 @@ def make_fsdp2(
     return Fsdp2Strategy(make_empty, full, tokenizer, config, optim, device=device, total_steps=total_steps)
 
 
-class Fsdp2Strategy(Strategy):
+class Fsdp2Strategy(ShardedStrategy):
     """Trains a model of which every rank of the process group holds a part. All ranks call every verb.
 
     What is trained is held in fp32 shards, on which AdamW works; layers are gathered, and computed, in the config's
@@ -103,27 +100,14 @@ class Fsdp2Strategy(Strategy):
             self._local[name].grad = None if parameter.grad is None else parameter.grad.to_local()  # type: ignore[attr-defined]
             parameter.grad = None
         norm = self._sum_gradients_over_tp(trained)
-        if not torch.isfinite(norm):
-            self._optimizer.zero_grad()
-            raise diverged(self._step)
-        nn.utils.clip_grads_with_norm_(self._local.values(), self._optim_config.clip_norm, norm)
-        rate = learning_rate(self._step, self._optim_config, total_steps=self._total_steps)
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
+        stats = prepare_step(self._optimizer, norm, self._optim_config, step=self._step, total_steps=self._total_steps)
         self._optimizer.step()
         self._optimizer.zero_grad()
         self._step += 1
-        return Stats({"grad_norm": Last(float(norm)), "grad_norm_max": Max(float(norm)), "lr": Last(rate)})
-
-    def weights(self, *, frozen: bool = False) -> Mapping[str, Tensor]:
-        weights = self._collected(lambda name, tensor: tensor.to("cpu", copy=True), frozen=frozen)
-        return {name: tensor for name, tensor in weights.items() if not name.startswith(f"{SCORE}.")}
+        return stats
 
     def iter_full_params(self, *, frozen: bool = False) -> Generator[tuple[str, Tensor]]:
-        """Whole parameters by Hugging Face name, on the device and in the model's precision, one layer gathered at a time.
-
-        Every rank must go through all of them, or stop at the same. A tensor is valid until the next one is asked for.
-        """
+        """On the device and in the model's precision, one layer gathered at a time."""
         trained = set(self._local)
         for unit, names in self._units.items():
             wanted = [name for name in names if (name not in trained) == frozen]
@@ -155,10 +139,10 @@ class Fsdp2Strategy(Strategy):
             synchronize(self._device)
 
     def save(self, folder: Path) -> list[Path]:
-        return self._write(self._state(), self._whole_on_host(), folder)
+        return self._write(self._state(), self._whole_on_host(self._staged), folder)
 
     def stage(self, folder: Path) -> Callable[[], list[Path]]:
-        return partial(self._write, self._copies.of_state(self._state()), self._whole_on_host(), folder)
+        return partial(self._write, self._copies.of_state(self._state()), self._whole_on_host(self._staged), folder)
 
     def load(self, folder: Path) -> None:
         refuse_other_adapter(self._model, folder)
@@ -171,28 +155,10 @@ class Fsdp2Strategy(Strategy):
             files += sync_files(folder)
         return files
 
-    def _whole_on_host(self) -> PreTrainedModel | None:
-        """The model as it is exported, or of one with an adapter, that: on the first rank. All ranks take part."""
-        weights = self._collected(self._staged, frozen=False)
-        if not has_adapter(self._model):
-            weights |= self._collected(self._staged, frozen=True)
-        if dist.get_rank() > 0:
-            return None
-        model = self._make_empty()
-        model.load_state_dict(weights, strict=False, assign=True)
-        model.tie_weights()
-        return model
-
     def _staged(self, name: str, tensor: Tensor) -> Tensor:
         copied = self._copies.of_tensor(("whole", name), tensor)
         synchronize(self._device)  # What is gathered goes when the next is asked for.
         return copied
-
-    def _collected(self, copied: Callable[[str, Tensor], Tensor], *, frozen: bool) -> dict[str, Tensor]:
-        """All full parameters, as copies on the host of the first rank; the others take part in the gathers."""
-        keeps = dist.get_rank() == 0
-        copies = ((name, copied(name, tensor) if keeps else None) for name, tensor in self.iter_full_params(frozen=frozen))
-        return {name: tensor for name, tensor in copies if tensor is not None}
 
     def _sharded(self) -> dict[str, DTensor]:
         """The parameters as FSDP holds them between passes."""
@@ -212,12 +178,8 @@ class Fsdp2Strategy(Strategy):
         return sharded_state(weights, self._local, self._optimizer, step=self._step)
 
     def _predict(self, batch: Batch, needs: Needs) -> Predictions:
-        if not needs.adapter and has_adapter(self._model):
-            from reroll.models.lora import adapter_off
-
-            with adapter_off(self._model):
-                return Predictions(**self._root(batch, needs))
-        return Predictions(**self._root(batch, needs))
+        with adapter_on(self._model, needs.adapter):
+            return Predictions(**self._root(batch, needs))
 
     def _sum_gradients_over_tp(self, trained: Mapping[str, DTensor]) -> Tensor:
         """Complete the gradients that are parts of a sum, and return the norm over all ranks' shards."""

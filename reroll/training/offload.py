@@ -1,11 +1,20 @@
-"""Moving tensors between a GPU and pinned host memory."""
+"""Tensors on the host: moved out of a GPU and back, and copied for another thread to write while training goes on."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import copy
+import threading
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from reroll.models.load import has_adapter
+
+T = TypeVar("T")
 
 
 class PinnedBuffers:
@@ -58,3 +67,72 @@ def synchronize(device: torch.device) -> None:
     """Have the host wait for a GPU, copies included."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+class HostCopies:
+    """Copies of what is trained on `device`. Beside a GPU they keep their memory, so the next ones replace these."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._buffers = PinnedBuffers() if device.type == "cuda" else None
+
+    def of_state(self, state: Any) -> Any:
+        """A state as torch's optimizers and checkpoints have it (dicts and lists), with a copy of every tensor.
+
+        Of a tensor that is spread over ranks, this rank's part is copied.
+        """
+        copies = self._of_part(state, key=("state",))
+        synchronize(self._device)
+        return copies
+
+    def of_model(self, model: PreTrainedModel) -> PreTrainedModel:
+        """The same model with a copy of every tensor that is saved: tied weights stay tied, and are copied once.
+
+        Of a model with an adapter, that is the adapter; the rest is the model's own.
+        """
+        parameters = {
+            id(parameter): parameter
+            if has_adapter(model) and not parameter.requires_grad
+            else nn.Parameter(self.of_tensor(("model", name), parameter), requires_grad=parameter.requires_grad)
+            for name, parameter in model.named_parameters()
+        }
+        buffers = {id(buffer): self.of_tensor(("model", name), buffer) for name, buffer in model.named_buffers()}
+        synchronize(self._device)
+        # `deepcopy` asks its memo first: it finds the tensors there, and makes nothing but modules.
+        return copy.deepcopy(model, {**parameters, **buffers})
+
+    def of_tensor(self, key: Hashable, tensor: Tensor) -> Tensor:
+        """A copy that is valid once the GPU is synchronized; `key` names its buffer."""
+        tensor = tensor.detach()
+        if self._buffers is None:
+            return tensor.to("cpu", copy=True)
+        if hasattr(tensor, "to_local"):
+            from reroll.training.parallel.checkpoint import as_shard_of
+
+            return as_shard_of(tensor, self._buffers.filled(key, tensor.to_local()))  # type: ignore[arg-type]
+        return self._buffers.filled(key, tensor)
+
+    def _of_part(self, state: Any, *, key: tuple[Hashable, ...]) -> Any:
+        if isinstance(state, Tensor):
+            return self.of_tensor(key, state)
+        if isinstance(state, dict):
+            return {name: self._of_part(value, key=(*key, name)) for name, value in state.items()}
+        if isinstance(state, list):
+            return [self._of_part(value, key=(*key, number)) for number, value in enumerate(state)]
+        return state
+
+
+def in_background(work: Callable[[], T], *, name: str) -> Future[T]:
+    """Run it on a thread that does not keep the process from exiting."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result = work()
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return future

@@ -16,17 +16,15 @@ from reroll.config.parts import OptimConfig
 from reroll.config.strategy import TorchStrategyConfig
 from reroll.models.fused import add_
 from reroll.models.heads import SCORE
-from reroll.models.load import Head, has_adapter, load_model, save_model
+from reroll.models.load import Head, adapter_on, has_adapter, load_model, save_model
 from reroll.observe.files import sync_files
-from reroll.observe.metrics import Last, Max, Stats
+from reroll.observe.metrics import Stats
 from reroll.tokens.batch import Batch
 from reroll.training.base import Loss, Needs, Predictions, Strategy
-from reroll.training.offload import PinnedOffload, synchronize
-from reroll.training.optimizer import adamw, diverged
+from reroll.training.offload import HostCopies, PinnedOffload, synchronize
+from reroll.training.optimizer import adamw, prepare_step
 from reroll.training.predict import predict
 from reroll.training.saved import read_state, readable, refuse_other_adapter, refuse_other_model
-from reroll.training.schedule import learning_rate
-from reroll.training.staging import HostCopies
 
 STATE_FILE = "trainer.pt"
 
@@ -81,18 +79,12 @@ class TorchStrategy(Strategy):
         self._offload.wait_for_prefetch()
         gradients = [master.grad for master in self._masters.values() if master.grad is not None]
         norm = nn.utils.get_total_norm(gradients)
-        if not torch.isfinite(norm):
-            self._optimizer.zero_grad()
-            raise diverged(self._step)
-        nn.utils.clip_grads_with_norm_(self._masters.values(), self._optim_config.clip_norm, norm)
-        rate = learning_rate(self._step, self._optim_config, total_steps=self._total_steps)
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
+        stats = prepare_step(self._optimizer, norm, self._optim_config, step=self._step, total_steps=self._total_steps)
         self._optimizer.step()
         self._optimizer.zero_grad()
         self._refresh_model()
         self._step += 1
-        return Stats({"grad_norm": Last(float(norm)), "grad_norm_max": Max(float(norm)), "lr": Last(rate)})
+        return stats
 
     def weights(self, *, frozen: bool = False) -> Mapping[str, Tensor]:
         return {
@@ -167,12 +159,8 @@ class TorchStrategy(Strategy):
         return dict(load_model(str(folder), dtype=dtype, device="cpu", head=self._head).named_parameters())
 
     def _predict(self, batch: Batch, needs: Needs) -> Predictions:
-        if not needs.adapter and has_adapter(self._model):
-            from reroll.models.lora import adapter_off
-
-            with adapter_off(self._model):
-                return predict(self._model, batch, needs, chunk=self._config.logprob_chunk)
-        return predict(self._model, batch, needs, chunk=self._config.logprob_chunk)
+        with adapter_on(self._model, needs.adapter):
+            return predict(self._model, batch, needs, chunk=self._config.logprob_chunk)
 
     def _collect_gradients(self) -> None:
         for name, parameter in self._parameters.items():

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from reroll.config.parts import ModelConfig
-from reroll.models.heads import SCORE
-from reroll.models.load import Head
+from reroll.config.strategy import TorchStrategyConfig
+from reroll.errors import ModelError
+from reroll.models.heads import SCORE, keep_padding_apart, score_head
+from reroll.models.load import DTYPES, Head, load_model, load_tokenizer, stored_dtype
 from reroll.observe.manifest import Sums, sums_of
 from reroll.observe.metrics import Mean, Stats, Sum
 from reroll.runtime.base import WorkerInfo
 from reroll.tokens.batch import Batch
 from reroll.tokens.packing import fill, micro_batches
-from reroll.training.base import Loss, Needs, Predictions, ZeroLoss, join_predictions
-from reroll.training.jobs import RankBatch, TrainJob, shortest
-from reroll.training.make import make_strategy
-from reroll.training.staging import in_background
-from reroll.weights.bucket import Bucket, Channel, ProcessLocation, location_of
+from reroll.training.base import Loss, Needs, Predictions, Strategy, ZeroLoss, join_predictions
+from reroll.training.offload import in_background
+from reroll.training.parallel.build import skeleton
+from reroll.training.parallel.ranks import join_process_group, leaving_on_error, only_first
+from reroll.training.torch_strategy import TorchStrategy
+from reroll.weights.buckets import Bucket, Channel, ProcessLocation, location_of
 from reroll.weights.sender import WeightSender
 
 
@@ -34,6 +39,24 @@ class PredictJob:
 
     batch: Batch
     needs: Needs
+
+
+@dataclass(frozen=True, slots=True)
+class RankBatch:
+    """One data-parallel rank's rows of one optimizer step; the denominators are those of the whole step."""
+
+    rows: Batch
+    is_idle: bool = False
+    """There are fewer rows than ranks: this rank repeats a row of another one, with no weight, to take part in collectives."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainJob:
+    """One update, as one data-parallel rank sees it."""
+
+    steps: tuple[RankBatch, ...]
+    """One for each optimizer step."""
+    loss: Loss
 
 
 class PartShape(NamedTuple):
@@ -71,7 +94,6 @@ class TrainWorker:
         rendezvous: str | None = None,
     ) -> None:
         self._device, self._rank = info.device, info.rank
-        self._world_size = info.world_size if config.strategy.kind == "torch" else 1
         self._pass_tokens = config.strategy.pass_tokens
         self._strategy = make_strategy(info, config, total_steps=total_steps, head=head, rendezvous=rendezvous)
         self._stays = self._strategy.holds_whole and config.swap != "all"
@@ -96,8 +118,6 @@ class TrainWorker:
 
         Where a batch has no `old_logp`, the policy has not moved yet when it meets a token: the training pass itself gives it.
         """
-        if self._world_size > 1:
-            raise ValueError(f"strategy torch trains on one device, got {self._world_size}: name one in policy.devices")
         return sum((self._step(batch, job.loss) for batch in job.steps), Stats())
 
     def weights(self, *, frozen: bool = False) -> Mapping[str, Tensor]:
@@ -186,3 +206,54 @@ class TrainWorker:
     def _num_idle_passes(self, num_passes: int) -> int:
         """Ranks gather each other's weights in every pass, so all must make as many as the one with the most. Asked first."""
         return self._strategy.data_parallel.largest(num_passes) - num_passes
+
+
+def shortest(lengths: Sequence[int]) -> int:
+    """The index of the shortest: the cheapest one to run where any would do."""
+    return min(range(len(lengths)), key=lengths.__getitem__)
+
+
+def make_strategy(
+    info: WorkerInfo, config: ModelConfig, *, total_steps: int, head: Head = "language", rendezvous: str | None = None
+) -> Strategy:
+    """A strategy for `total_steps` optimizer steps; one for 0 only answers, and holds nothing but weights.
+
+    `rendezvous` is the address where the ranks of a strategy of several find each other.
+    """
+    strategy, tokenizer = config.strategy, load_tokenizer(config.model)
+    read = partial(_read, config, tokenizer, is_fixed=total_steps == 0, head=head)
+    if isinstance(strategy, TorchStrategyConfig):
+        model = read(device=info.device)
+        return TorchStrategy(model, tokenizer, strategy, config.optim, total_steps=total_steps, head=head)
+    join_process_group(rendezvous, rank=info.rank, world_size=info.world_size, device=info.device)
+    with leaving_on_error():
+        make_empty = partial(skeleton, config, tokenizer, head=head)
+
+        def read_first(*, as_stored: bool = False) -> PreTrainedModel | None:
+            return only_first(partial(read, device="cpu", as_stored=as_stored))
+
+        made: Strategy = strategy.implementation()(
+            make_empty, read_first, tokenizer, strategy, config.optim, device=info.device, total_steps=total_steps
+        )
+        return made
+
+
+def _read(
+    config: ModelConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    device: str,
+    is_fixed: bool,
+    head: Head,
+    as_stored: bool = False,
+) -> PreTrainedModel:
+    """The model in the strategy's precision, or, where it is to be copied tensor by tensor, as it lies on disk."""
+    dtype = (stored_dtype(config.model) if as_stored else None) or DTYPES[config.strategy.precision]
+    model = load_model(config.model, dtype=dtype, device=device, head=head, lora=config.lora)
+    if head == "score":
+        keep_padding_apart(model, tokenizer)
+        if is_fixed and not score_head(model).weight.any():
+            raise ModelError(f"{config.model} has no scalar head: name a reward model, e.g. one of pipeline reward_model")
+    if is_fixed:
+        model.requires_grad_(False)  # Then it has no master weights either.
+    return model

@@ -1,17 +1,39 @@
-"""The trainer's end of a push: gathers weights bucket by bucket, and sends each."""
+"""The trainer's end of a push: gathers weights bucket by bucket, and sends each by a transport."""
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
+import safetensors.torch
 import torch
 from torch import Tensor
+from torch.distributed import Work
+from torch.multiprocessing.reductions import reduce_tensor
 
-from reroll.weights.bucket import Bucket, Channel, Entry, SameIpcTensors, aligned, put
-from reroll.weights.delta import encode
-from reroll.weights.transports import GpuTransport, make_transport
+from reroll.weights.buckets import (
+    BroadcastGroup,
+    Bucket,
+    Channel,
+    Entry,
+    InGroup,
+    IpcHandle,
+    IpcTensors,
+    Mapped,
+    OnDisk,
+    Payload,
+    SameIpcTensors,
+    Stored,
+    aligned,
+    encode_change,
+    put,
+    unpack,
+)
 
 
 class WeightSender:
@@ -102,7 +124,7 @@ class WeightSender:
         """The tensor, or how it changed since it was last sent; kept for the next time."""
         new = tensor.to("cpu", copy=True).contiguous()
         base, self._sent[name] = self._sent.get(name), new
-        return encode(new, base=base) if as_change and base is not None else new
+        return encode_change(new, base=base) if as_change and base is not None else new
 
     def _shipped(self, bucket: _OpenBucket, *, is_last: bool) -> Bucket | None:
         if self._transport is None:
@@ -144,3 +166,198 @@ class _OpenBucket:
         self.entries.append(entry)
         self.num_filled = entry.offset + tensor.nbytes
         return entry
+
+
+class Transport:
+    """Two buffers that alternate: one is filled while the other is sent. This base class hands over the bytes themselves."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, *, bucket_bytes: int) -> None:
+        self._bucket_bytes = bucket_bytes
+        self._buffers = [torch.empty(0, dtype=torch.uint8, device=self.device) for _ in range(2)]
+        self._turn = 0
+
+    def begin(self, version: int) -> None:
+        """Begin a push; what an earlier one left unfinished is void."""
+
+    def buffer(self, num_bytes: int) -> Tensor:
+        """[at least num_bytes] the buffer to fill next, with what was filled in so far."""
+        buffer = self._buffers[self._turn]
+        if buffer.numel() < num_bytes:
+            # By doubling: small weights take little memory, and large ones are not copied often.
+            self._buffers[self._turn] = self._larger(buffer, max(num_bytes, min(2 * buffer.numel(), self._bucket_bytes)))
+        return self._buffers[self._turn]
+
+    def send(self, num_bytes: int, entries: Sequence[Entry]) -> Payload:
+        """Send what was filled in. The bucket after the next one reuses its buffer: by then all receivers must have it."""
+        flat = self._buffers[self._turn][:num_bytes]
+        payload = self._payload(flat, entries)
+        self._turn = 1 - self._turn
+        return payload
+
+    def finish(self) -> None:
+        """The last bucket of a push was sent."""
+
+    def close(self) -> None:
+        """Free what outlives the object."""
+
+    def _larger(self, buffer: Tensor, num_bytes: int) -> Tensor:
+        larger = torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
+        larger[: buffer.numel()] = buffer
+        return larger
+
+    def _payload(self, flat: Tensor, entries: Sequence[Entry]) -> Payload:
+        return Stored(flat.numpy())
+
+
+class MappedTransport(Transport):
+    """Anonymous shared-memory files that other processes of the host map. They vanish with the last that has them open."""
+
+    def __init__(self, *, bucket_bytes: int) -> None:
+        super().__init__(bucket_bytes=bucket_bytes)
+        self._files = [os.memfd_create("reroll-weights") for _ in range(2)]
+
+    def close(self) -> None:
+        files, self._files = self._files, []
+        for file in files:
+            os.close(file)
+
+    def _larger(self, buffer: Tensor, num_bytes: int) -> Tensor:
+        os.ftruncate(self._files[self._turn], num_bytes)
+        return torch.from_file(self._path, shared=True, size=num_bytes, dtype=torch.uint8)
+
+    @property
+    def _path(self) -> str:
+        return f"/proc/{os.getpid()}/fd/{self._files[self._turn]}"
+
+    def _payload(self, flat: Tensor, entries: Sequence[Entry]) -> Payload:
+        return Mapped(self._path)
+
+
+class GpuTransport(Transport):
+    """GPU memory, which other processes on the same GPU open by CUDA IPC."""
+
+    def __init__(self, *, bucket_bytes: int, device: torch.device) -> None:
+        self.device = device
+        super().__init__(bucket_bytes=bucket_bytes)
+        self._shared: list[int] = []
+        """Addresses of the tensors that were shared last."""
+
+    def share(self, tensors: Sequence[Tensor]) -> Payload:
+        """Share these tensors themselves instead of a copy. They must keep their memory: the receiver keeps it open."""
+        torch.cuda.synchronize(self.device)  # Other processes' streams do not wait for ours.
+        addresses = [tensor.data_ptr() for tensor in tensors]
+        if addresses == self._shared:
+            return SameIpcTensors()
+        self._shared = addresses
+        return IpcTensors(tuple(IpcHandle(*reduce_tensor(tensor)) for tensor in tensors))  # type: ignore[no-untyped-call]
+
+    def _payload(self, flat: Tensor, entries: Sequence[Entry]) -> Payload:
+        torch.cuda.synchronize(self.device)
+        return IpcHandle(*reduce_tensor(flat))  # type: ignore[no-untyped-call]
+
+
+class BroadcastTransport(Transport):
+    """One broadcast per bucket, which runs while the next bucket is filled."""
+
+    def __init__(self, group: BroadcastGroup, *, bucket_bytes: int, device: torch.device) -> None:
+        self.device = device
+        super().__init__(bucket_bytes=bucket_bytes)
+        self._group = group
+        self._in_flight: Work | None = None
+
+    def finish(self) -> None:
+        self._wait()
+
+    def close(self) -> None:
+        self._group.leave()
+
+    def _payload(self, flat: Tensor, entries: Sequence[Entry]) -> Payload:
+        # Ranks gather together, bucket by bucket: an error at the end of one leaves none of them waiting.
+        work = self._group.broadcast(flat)
+        self._wait()
+        self._in_flight = work
+        return InGroup()
+
+    def _wait(self) -> None:
+        work, self._in_flight = self._in_flight, None
+        if work is not None:
+            work.wait()
+
+
+class DiskTransport(Transport):
+    """A folder of safetensors files per version, with the index that Hugging Face's loaders read.
+
+    It gets its name when it is whole and on the disk; then older versions go. Ranks gather together: so an error waits for
+    `finish`.
+    """
+
+    def __init__(self, folder: Path, *, bucket_bytes: int) -> None:
+        super().__init__(bucket_bytes=bucket_bytes)
+        self._folder, self._version, self._num_files = folder, 0, 0
+        self._weight_map: dict[str, str] = {}
+        self._failure: OSError | None = None
+
+    def begin(self, version: int) -> None:
+        self._version, self._num_files, self._weight_map, self._failure = version, 0, {}, None
+
+    def finish(self) -> None:
+        try:
+            if self._failure is not None:
+                raise self._failure
+            index = {"metadata": {}, "weight_map": self._weight_map}
+            _write(self._partial / "model.safetensors.index.json", json.dumps(index).encode())
+            shutil.rmtree(self._whole, ignore_errors=True)  # A push that is repeated.
+            self._partial.rename(self._whole)
+        except OSError as error:
+            raise OSError(f"cannot write weights into {self._folder}: {error}: free space, or set weights.folder") from error
+        for folder in self._folder.glob("version-*"):
+            if folder != self._whole:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    @property
+    def _whole(self) -> Path:
+        return self._folder / f"version-{self._version:08d}"
+
+    @property
+    def _partial(self) -> Path:
+        return self._whole.with_suffix(".partial")
+
+    def _payload(self, flat: Tensor, entries: Sequence[Entry]) -> Payload:
+        name = f"model-{self._num_files:05d}.safetensors"
+        self._num_files += 1
+        tensors = unpack(flat, entries)
+        self._weight_map |= dict.fromkeys(tensors, name)
+        try:
+            if self._failure is None:
+                self._partial.mkdir(parents=True, exist_ok=True)
+                _write(self._partial / name, safetensors.torch.save(tensors))
+        except OSError as error:
+            self._failure = error
+        return OnDisk(self._whole / name)
+
+
+def _write(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def make_transport(channel: Channel, *, device: torch.device) -> Transport:
+    """The transport of a channel; `device` is where it should put the bytes, if it can choose."""
+    size = channel.bucket_bytes
+    match channel.kind:
+        case "ipc":
+            if device.type == "cuda":
+                return GpuTransport(bucket_bytes=size, device=device)
+            return MappedTransport(bucket_bytes=size)
+        case "broadcast":
+            assert channel.group_rank is not None
+            return BroadcastTransport(BroadcastGroup(channel.group_rank, device), bucket_bytes=size, device=device)
+        case "disk":
+            assert channel.folder is not None
+            return DiskTransport(channel.folder, bucket_bytes=size)
+        case "store":
+            return Transport(bucket_bytes=size)

@@ -16,14 +16,16 @@ _FENCE = re.compile(r"[ \t]{0,3}+(?P<ticks>`{3,}+)[ \t]*+(?P<tag>[^\s`]*+)[^`]*+
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ProgramAnswer:
     """A program and what it is written in."""
 
     source: str
     language: Language
 
 
-def find_answer(text: str, *, language: Literal["python", "cpp", "auto"], after: str, require_fence: bool) -> Answer | None:
+def find_answer(
+    text: str, *, language: Literal["python", "cpp", "auto"], after: str, require_fence: bool
+) -> ProgramAnswer | None:
     """The program: the last fenced block of the language, else the last fenced block, else all of the text.
 
     Only what follows the last `after` counts. None if nothing is left, or if there is no fence and one is required.
@@ -39,7 +41,7 @@ def find_answer(text: str, *, language: Literal["python", "cpp", "auto"], after:
     tag, source = (wanted or blocks or [(None, text)])[-1]
     if not source.strip():
         return None
-    return Answer(source, _language(tag, source) if language == "auto" else language)
+    return ProgramAnswer(source, _language(tag, source) if language == "auto" else language)
 
 
 def fenced_blocks(text: str) -> list[tuple[Language | None, str]]:

@@ -16,11 +16,11 @@ from reroll.errors import RewardError, SandboxError
 from reroll.sandbox.base import Language, Limits, Program, Ran, Sandbox
 from reroll.types import Prompt, Score, Trajectory
 from reroll_zoo.code import sandboxed
-from reroll_zoo.code.answer import Answer, find_answer
+from reroll_zoo.code.answer import ProgramAnswer, find_answer
 from reroll_zoo.code.asserts import Inside
 from reroll_zoo.code.config import CodeConfig
 from reroll_zoo.code.sandboxed.witness import ALONE
-from reroll_zoo.code.suite import FunctionTests, ProgramTests, Question, read_tests
+from reroll_zoo.code.suite import FunctionTests, ProgramQuestion, ProgramTests, read_tests
 from reroll_zoo.code.values import Equality, as_reply, read_replies, same_output
 
 _PYTHON_SYNTAX = re.compile(r"^(SyntaxError|IndentationError|TabError)\b", re.MULTILINE)
@@ -36,7 +36,7 @@ module.main()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class CodeVerdict:
     """What became of a program's tests."""
 
     num_passed: int = 0
@@ -66,7 +66,7 @@ class Code:
             raise RewardError(f"the tests of prompt {prompt.id} call Python functions: set language to python or auto")
         answer = find_answer(trajectory.text, language=config.language, after=config.after, require_fence=config.require_fence)
         try:
-            verdict = await self._judge(answer, tests) if answer else Verdict()
+            verdict = await self._judge(answer, tests) if answer else CodeVerdict()
         except SandboxError as error:
             raise RewardError(f"the sandbox failed: {error}") from error
         share = verdict.num_passed / verdict.num_tests
@@ -79,14 +79,14 @@ class Code:
     async def close(self) -> None:
         await self._sandbox.close()
 
-    async def _judge(self, answer: Answer, tests: ProgramTests | FunctionTests) -> Verdict:
+    async def _judge(self, answer: ProgramAnswer, tests: ProgramTests | FunctionTests) -> CodeVerdict:
         if isinstance(tests, ProgramTests):
             return await self._run_program(answer, tests)
         if answer.language != "python":
-            return Verdict()
+            return CodeVerdict()
         return await self._run_functions(answer, tests)
 
-    async def _run_program(self, answer: Answer, tests: ProgramTests) -> Verdict:
+    async def _run_program(self, answer: ProgramAnswer, tests: ProgramTests) -> CodeVerdict:
         """One run a test: one after the other where the first failure decides, else as the sandbox has room."""
         if self._config.credit == "fraction":
             runs = await asyncio.gather(*(self._run(answer.source, stdin, answer.language) for stdin, _ in tests.cases))
@@ -97,7 +97,7 @@ class Code:
                 if not self._prints(runs[-1], stdout):
                     break
         passed = [self._prints(ran, stdout) for ran, (_, stdout) in zip(runs, tests.cases, strict=False)]
-        return Verdict(
+        return CodeVerdict(
             num_passed=sum(passed),
             num_tests=len(tests.cases),
             compiled=_compiled(runs[0], answer.language),
@@ -107,11 +107,11 @@ class Code:
     def _prints(self, ran: Ran, expected: str) -> bool:
         return ran.ok and same_output(expected, ran.stdout, tolerance=self._config.tolerance)
 
-    async def _run_functions(self, answer: Answer, tests: FunctionTests) -> Verdict:
+    async def _run_functions(self, answer: ProgramAnswer, tests: FunctionTests) -> CodeVerdict:
         """One run for all questions; one more for the tests that must run inside, unless the first has decided already."""
         stop_early = self._config.credit == "all"
         job = {"program": answer.source, "setup": tests.setup, "stop_early": stop_early}
-        verdicts: list[Verdict] = []
+        verdicts: list[CodeVerdict] = []
         if tests.questions:
             asked = {"questions": [question.ask for question in tests.questions], "call_s": self._config.call_s}
             ran = await self._drive("questions", {**job, **asked})
@@ -119,14 +119,14 @@ class Code:
             verdicts.append(await asyncio.to_thread(_judge_replies, ran, tests.questions))
         if tests.inside and not (stop_early and any(verdict.num_passed < verdict.num_tests for verdict in verdicts)):
             verdicts.append(await self._run_inside(job, tests.inside))
-        return Verdict(
+        return CodeVerdict(
             num_passed=sum(verdict.num_passed for verdict in verdicts),
             num_tests=tests.num_tests,
             compiled=all(verdict.compiled for verdict in verdicts),
             ran=all(verdict.ran for verdict in verdicts),
         )
 
-    async def _run_inside(self, job: Mapping[str, Any], tests: Sequence[Inside]) -> Verdict:
+    async def _run_inside(self, job: Mapping[str, Any], tests: Sequence[Inside]) -> CodeVerdict:
         asked = {
             "tests": [test.source for test in tests],
             "own": sorted({name for test in tests for name in test.own}),
@@ -146,11 +146,11 @@ class Code:
         return await self._sandbox.run(Program(source=source, language=language, stdin=stdin, limits=self._limits))
 
 
-def _judge_replies(ran: Ran, questions: Sequence[Question]) -> Verdict:
+def _judge_replies(ran: Ran, questions: Sequence[ProgramQuestion]) -> CodeVerdict:
     lines = read_replies(ran.stdout)
     replies = [as_reply(line) for line in lines[1:]]
     passed = [not reply.crashed and question.accepts(reply) for question, reply in zip(questions, replies, strict=False)]
-    return Verdict(
+    return CodeVerdict(
         num_passed=sum(passed),
         num_tests=len(questions),
         compiled=_loaded(lines),
@@ -158,13 +158,13 @@ def _judge_replies(ran: Ran, questions: Sequence[Question]) -> Verdict:
     )
 
 
-def _judge_inside(ran: Ran, tests: Sequence[Inside], *, token: str) -> Verdict:
+def _judge_inside(ran: Ran, tests: Sequence[Inside], *, token: str) -> CodeVerdict:
     lines = read_replies(ran.stdout, token=token)
     if lines and lines[0].get("broken") == ALONE:
         fix = "use a sandbox of level namespaces, or write asserts that compare one call with a constant"
         raise RewardError(f"tests such as {tests[0].source!r} need a process of their own, which this sandbox forbids ({fix})")
     num_passed = sum(line.get("passed") is True for line in lines[1:])
-    return Verdict(num_passed=num_passed, num_tests=len(tests), compiled=_loaded(lines), ran=ran.ok)
+    return CodeVerdict(num_passed=num_passed, num_tests=len(tests), compiled=_loaded(lines), ran=ran.ok)
 
 
 def _loaded(lines: Sequence[Mapping[str, Any]]) -> bool:

@@ -25,7 +25,7 @@ from reroll_zoo.code.values import Equality, Reply
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class ProgramQuestion:
     """Something to ask a program, and how to judge what it answers."""
 
     ask: Mapping[str, Any]
@@ -45,7 +45,7 @@ class FunctionTests:
     """Questions to a module's functions, and tests that must run beside them."""
 
     setup: str
-    questions: tuple[Question, ...]
+    questions: tuple[ProgramQuestion, ...]
     inside: tuple[Inside, ...] = ()
 
     @property
@@ -88,7 +88,7 @@ def _read(tests: Mapping[str, Any], equality: Equality) -> ProgramTests | Functi
 
 
 def _read_asserts(asserts: Sequence[Any], setup: str, equality: Equality) -> FunctionTests:
-    questions: list[Question] = []
+    questions: list[ProgramQuestion] = []
     inside: list[Inside] = []
     for source in asserts:
         if not isinstance(source, str):
@@ -100,22 +100,22 @@ def _read_asserts(asserts: Sequence[Any], setup: str, equality: Equality) -> Fun
         if isinstance(test, Inside):
             inside.append(test)
         else:
-            questions += [Question({"expression": expression}, accepts) for expression, accepts in test]
+            questions += [ProgramQuestion({"expression": expression}, accepts) for expression, accepts in test]
     return FunctionTests(setup, tuple(questions), tuple(inside))
 
 
-def _call(function: Any, call: Any, equality: Equality) -> Question:
+def _call(function: Any, call: Any, equality: Equality) -> ProgramQuestion:
     if not isinstance(call, Mapping) or "returns" not in call:
         raise _BadTests(f"a call is {call!r}, not an object with `args` and `returns`")
     ask = {"function": str(function), "args": list(call.get("args") or ()), "kwargs": dict(call.get("kwargs") or {})}
-    return Question(ask, partial(_returns, equality, call["returns"]))
+    return ProgramQuestion(ask, partial(_returns, equality, call["returns"]))
 
 
-def _apps_call(function: Any, args: Any, expected: Any, equality: Equality) -> Question:
+def _apps_call(function: Any, args: Any, expected: Any, equality: Equality) -> ProgramQuestion:
     ask = {"function": str(function), "args": args if isinstance(args, list) else [args], "kwargs": {}}
     # These data sets wrap some results in a list of one.
     unwrapped = expected[0] if isinstance(expected, list) and len(expected) == 1 else expected
-    return Question(ask, lambda reply: _returns(equality, expected, reply) or _returns(equality, unwrapped, reply))
+    return ProgramQuestion(ask, lambda reply: _returns(equality, expected, reply) or _returns(equality, unwrapped, reply))
 
 
 def _returns(equality: Equality, expected: Any, reply: Reply) -> bool:

@@ -25,7 +25,7 @@ MAX_TEST_DRAWS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class CodeTask:
     """One task: what is asked, what solves it, and how that is tested."""
 
     family: str
@@ -45,7 +45,7 @@ def code_rows(config: CodeTasksConfig) -> Iterator[dict[str, Any]]:
         yield {"prompt": task.text, "answer": f"```python\n{task.solution}\n```", "tests": tests, "family": task.family}
 
 
-def draw_tasks(config: CodeTasksConfig) -> Iterator[Task]:
+def draw_tasks(config: CodeTasksConfig) -> Iterator[CodeTask]:
     """As many different tasks as the source asks for. Errors are those of `code_rows`."""
     families = _families(config)
     rng = random.Random(f"{config.seed}/{config.split}")
@@ -62,7 +62,7 @@ def draw_tasks(config: CodeTasksConfig) -> Iterator[Task]:
         yield task
 
 
-def draw_task(rng: random.Random, family: Family, *, split: str, num_tests: int) -> Task | None:
+def draw_task(rng: random.Random, family: Family, *, split: str, num_tests: int) -> CodeTask | None:
     """One task of the family; None if what was drawn belongs to the other split, or no tests tell it from its neighbours."""
     constants = {name: rng.choice(choices) for name, choices in family.constants.items()}
     function = rng.choice((family.name, *FUNCTIONS))
@@ -79,7 +79,7 @@ def draw_task(rng: random.Random, family: Family, *, split: str, num_tests: int)
     if calls is None:
         return None
     solution = f"def {signature}:\n" + textwrap.indent(family.body.format(**gaps), "    ")
-    return Task(family=family.name, text=text, solution=solution, function=function, calls=calls)
+    return CodeTask(family=family.name, text=text, solution=solution, function=function, calls=calls)
 
 
 def _families(config: CodeTasksConfig) -> list[Family]:

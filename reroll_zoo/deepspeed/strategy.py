@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +12,15 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from reroll.config.parts import OptimConfig
-from reroll.models.heads import SCORE
-from reroll.models.load import has_adapter, save_model
+from reroll.models.load import adapter_on, save_model
 from reroll.observe.files import sync_files
 from reroll.observe.metrics import Last, Max, Stats
 from reroll.tokens.batch import Batch
-from reroll.training.base import Loss, Needs, Predictions, Strategy
-from reroll.training.optimizer import diverged
+from reroll.training.base import Loss, Needs, Predictions, ShardedStrategy
+from reroll.training.optimizer import diverged, learning_rate
 from reroll.training.parallel.build import PredictingModel
 from reroll.training.parallel.ranks import DataParallelRanks
 from reroll.training.saved import read_state, readable, refuse_other_adapter, written_by_another
-from reroll.training.schedule import learning_rate
 from reroll.training.torch_strategy import enable_gradient_checkpointing
 from reroll_zoo.deepspeed.config import DeepspeedConfig
 from reroll_zoo.deepspeed.engine import build_engine, fp32_state, gathered, set_fp32_state
@@ -31,7 +29,7 @@ STATES_FOLDER, STEP_FILE = "zero", "step.pt"
 """Inside a checkpoint: what the optimizer goes on from."""
 
 
-class DeepspeedStrategy(Strategy):
+class DeepspeedStrategy(ShardedStrategy):
     """Trains a model whose optimizer state, gradients and, under stage 3, weights are cut up among all ranks.
 
     All ranks call every verb. `make_empty` gives the model without weights; the first rank brings them in `full`, on the
@@ -84,14 +82,8 @@ class DeepspeedStrategy(Strategy):
         self._step += 1
         return Stats({"grad_norm": Last(norm), "grad_norm_max": Max(norm), "lr": Last(rate)})
 
-    def weights(self, *, frozen: bool = False) -> Mapping[str, Tensor]:
-        return {name: tensor for name, tensor in self._collected(frozen=frozen).items() if not name.startswith(f"{SCORE}.")}
-
     def iter_full_params(self, *, frozen: bool = False) -> Generator[tuple[str, Tensor]]:
-        """Whole parameters by Hugging Face name, on the device and in the model's precision, one layer gathered at a time.
-
-        Every rank must go through all of them. A tensor is valid until the next one is asked for.
-        """
+        """On the device and in the model's precision, one layer gathered at a time."""
         for names in self._units():
             wanted = {name: self._model.get_parameter(name) for name in names}
             wanted = {name: parameter for name, parameter in wanted.items() if parameter.requires_grad != frozen}
@@ -108,13 +100,8 @@ class DeepspeedStrategy(Strategy):
 
     def save(self, folder: Path) -> list[Path]:
         self._save_states(folder / STATES_FOLDER)
-        weights, files = self._collected(frozen=False), list[Path]()
-        if not has_adapter(self._model):
-            weights |= self._collected(frozen=True)
-        if dist.get_rank() == 0:
-            model = self._make_empty()
-            model.load_state_dict(weights, strict=False, assign=True)
-            model.tie_weights()
+        model, files = self._whole_on_host(), list[Path]()
+        if model is not None:
             save_model(model, self._tokenizer, folder)
             files = [*sync_files(folder), *sync_files(folder / STATES_FOLDER)]
         dist.barrier()
@@ -166,18 +153,6 @@ class DeepspeedStrategy(Strategy):
             units.setdefault(after.partition(".")[0] if found else before, []).append(name)
         return list(units.values())
 
-    def _collected(self, *, frozen: bool) -> dict[str, Tensor]:
-        """All full parameters, as copies on the host of the first rank; the others take part in the gathers."""
-        keeps = dist.get_rank() == 0
-        copies = (
-            (name, tensor.to("cpu", copy=True) if keeps else None) for name, tensor in self.iter_full_params(frozen=frozen)
-        )
-        return {name: tensor for name, tensor in copies if tensor is not None}
-
     def _predict(self, batch: Batch, needs: Needs) -> Predictions:
-        if not needs.adapter and has_adapter(self._model):
-            from reroll.models.lora import adapter_off
-
-            with adapter_off(self._model):
-                return Predictions(**self._engine(batch, needs))
-        return Predictions(**self._engine(batch, needs))
+        with adapter_on(self._model, needs.adapter):
+            return Predictions(**self._engine(batch, needs))

@@ -16,7 +16,7 @@ import reasoning_gym
 
 from reroll.config.sandbox import LocalSandbox
 from reroll_zoo.guarded.contained import ContainedScorer
-from reroll_zoo.guarded.watch import Watch
+from reroll_zoo.guarded.watch import AuditWatch
 
 _ARITHMETIC = re.compile(r"(?:[0-9\s+/().-]|\*(?!\*)){0,1000}")
 _POLYNOMIAL = re.compile(
@@ -49,7 +49,7 @@ class TaskScorer:
         generator = self._generator(name, options)
         if given is None or _is_plain(given):
             return _score(generator, given, entry)
-        with Watch() as watch:
+        with AuditWatch() as watch:
             value = _score(generator, given, entry)
         if watch.refused is None:
             return value

@@ -26,7 +26,7 @@ class Refused(RuntimeError):
     """What a library tried was not let happen."""
 
 
-class Watch:
+class AuditWatch:
     """While it is entered, this thread computes and does nothing else.
 
     Python tells its audit hooks before it runs text, imports, opens a file, starts a process, unpickles a class, loads a
@@ -49,7 +49,7 @@ class Watch:
 class _Here(threading.local):
     """The watch that this thread is in."""
 
-    watch: Watch | None = None
+    watch: AuditWatch | None = None
 
 
 _here = _Here()

@@ -42,7 +42,7 @@ _WORD = re.compile(r"[^\s\d.,;:!?¿¡\"'’‘“”„«»()\[\]{}<>*_|/\\…�
 
 
 @dataclass(frozen=True, slots=True)
-class _Language:
+class _LanguageMarks:
     """What tells a language from the others of its script; nothing where the script alone does."""
 
     script: str
@@ -50,8 +50,8 @@ class _Language:
     letters: frozenset[str] = frozenset()
 
 
-def _language(script: str, words: str = "", letters: str = "") -> _Language:
-    return _Language(script, frozenset(words.split()), frozenset(letters))
+def _language(script: str, words: str = "", letters: str = "") -> _LanguageMarks:
+    return _LanguageMarks(script, frozenset(words.split()), frozenset(letters))
 
 
 LANGUAGES = {
@@ -230,7 +230,7 @@ def _script(text: str) -> str | None:
     return max(counts, key=lambda script: counts[script]) if counts.total() else None
 
 
-def _evidence(counts: Counter[str], language: _Language) -> int:
+def _evidence(counts: Counter[str], language: _LanguageMarks) -> int:
     """How many words are common ones of the language, plus how many hold one of its telling letters."""
     common = sum(count for word, count in counts.items() if word in language.words)
     telling = sum(count for word, count in counts.items() if not language.letters.isdisjoint(word))

@@ -73,14 +73,14 @@ def instruction_rows(source: InstructionTasksConfig) -> Iterator[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Task:
+class _InstructionTask:
     request: str
     instructions: dict[str, dict[str, Any]]
     """Arguments by id."""
     answer: str
 
 
-def _new_task(source: InstructionTasksConfig, random: Random, *, taken: Set[str]) -> tuple[str, _Task]:
+def _new_task(source: InstructionTasksConfig, random: Random, *, taken: Set[str]) -> tuple[str, _InstructionTask]:
     for _ in range(MAX_DRAWS):
         names = _draw_names(source, random)
         if names is None:
@@ -105,7 +105,7 @@ def _draw_names(source: InstructionTasksConfig, random: Random) -> list[str] | N
     return names if len(names) == num else None
 
 
-def _draw_task(names: Sequence[str], source: InstructionTasksConfig, random: Random) -> _Task:
+def _draw_task(names: Sequence[str], source: InstructionTasksConfig, random: Random) -> _InstructionTask:
     topics = [topic for place, topic in enumerate(TOPICS) if (place % HELD_OUT_EVERY == 0) == (source.split == "held_out")]
     topic = random.choice(topics)
     requests = next((kind.requests for name in names if (kind := INSTRUCTIONS[name]).requests is not REQUESTS), REQUESTS)
@@ -119,14 +119,16 @@ def _draw_task(names: Sequence[str], source: InstructionTasksConfig, random: Ran
         first_sentence=random.randrange(len(SENTENCES)),
     )
     answer = gold_answer([drawn[name] for name in INSTRUCTIONS if name in drawn], draft)
-    return _Task(request=request, instructions={name: _fitted(each, answer) for name, each in drawn.items()}, answer=answer)
+    return _InstructionTask(
+        request=request, instructions={name: _fitted(each, answer) for name, each in drawn.items()}, answer=answer
+    )
 
 
 def _fitted(instruction: Instruction, answer: str) -> dict[str, Any]:
     return instruction.raised(answer) if isinstance(instruction, BoundedInstruction) else dict(instruction.arguments)
 
 
-def _in_words(task: _Task, random: Random) -> str:
+def _in_words(task: _InstructionTask, random: Random) -> str:
     """The request and its instructions as one message: in one go, or as a list."""
     rules = [
         random.choice(INSTRUCTIONS[name].phrases).format(**_words(kwargs, random)) for name, kwargs in task.instructions.items()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from reroll.infer.embedded.sampler import RowSampling
-from reroll.weights.bucket import Entry, Payload
+from reroll.weights.buckets import Entry, Payload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

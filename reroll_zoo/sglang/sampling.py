@@ -17,7 +17,7 @@ _GOLDEN, _FIRST, _SECOND = (value - 2**_WORD for value in (0x9E3779B97F4A7C15, 0
 """Of splitmix64, as the signed numbers that torch has."""
 
 
-class BatchSampling:
+class RequestTable:
     """The requests of a batch, in order."""
 
     def __init__(self, starts: Sequence[StartRequest], *, device: torch.device) -> None:

@@ -42,7 +42,7 @@ from sglang.srt.server_args import PortArgs, ServerArgs, set_global_server_args_
 from sglang.utils import TypeBasedDispatcher
 from torch import Tensor
 
-from reroll.weights.bucket import IpcHandle, Mapped, unpack
+from reroll.weights.buckets import IpcHandle, Mapped, unpack
 from reroll_zoo.sglang.messages import (
     CloseServer,
     LoadWeights,
@@ -58,7 +58,7 @@ from reroll_zoo.sglang.messages import (
     StepOutput,
     Wake,
 )
-from reroll_zoo.sglang.sampling import BatchSampling
+from reroll_zoo.sglang.sampling import RequestTable
 
 _SLACK_TOKENS = 8
 """sglang refuses prompts that are a few tokens shorter than what the model takes; the engine counts by itself."""
@@ -72,13 +72,13 @@ class SeededSampler(Sampler):
 
     def __init__(self) -> None:
         super().__init__()
-        self._batches: deque[BatchSampling] = deque(maxlen=3)
+        self._batches: deque[RequestTable] = deque(maxlen=3)
         """Of the batch that runs, the last one. A step in flight still reads those before it."""
 
     def set_batch(self, starts: Sequence[StartRequest], device: torch.device) -> None:
         """The requests of the next batch, in order."""
         if not self._batches or not self._batches[-1].is_of(starts):
-            self._batches.append(BatchSampling(starts, device=device))
+            self._batches.append(RequestTable(starts, device=device))
 
     def forward(
         self,

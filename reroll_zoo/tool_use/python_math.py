@@ -22,7 +22,7 @@ _RULES = "Solve the problem. Calculate with the tool python."
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class QuestionTemplate:
     """A question with gaps for numbers, and the Python expression of its answer with the same gaps."""
 
     question: str
@@ -32,26 +32,32 @@ class Kind:
 
 
 KINDS = (
-    Kind("What is {a} * {b} modulo {m}?", "{a} * {b} % {m}", {"a": (10**5, 10**7), "b": (10**5, 10**7), "m": (101, 9999)}),
-    Kind("What is {a}^{b} modulo {m}?", "pow({a}, {b}, {m})", {"a": (100, 9999), "b": (50, 999), "m": (101, 9999)}),
-    Kind("What is the sum of the digits of {a}^{b}?", "sum(map(int, str({a}**{b})))", {"a": (100, 9999), "b": (10, 99)}),
-    Kind("What is the least common multiple of {a} and {b}?", "math.lcm({a}, {b})", {"a": (1000, 99999), "b": (1000, 99999)}),
-    Kind(
+    QuestionTemplate(
+        "What is {a} * {b} modulo {m}?", "{a} * {b} % {m}", {"a": (10**5, 10**7), "b": (10**5, 10**7), "m": (101, 9999)}
+    ),
+    QuestionTemplate("What is {a}^{b} modulo {m}?", "pow({a}, {b}, {m})", {"a": (100, 9999), "b": (50, 999), "m": (101, 9999)}),
+    QuestionTemplate(
+        "What is the sum of the digits of {a}^{b}?", "sum(map(int, str({a}**{b})))", {"a": (100, 9999), "b": (10, 99)}
+    ),
+    QuestionTemplate(
+        "What is the least common multiple of {a} and {b}?", "math.lcm({a}, {b})", {"a": (1000, 99999), "b": (1000, 99999)}
+    ),
+    QuestionTemplate(
         "How many prime numbers are there from {a} to {a} + {n}?",
         "sum(all(k % d for d in range(2, math.isqrt(k) + 1)) for k in range({a}, {a} + {n} + 1))",
         {"a": (1000, 99999), "n": (100, 999)},
     ),
-    Kind(
+    QuestionTemplate(
         "How many whole numbers from 1 to {n} are divisible by {a} or by {b}?",
         "sum(k % {a} == 0 or k % {b} == 0 for k in range(1, {n} + 1))",
         {"n": (1000, 20000), "a": (6, 40), "b": (6, 40)},
     ),
-    Kind(
+    QuestionTemplate(
         "What is the sum of the squares of the whole numbers from {a} to {a} + {n}?",
         "sum(k**2 for k in range({a}, {a} + {n} + 1))",
         {"a": (100, 9999), "n": (10, 999)},
     ),
-    Kind(
+    QuestionTemplate(
         "What is the largest prime factor of {n}?",
         "max(k for k in range(2, {n} + 1) if {n} % k == 0 and all(k % d for d in range(2, math.isqrt(k) + 1)))",
         {"n": (10**4, 3 * 10**5)},

@@ -61,7 +61,7 @@ class Person:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class RetrievalQuestion:
     """What is asked, the answer, and the searches that find it."""
 
     text: str
@@ -104,7 +104,7 @@ class Corpus:
             taught_by=(place + rng.randint(1, num_people - 1)) % num_people,
         )
 
-    def ask(self, rng: random.Random, *, held_out: bool, two_hop_share: float) -> Question:
+    def ask(self, rng: random.Random, *, held_out: bool, two_hop_share: float) -> RetrievalQuestion:
         """A question about one of the people that are for training, or of those held out from it."""
         person = rng.choice(self._held_out if held_out else self._for_training)
         teacher = self.people[person.taught_by]
@@ -126,9 +126,9 @@ class Corpus:
         ]
         if rng.random() >= two_hop_share:
             text, answer = rng.choice(one_hop)
-            return Question(text=text, answer=answer, queries=(name,))
+            return RetrievalQuestion(text=text, answer=answer, queries=(name,))
         text, answer, bridge = rng.choice(two_hops)
-        return Question(text=text, answer=answer, queries=(name, bridge))
+        return RetrievalQuestion(text=text, answer=answer, queries=(name, bridge))
 
 
 class RetrievalQaConfig(ToolLimits):

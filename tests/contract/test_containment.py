@@ -22,7 +22,7 @@ from pydantic import TypeAdapter
 from reroll.config.agents import AgentConfig
 from reroll.config.env_tools import ActionConfig, ToolConfig
 from reroll.config.envs import EnvConfig
-from reroll.config.registry import Kind
+from reroll.config.registry import KindConfig
 from reroll.config.reward_base import RewardConfig
 from reroll.config.reward_judge import JudgeModel
 from reroll.config.rewards import RewardWorkersConfig
@@ -44,7 +44,7 @@ SECURITY_PAGE = Path(__file__).parents[2] / "docs" / "security.md"
 
 def kinds(union: Any) -> set[str]:
     """Of a config union, or of a class that stands for all kinds of a group: what its `kind` may be."""
-    if isinstance(union, type) and issubclass(union, Kind):
+    if isinstance(union, type) and issubclass(union, KindConfig):
         return set(union.kinds())
     schema = TypeAdapter(union).json_schema()
     return set(schema["discriminator"]["mapping"])

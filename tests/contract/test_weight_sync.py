@@ -20,11 +20,11 @@ from reroll.config.weights import WeightsConfig, WeightsKind
 from reroll.infer.cluster import CONCURRENCY, InferCluster
 from reroll.models.load import Precision
 from reroll.models.tiny import make_tiny
+from reroll.pipeline.weight_sync import WeightSync
 from reroll.runtime.base import Placement, Workers
 from reroll.runtime.processes import ProcessRuntime
 from reroll.training.cluster import TrainCluster
 from reroll.training.parallel.ranks import Rendezvous
-from reroll.weights.sync import WeightSync
 
 KINDS: list[WeightsKind] = ["ipc", "broadcast", "disk", "store"]
 

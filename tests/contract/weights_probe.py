@@ -13,7 +13,7 @@ from reroll.models.load import Precision
 from reroll.runtime.base import WorkerInfo
 from reroll.training.fsdp2 import Fsdp2Strategy
 from reroll.training.worker import TrainWorker
-from reroll.weights.bucket import Bucket, PushBroken
+from reroll.weights.buckets import Bucket, PushBroken
 
 
 class ProbeTrainer(TrainWorker):

@@ -12,8 +12,16 @@ import torch.multiprocessing as mp
 from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from reroll.weights.bucket import Channel, GroupRank, IpcHandle, IpcTensors, ProcessLocation, SameIpcTensors, location_of
-from reroll.weights.receiver import WeightReceiver
+from reroll.weights.buckets import (
+    Channel,
+    GroupRank,
+    IpcHandle,
+    IpcTensors,
+    ProcessLocation,
+    SameIpcTensors,
+    WeightReceiver,
+    location_of,
+)
 from reroll.weights.sender import WeightSender
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

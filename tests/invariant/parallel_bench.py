@@ -26,7 +26,7 @@ from reroll.observe.metrics import Stats
 from reroll.runtime.base import WorkerInfo, Workers
 from reroll.tokens.batch import Batch, pack
 from reroll.training.base import Loss, Needs, Predictions, required
-from reroll.training.jobs import train_jobs
+from reroll.training.cluster import train_jobs
 from reroll.training.loss import PolicyLoss
 from reroll.training.parallel.ranks import Rendezvous
 from reroll.training.worker import PredictJob, TrainWorker

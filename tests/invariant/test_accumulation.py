@@ -85,7 +85,7 @@ def test_micro_batches_of_any_size_give_the_gradient_of_the_whole(
 
 
 def split(batch: Batch, num_ranks: int) -> list[Batch]:
-    """The rows of each data-parallel rank, as `training.jobs` deals them out."""
+    """The rows of each data-parallel rank, as `train_jobs` deals them out."""
     return [batch.select_units(part) for part in balance(batch.unit_lengths, num_parts=num_ranks)]
 
 

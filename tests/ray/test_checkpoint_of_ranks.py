@@ -28,8 +28,8 @@ from reroll.tokens.batch import Batch, pack
 from reroll.training import cluster as cluster_module
 from reroll.training.cluster import TrainCluster
 from reroll.training.loss import SFT_LOSS
+from reroll.training.offload import in_background
 from reroll.training.parallel.ranks import Rendezvous
-from reroll.training.staging import in_background
 from reroll.training.worker import TrainWorker
 from reroll.types import Sample
 

@@ -33,13 +33,13 @@ from reroll.infer.cluster import InferCluster
 from reroll.observe.journal import SampleState, read_journal
 from reroll.pipeline.base import Outcome
 from reroll.pipeline.run import train
+from reroll.pipeline.weight_sync import WeightSync
 from reroll.rewards.cluster import RewardCluster
 from reroll.runtime import make_runtime
 from reroll.runtime.base import Placement, Runtime, WorkerInfo
 from reroll.training import cluster as train_cluster
 from reroll.training.cluster import TrainCluster
 from reroll.types import Completion, FinishReason, Prompt, Request, Status, Trajectory, Turn
-from reroll.weights.sync import WeightSync
 from reroll_zoo.games.frozen_lake import FrozenLakeConfig
 
 HEAD = {"num_cpus": 2, "num_gpus": 1, "include_dashboard": False}

@@ -24,13 +24,13 @@ from reroll.infer.cluster import CONCURRENCY, InferCluster
 from reroll.infer.embedded.engine import EmbeddedEngine
 from reroll.infer.worker import InferWorker
 from reroll.pipeline.run import train
+from reroll.pipeline.weight_sync import WeightSync
 from reroll.runtime import make_runtime
 from reroll.runtime.base import Placement, Runtime, Workers
 from reroll.training.cluster import TrainCluster
 from reroll.training.worker import TrainWorker
 from reroll.types import Request, SamplingParams
-from reroll.weights.bucket import Bucket
-from reroll.weights.sync import WeightSync
+from reroll.weights.buckets import Bucket
 
 
 class MortalTrainer(TrainWorker):

@@ -16,7 +16,7 @@ from typing import Any, get_type_hints
 import pytest
 
 import reroll
-from reroll.api import Settings
+from reroll.api import ConfigSections
 from reroll.config.imports import ObjectPath, import_object
 from reroll.config.load import dump_config, parse_config
 from reroll.config.offline import OfflineConfig
@@ -87,7 +87,7 @@ def test_train_takes_what_a_config_is_made_of() -> None:
 
 def test_settings_are_the_sections_of_the_config_that_are_no_arguments_of_their_own() -> None:
     own = {"pipeline", "algorithm", "data", "loss", "advantage"}
-    assert get_type_hints(Settings).keys() == RlvrConfig.model_fields.keys() - own | {"rows_per_step", "eval_every"}
+    assert get_type_hints(ConfigSections).keys() == RlvrConfig.model_fields.keys() - own | {"rows_per_step", "eval_every"}
     assert {"rows_per_step", "eval_every"} <= OfflineConfig.model_fields.keys()
 
 

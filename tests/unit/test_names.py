@@ -8,35 +8,27 @@ from pathlib import Path
 import pytest
 
 import reroll
+import reroll_zoo
 
-ROOT = Path(reroll.__file__).parent
+ROOT, ZOO = Path(reroll.__file__).parent, Path(reroll_zoo.__file__).parent
 
-STILL_TWICE = {
-    "Answer",
-    "Check",
-    "Garbled",
-    "Group",
-    "Kind",
-    "Lane",
-    "Settings",
-    "_Asked",
-    "_Domain",
-    "_Process",
-}
-"""Names that two classes have, of environments, rewards, the sandbox, the runtimes and the planner. The list only shrinks."""
+STILL_TWICE = {"Answer", "Check", "Domain", "Garbled", "Group", "Lane", "Line", "Lost", "Process"}
+"""Names that two classes have, of environments, rewards, the sandbox and the runtimes. The list only shrinks."""
 
 
-def classes_by_name() -> dict[str, list[str]]:
+def classes_by_name(*roots: Path) -> dict[str, list[str]]:
+    """Where each class is; private ones under their name without the underscore."""
     found = defaultdict(list)
-    for path in sorted(ROOT.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ClassDef):
-                found[node.name].append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    for root in roots:
+        for path in sorted(root.rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.ClassDef):
+                    found[node.name.lstrip("_")].append(f"{path.relative_to(root)}:{node.lineno}")
     return found
 
 
 def test_no_name_is_given_to_two_classes() -> None:
-    twice = {name: places for name, places in classes_by_name().items() if len(places) > 1}
+    twice = {name: places for name, places in classes_by_name(ROOT, ZOO).items() if len(places) > 1}
     new = {name: places for name, places in twice.items() if name not in STILL_TWICE}
     assert not new, f"give one of each another name; a config node ends in Config: {new}"
     assert not STILL_TWICE - set(twice), "these are no longer twice: take them off the list"
@@ -45,7 +37,7 @@ def test_no_name_is_given_to_two_classes() -> None:
 def test_the_glossary_names_classes_where_they_are() -> None:
     """Each `ClassName`, `path.py` of docs/glossary.md, in this order, is a class of that file."""
     text = (ROOT.parent / "docs" / "glossary.md").read_text(encoding="utf-8")
-    found = classes_by_name()
+    found = classes_by_name(ROOT)
     entries = [words for words in re.findall(r"\(([^()]*\.py`[^()]*)\)", text) if "`" in words]
     assert len(entries) > 30
     for entry in entries:

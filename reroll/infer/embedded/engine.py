@@ -69,7 +69,7 @@ class _Sequence(SequenceState):
 
 
 @dataclass(slots=True)
-class _Group:
+class _Siblings:
     """Siblings admitted together: the first prefills for all what is not cached of their context."""
 
     num_reused: int = 0
@@ -202,12 +202,12 @@ class EmbeddedEngine(Engine):
     def wake(self) -> None:
         self._asleep = False
 
-    def _admit(self) -> list[_Group]:
+    def _admit(self) -> list[_Siblings]:
         """Take from the waiting requests, oldest first, as many as may run and be read now."""
         num_free, num_tokens = self._max_running - len(self._running), 0
         if not self._waiting or not num_free:
             return []
-        groups: dict[tuple[int, ...], _Group] = {}
+        groups: dict[tuple[int, ...], _Siblings] = {}
         running_prompts = self._running_prompts()
         while self._waiting and num_free:
             context = self._waiting[0].context
@@ -229,19 +229,19 @@ class EmbeddedEngine(Engine):
                 index.keep(sequence.request.prompt_ids, slot)
         return index
 
-    def _find_reusable(self, context: tuple[int, ...], running_prompts: PrefixIndex[int]) -> _Group:
+    def _find_reusable(self, context: tuple[int, ...], running_prompts: PrefixIndex[int]) -> _Siblings:
         """A group that begins with what is cached of this context already, if that is enough to be worth a copy."""
         sibling, cached = running_prompts.find(context), self._cached_prefixes.find(context)
         num_common = max(match[0] if match else 0 for match in (sibling, cached))
         # The last token is always read: its logits are what the first new token is drawn from.
         num_reused = min(num_common, len(context) - 1)
         if num_reused < max(_MIN_REUSED_TOKENS, _MIN_REUSED_SHARE * len(context)):
-            return _Group()
+            return _Siblings()
         if sibling and sibling[0] == num_common:
-            return _Group(num_reused, sibling=sibling[1])
-        return _Group(num_reused, cached_prefix=cached[1] if cached else None)
+            return _Siblings(num_reused, sibling=sibling[1])
+        return _Siblings(num_reused, cached_prefix=cached[1] if cached else None)
 
-    def _assign_slots(self, groups: list[_Group]) -> list[int]:
+    def _assign_slots(self, groups: list[_Siblings]) -> list[int]:
         """Give admitted sequences the next slots: first one of each group, then the siblings that only copy it.
 
         Returns, for each of the latter, the slot of its sibling.

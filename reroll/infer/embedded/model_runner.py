@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from reroll.infer.embedded.packed import PackedLinear, pack_linears, packing_available
-from reroll.infer.weight_checker import WeightChecker
+from reroll.infer.hf_weights import WeightChecker
 from reroll.models.attention import Attention, hidden_states, logits
 
 

@@ -122,11 +122,11 @@ class SharedExperts:
 
 def _exchange(rows: Tensor, num_received: list[int], num_sent: list[int], group: dist.ProcessGroup) -> Tensor:
     """The first rows to the first rank, and so on; what comes back is in the order of the ranks it comes from."""
-    exchanged: Tensor = _Exchange.apply(rows, num_received, num_sent, group)  # type: ignore[no-untyped-call]
+    exchanged: Tensor = _ExchangeRows.apply(rows, num_received, num_sent, group)  # type: ignore[no-untyped-call]
     return exchanged
 
 
-class _Exchange(torch.autograd.Function):
+class _ExchangeRows(torch.autograd.Function):
     """All-to-all of rows; their gradients go the way back."""
 
     @staticmethod

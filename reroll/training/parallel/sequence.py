@@ -75,7 +75,7 @@ class SequenceShare:
     def _whole(self, answer: Tensor, *, is_score: bool) -> Tensor:
         places, length = (self._ended, self._num_sequences) if is_score else (self._predicted, self._num_tokens)
         mine = answer.new_zeros(length, *answer.shape[1:]).index_put((places,), answer[1 : 1 + len(places)])
-        total: Tensor = _Sum.apply(mine, self._group)  # type: ignore[no-untyped-call]
+        total: Tensor = _SumOverRanks.apply(mine, self._group)  # type: ignore[no-untyped-call]
         return total
 
 
@@ -123,7 +123,7 @@ class _AllToAll(torch.autograd.Function):
         return _swap(grad, ctx.group), None
 
 
-class _Sum(torch.autograd.Function):
+class _SumOverRanks(torch.autograd.Function):
     """The sum over the group. Each rank takes the gradient of the same loss of it, so its own part's gradient is that one."""
 
     @staticmethod

@@ -2,7 +2,7 @@
 
 The program lives in a child process, the tests in this one, and only plain values pass between them. What the program makes of
 `==`, of builtins or of its own frames stays in its own process. A program that returns an object of its own shows the tests a
-`Remote`: it can be called, indexed and asked for attributes, but equals nothing but itself.
+`ProgramObject`: it can be called, indexed and asked for attributes, but equals nothing but itself.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main() -> None:
     is empty and this process hidden.
     """
     try:
-        program = Program()
+        program = ProgramProcess()
     except OSError:
         program = None
     job = json.loads(sys.stdin.read())
@@ -73,7 +73,7 @@ def hide() -> None:
         ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
-class Program:
+class ProgramProcess:
     """The program in a process of its own, asked over two pipes."""
 
     def __init__(self) -> None:
@@ -98,16 +98,16 @@ class Program:
         if "raised" in reply:
             kind = vars(builtins).get(reply["raised"])
             raise kind if isinstance(kind, type) and issubclass(kind, Exception) else RuntimeError(reply["raised"])
-        return decode(reply["value"], lambda _, number: Remote(self, number))
+        return decode(reply["value"], lambda _, number: ProgramObject(self, number))
 
 
-class Remote:
+class ProgramObject:
     """An object that stays with the program. Compared and hashed by identity, so no `==` of the program's decides a test."""
 
-    _reroll_program: Program
+    _reroll_program: ProgramProcess
     _reroll_number: int
 
-    def __init__(self, program: Program, number: int) -> None:
+    def __init__(self, program: ProgramProcess, number: int) -> None:
         self.__dict__.update(_reroll_program=program, _reroll_number=number)
 
     def __getattr__(self, name: str) -> Any:
@@ -149,7 +149,7 @@ class Remote:
 
 
 def _send_remote(value: Any) -> Any:
-    if isinstance(value, Remote):
+    if isinstance(value, ProgramObject):
         return {"object": value._reroll_number}
     raise TypeError(f"a {type(value).__name__} cannot be given to the program")
 

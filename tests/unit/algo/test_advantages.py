@@ -11,7 +11,7 @@ import torch
 from episode_cases import Case, Episode, case_of, random_case
 
 from reroll.algo.advantages import ADVANTAGES, gdpo, gpg, normalised, opo, pass_at_k, raft, remax
-from reroll.config.advantages import AdvantageConfig, ImportAdvantage
+from reroll.config.advantages import AdvantageConfig, ImportAdvantageConfig
 
 SEEDS = range(8)
 EPSILON = 1e-6
@@ -305,7 +305,7 @@ def test_missing_inputs_are_named() -> None:
 
 def test_every_configured_advantage_has_a_function_that_takes_its_options() -> None:
     nodes = {get_args(node.model_fields["kind"].annotation)[0]: node for node in get_args(get_args(AdvantageConfig)[0])}
-    assert nodes.pop("import") is ImportAdvantage
+    assert nodes.pop("import") is ImportAdvantageConfig
     assert nodes.keys() == ADVANTAGES.keys() == OPTIONS.keys()
     for kind, node in nodes.items():
         options = get_type_hints(ADVANTAGES[kind])

@@ -9,7 +9,13 @@ from episode_cases import Case, Episode, Token, Turn, case_of, floats, random_ca
 from reroll.algo.advantages import normalised, returns
 from reroll.algo.episodes import Episodes
 from reroll.algo.shaping import difficulty_weight, length_weight, shape_advantages, shape_rewards, standardised
-from reroll.config.advantages import AdvantageShaping, DifficultyWeight, LengthWeight, RewardShaping, ShapingConfig
+from reroll.config.advantages import (
+    AdvantageShapingConfig,
+    DifficultyWeightConfig,
+    LengthWeightConfig,
+    RewardShapingConfig,
+    ShapingConfig,
+)
 
 SEEDS = range(8)
 CURVE = {"low": 0.4, "high": 1.5, "midpoint": 0.75, "steepness": 10.0}
@@ -179,8 +185,8 @@ def test_where_all_rewards_were_equal_only_the_mean_is_taken_off() -> None:
 def test_an_empty_batch_can_be_shaped() -> None:
     flat = Case([], []).flat()
     config = ShapingConfig(
-        rewards=RewardShaping(length=LengthWeight(), clip=1.0),
-        advantages=AdvantageShaping(difficulty=DifficultyWeight(), whiten=True, clip=1.0),
+        rewards=RewardShapingConfig(length=LengthWeightConfig(), clip=1.0),
+        advantages=AdvantageShapingConfig(difficulty=DifficultyWeightConfig(), whiten=True, clip=1.0),
     )
     assert shape_rewards(flat, **config.rewards.model_dump()).num_episodes == 0
     assert shape_advantages(torch.zeros(0), flat, **config.advantages.model_dump()).shape == (0,)
@@ -189,10 +195,10 @@ def test_an_empty_batch_can_be_shaped() -> None:
 @pytest.mark.parametrize(
     ("function", "node"),
     [
-        (shape_rewards, RewardShaping),
-        (shape_advantages, AdvantageShaping),
-        (length_weight, LengthWeight),
-        (difficulty_weight, DifficultyWeight),
+        (shape_rewards, RewardShapingConfig),
+        (shape_advantages, AdvantageShapingConfig),
+        (length_weight, LengthWeightConfig),
+        (difficulty_weight, DifficultyWeightConfig),
     ],
 )
 def test_every_shaping_node_has_the_options_of_its_function(function: Any, node: Any) -> None:

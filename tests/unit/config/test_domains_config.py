@@ -2,12 +2,12 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import pytest
 
 from reroll.config.load import parse_config
-from reroll.config.parts import EvalConfig, RolloutConfig
+from reroll.config.parts import DomainEvalConfig, DomainRolloutConfig, EvalConfig, RolloutConfig
 from reroll.config.tree import RlvrConfig
 from reroll.errors import ConfigError
 
@@ -33,6 +33,14 @@ def violations(folder: Path, **parts: Any) -> dict[str, str]:
     with pytest.raises(ConfigError) as caught:
         parse_config(tree(folder, **parts), folder=folder)
     return {violation.path: f"{violation.problem} -> {violation.fix}" for violation in caught.value.violations}
+
+
+def test_a_domains_fields_are_bounded_as_those_that_they_replace() -> None:
+    for of_domain, whole in ((DomainRolloutConfig, RolloutConfig), (DomainEvalConfig, EvalConfig)):
+        for name, field in of_domain.model_fields.items():
+            replaced = whole.model_fields[name]
+            assert (field.metadata, field.default) == (replaced.metadata, None), name
+            assert field.annotation in (replaced.annotation, Optional[replaced.annotation]), name  # noqa: UP045
 
 
 def test_what_a_domain_leaves_out_is_as_the_rollout_says() -> None:

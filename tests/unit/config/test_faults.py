@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +17,9 @@ from reroll.config.base import NotKnown
 from reroll.config.explain import known_part
 from reroll.config.load import load_config, parse_config
 from reroll.config.tree import RlvrConfig
-from reroll.errors import ConfigError
+from reroll.errors import ConfigError, Violation
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 def put(tree: dict[str, Any], changes: dict[str, Any]) -> None:
@@ -21,7 +28,7 @@ def put(tree: dict[str, Any], changes: dict[str, Any]) -> None:
         node: Any = tree
         for part in parents:
             node = node[int(part)] if isinstance(node, list) else node.setdefault(part, {})
-        node[last] = value
+        node[int(last) if isinstance(node, list) else last] = value
 
 
 def reported(tree: dict[str, Any]) -> list[tuple[str, str]]:
@@ -35,7 +42,23 @@ def reported(tree: dict[str, Any]) -> list[tuple[str, str]]:
     [
         ({"run.trackers": ["neptune"]}, {"run.trackers.0": "'tensorboard'"}),
         ({"policy.optim.betas": [0.9, "two"]}, {"policy.optim.betas.1": "should be a number"}),
+        ({"policy.optim.betas": [0.9]}, {"policy.optim.betas": "is [0.9]: give 2 entries"}),
         ({"rollout.stop": [1]}, {"rollout.stop.0": "should be text"}),
+        ({"runtime": "ray"}, {"runtime": "is 'ray': write {kind: ray}"}),
+        ({"loss": "gone"}, {"loss": "it should be a mapping with a kind: one of reinforce, ppo"}),
+        ({"rewards.default": None}, {"rewards.default": "it should be a mapping with a kind: one of exact"}),
+        ({"algorithm": None}, {"algorithm": "should be text"}),
+        ({"algorithm": ["grpo"]}, {"algorithm": "should be text"}),
+        ({"run.runs_dir": 3}, {"run.runs_dir": "should be a path"}),
+        ({"data.train.0": {"kind": "env", "domain": "a"}}, {"data.train.0.domain": "has no environment"}),
+        ({"cluster.nodes": 10**30}, {"cluster.nodes": "should be less than or equal to"}),
+        (
+            {"cluster.nodes": [{"device": "h100"}, {"device": {"memory_gib": 4, "kind": "x"}}]},
+            {
+                f"cluster.nodes.1.device.{name}": ""
+                for name in ("kind", "bf16_tflops", "fp32_tflops", "bandwidth_gb_s", "link_gb_s", "host_gb_s")
+            },
+        ),
         ({"envs.a.env": {"kind": "import"}}, {"envs.a.env.path": "is missing: add path: my_module:my_name"}),
         ({"envs.a.env": {"kind": "tools"}}, {"envs.a.env.tasks": "is missing", "envs.a.env.tools": "is missing"}),
         ({"envs.a.env": {"kind": "gymnasium"}}, {"envs.a.env.env_id": "is missing"}),
@@ -111,6 +134,51 @@ def test_a_fault_is_reported_once_and_nothing_is_invented(
         assert expected[path] in says
 
 
+def test_keys_that_are_no_text_are_told_so(tree: dict[str, Any]) -> None:
+    tree["rollout"][1] = tree[None] = 2
+    tree["rewards"][False] = tree["rewards"]["default"]
+    says = dict(reported(tree))
+    assert says.keys() == {"rollout.1", "None", "rewards.False"}
+    assert says["rewards.False"] == "is a key that YAML does not read as text: put it in quotes"
+    assert says["rollout.1"].startswith("unknown key: known here: prompts_per_step")
+
+
+JUNK: list[Any] = [
+    *(None, True, -1, 3.5, math.nan, "", "auto", b"x", 10**30, date(2026, 1, 1), [], [1], ["a", None]),
+    *({}, {1: 2}, {None: 1}, {"a": {"b": 1}}, {"kind": 3}, {"kind": "zzz"}, {"kind": "import"}, {"kind": "tools"}),
+]
+
+
+def places(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where something stands in a tree."""
+    items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    for key, value in items:
+        yield (*path, key)
+        yield from places(value, (*path, key))
+
+
+@pytest.mark.parametrize("example", ["multi_domain.yaml", "games/tiny/mixed.yaml", "clusters/qwen3_8b_mixed.yaml"])
+def test_whatever_stands_in_a_place_nothing_is_reported_twice_and_every_fault_has_a_fix(example: str) -> None:
+    file = EXAMPLES / example
+    whole = yaml.safe_load(file.read_text())
+    for number, (path, junk) in enumerate(itertools.product(places(whole), JUNK)):
+        if number % 20:  # As many as take a second: nearly all places, and each kind of junk in some of them.
+            continue
+        tree = copy.deepcopy(whole)
+        node = tree
+        for part in path[:-1]:
+            node = node[part]
+        node[path[-1]] = copy.deepcopy(junk)
+        found: Sequence[Violation] = ()
+        try:
+            parse_config(tree, folder=file.parent)
+        except ConfigError as error:
+            found = error.violations
+        said = [(violation.path, violation.problem) for violation in found]
+        assert len(set(said)) == len(said), (path, junk, said)
+        assert all(violation.fix for violation in found), (path, junk)
+
+
 def test_without_a_pipeline_the_rest_is_still_looked_at(tree: dict[str, Any]) -> None:
     del tree["pipeline"]
     tree["rollout"]["group_size"] = 1
@@ -163,6 +231,7 @@ def test_a_merged_mapping_may_be_overridden(tree: dict[str, Any], tmp_path: Path
         ("a: 1\n# café\n".encode("latin-1"), "is not UTF-8 in line 2"),
         (b"a: 2026-02-30\n", "is not YAML"),
         (b"- 1\n", "no mapping"),
+        (b"a: &a {b: *a}\n", "Circular reference"),
     ],
 )
 def test_a_file_that_is_no_config_is_told_in_words(tmp_path: Path, content: bytes, says: str) -> None:

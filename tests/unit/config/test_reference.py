@@ -51,8 +51,8 @@ def test_a_field_that_several_kinds_have_is_told_for_each() -> None:
     defaults = {
         place.owner.__name__: default_in_words(place.field) for place, _ in find("loss.clip_low") if place.owner and place.field
     }
-    assert defaults["PpoLoss"] == "`0.2`"
-    assert defaults["CispoLoss"] == "`1`"
+    assert defaults["PpoLossConfig"] == "`0.2`"
+    assert defaults["CispoLossConfig"] == "`1`"
 
 
 def test_pipelines_that_mean_different_things_are_told_apart() -> None:
@@ -88,8 +88,8 @@ def test_what_a_preset_sets_is_told_of_its_own_kind_and_pipeline_only() -> None:
         for place, _ in find("loss.clip_high")
         if place.owner
     }
-    assert "dapo" in by_owner["PpoLoss"]["0.28"]
-    assert by_owner["GspoLoss"] == {}
+    assert "dapo" in by_owner["PpoLossConfig"]["0.28"]
+    assert by_owner["GspoLossConfig"] == {}
     assert "algorithm" not in explained("loss").partition("pipeline: dpo")[2]
 
 
@@ -127,7 +127,7 @@ def test_every_field_of_the_tree_can_be_put_into_words() -> None:
         assert find(path), path
 
 
-NAMED_BY_THEIR_CLASS = {"DomainRollout", "DomainEval", "FrozenLakeSymbols", "SokobanSymbols"}
+NAMED_BY_THEIR_CLASS = {"DomainRolloutConfig", "DomainEvalConfig", "FrozenLakeSymbols", "SokobanSymbols"}
 """Whose fields are as those of another node, or say it all by their names."""
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
+from reroll.config.explain import RENAMED
 from reroll.config.load import dump_config, load_config, parse_config
-from reroll.config.renamed import RENAMED
 from reroll.errors import ConfigError
 
 OLD = {

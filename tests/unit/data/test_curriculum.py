@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from reroll.config.data import FilterCurriculum, LadderCurriculum, TargetCurriculum
+from reroll.config.data import FilterCurriculumConfig, LadderCurriculumConfig, TargetCurriculumConfig
 from reroll.data.curriculum import Filter, Ladder, Level, Target, pass_rate
 from reroll.data.prompts import PromptSampler, PromptSource
 from reroll.types import Prompt
@@ -30,14 +30,14 @@ def test_a_pass_is_a_reward_that_reaches_the_threshold():
 
 
 def test_a_prompts_rate_is_an_exponential_mean_over_its_groups():
-    curriculum = Target(TargetCurriculum(kind="target", ema_weight=0.25, target=0.0, width=1.0))
+    curriculum = Target(TargetCurriculumConfig(kind="target", ema_weight=0.25, target=0.0, width=1.0))
     for rewards in ([1.0, 1.0], [0.0, 0.0], [0.0, 1.0]):
         curriculum.record_rewards(prompt(0), rewards)
     assert curriculum.state()["rates"]["math/0"] == pytest.approx(0.75 * 0.75 + 0.25 * 0.5)
 
 
 def test_a_filter_passes_over_what_is_too_easy_or_too_hard_and_tries_it_again():
-    sampler = sampler_over(4, FilterCurriculum(kind="filter", low=0.2, high=0.8, retry_epochs=3), shuffle=False)
+    sampler = sampler_over(4, FilterCurriculumConfig(kind="filter", low=0.2, high=0.8, retry_epochs=3), shuffle=False)
     rewards = {"math/0": [0.0, 0.0], "math/1": [0.0, 1.0], "math/2": [1.0, 1.0], "math/3": [0.0, 1.0]}
     for _ in range(4):
         one = sampler.next("math")
@@ -49,7 +49,7 @@ def test_a_filter_passes_over_what_is_too_easy_or_too_hard_and_tries_it_again():
 
 
 def test_a_prompt_that_became_learnable_comes_back_for_good():
-    sampler = sampler_over(2, FilterCurriculum(kind="filter", retry_epochs=2, ema_weight=1.0), shuffle=False)
+    sampler = sampler_over(2, FilterCurriculumConfig(kind="filter", retry_epochs=2, ema_weight=1.0), shuffle=False)
     sampler.record_rewards(sampler.next("math"), [0.0, 0.0])
     assert epoch(sampler, 3) == ["math/1", "math/1", "math/0"]
     sampler.record_rewards(prompt(0), [0.0, 1.0])
@@ -57,14 +57,14 @@ def test_a_prompt_that_became_learnable_comes_back_for_good():
 
 
 def test_a_source_of_which_nothing_fits_still_gives_prompts():
-    sampler = sampler_over(3, FilterCurriculum(kind="filter", retry_epochs=1000))
+    sampler = sampler_over(3, FilterCurriculumConfig(kind="filter", retry_epochs=1000))
     for number in range(3):
         sampler.record_rewards(prompt(number), [0.0])
     assert len(epoch(sampler, 10)) == 10
 
 
 def test_a_target_draws_prompts_in_proportion_to_their_chance():
-    config = TargetCurriculum(kind="target", target=0.5, width=0.25, floor=0.05)
+    config = TargetCurriculumConfig(kind="target", target=0.5, width=0.25, floor=0.05)
     sampler, curriculum = sampler_over(3, config), Target(config)
     for number, rewards in enumerate([[0.0, 1.0], [0.0, 0.0, 0.0, 1.0], [0.0]]):
         sampler.record_rewards(prompt(number), rewards)
@@ -77,7 +77,7 @@ def test_a_target_draws_prompts_in_proportion_to_their_chance():
 
 
 def test_a_target_never_gives_a_prompt_up_and_tries_new_ones_at_once():
-    config = TargetCurriculum(kind="target", target=0.5, width=0.01, floor=0.1)
+    config = TargetCurriculumConfig(kind="target", target=0.5, width=0.01, floor=0.1)
     curriculum = Target(config)
     curriculum.record_rewards(prompt(0), [0.0])
     assert curriculum.chance(prompt(0)) == 0.1
@@ -87,7 +87,7 @@ def test_a_target_never_gives_a_prompt_up_and_tries_new_ones_at_once():
 def ladder(**options):
     levels = [Level(domain="math", number=number, prompts=[prompt(number)]) for number in (3, 1, 7)]
     levels.append(Level(domain="code", number=5, prompts=[prompt(0, "code")]))
-    return Ladder(LadderCurriculum(kind="ladder", **{"groups": 3, "opens_at": 0.5, **options}), levels)
+    return Ladder(LadderCurriculumConfig(kind="ladder", **{"groups": 3, "opens_at": 0.5, **options}), levels)
 
 
 def test_a_ladder_opens_the_next_level_when_enough_groups_of_the_highest_open_one_went_well():
@@ -121,7 +121,7 @@ def test_the_order_of_feedback_inside_a_step_does_not_matter_where_each_prompt_i
     rewards = {number: [float(random.Random(number).random() < 0.5) for _ in range(4)] for number in range(9)}
     states = []
     for order in (range(9), reversed(range(9))):
-        curriculum = Filter(FilterCurriculum(kind="filter"))
+        curriculum = Filter(FilterCurriculumConfig(kind="filter"))
         for number in order:
             curriculum.record_rewards(prompt(number), rewards[number])
         states.append(curriculum.state())

@@ -3,7 +3,7 @@ import torch
 
 from reroll.infer.embedded.model_runner import ModelRunner
 from reroll.infer.embedded.packed import packing_available
-from reroll.infer.stop import completes_stop
+from reroll.infer.sequence import completes_stop
 from reroll.models.attention import PackedAttention, hidden_states, logits
 from reroll.models.load import load_model
 from reroll.models.tiny import make_tiny, tiny_tokenizer

@@ -3,7 +3,7 @@ import gc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reroll.infer.embedded.pages import PagePool, SavedPages
+from reroll.infer.embedded.paged import PagePool, SavedPages
 
 
 def grown(num_pages):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from reroll.infer.weight_checker import WeightChecker
+from reroll.infer.hf_weights import WeightChecker
 
 
 @pytest.fixture

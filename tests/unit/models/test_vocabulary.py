@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from reroll.errors import ModelError
+from reroll.models.load import shared_vocabulary
 from reroll.models.tiny import make_tiny
-from reroll.models.vocabulary import shared_vocabulary
 
 
 def tiny(folder: Path, **options: object) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from reroll.observe.episode import Episode, episode_of
+from reroll.observe.episode import LoggedEpisode, episode_of
 from reroll.types import Completion, FinishReason, Message, Prompt, Status, Trajectory, Turn
 
 PROMPT = Prompt(id="lake/7", messages=(), domain="lake", extra={"seed": 7})
@@ -33,7 +33,7 @@ def user(content: str) -> Message:
     return Message(role="user", content=content)
 
 
-def play(*turns: dict[str, Any], prompt: Prompt = PROMPT, **ending: Any) -> Episode:
+def play(*turns: dict[str, Any], prompt: Prompt = PROMPT, **ending: Any) -> LoggedEpisode:
     """An episode of turns `{"said": words, "logp": …, "shown": text, …fields of Turn}`, logged at step 3."""
     tokenizer = Words()
     played: list[Turn] = []

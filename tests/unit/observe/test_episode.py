@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from reroll.errors import RunFolderError
 from reroll.observe.episode import (
-    Episode,
+    LoggedEpisode,
     find_episode,
     find_run,
     logged_episodes,
@@ -23,7 +23,7 @@ from reroll.types import Message, Prompt, Status
 def log(folder, *rows):
     folder.mkdir(parents=True, exist_ok=True)
     for row in rows:
-        append_jsonl(folder / "samples.jsonl", row.model_dump() if isinstance(row, Episode) else row)
+        append_jsonl(folder / "samples.jsonl", row.model_dump() if isinstance(row, LoggedEpisode) else row)
     return folder / "samples.jsonl"
 
 

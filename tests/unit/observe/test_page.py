@@ -5,7 +5,7 @@ import pytest
 from episode_fakes import OLD_ROW, play
 
 from reroll.errors import RunFolderError
-from reroll.observe.episode import Episode
+from reroll.observe.episode import LoggedEpisode
 from reroll.observe.page import Board, render_page, split_boards, write_page
 from reroll.types import Message, Status
 
@@ -127,7 +127,7 @@ def test_a_state_is_told_only_where_it_was_not_shown():
 
 
 def test_older_and_unplayed_samples_have_a_page_too():
-    assert page_of(Episode(**OLD_ROW)).texts("words") == ["It is 2."]
+    assert page_of(LoggedEpisode(**OLD_ROW)).texts("words") == ["It is 2."]
     assert "no turn was played" in page_of(play(status=Status.FAILED)).texts("main")[0]
 
 

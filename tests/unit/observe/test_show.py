@@ -4,7 +4,7 @@ from pathlib import Path
 from episode_fakes import OLD_ROW, play
 from rich.console import Console
 
-from reroll.observe.episode import Episode
+from reroll.observe.episode import LoggedEpisode
 from reroll.observe.show import SHADES, print_episode, print_samples
 from reroll.types import Message, Status
 
@@ -21,7 +21,7 @@ def printed(show, *args, is_terminal=False, **options):
 def test_samples_are_listed_with_what_became_of_them():
     won = play({"said": ["Up"], "info": {"success": 1.0}}, {"said": ["Up"], "reward": 0.5, "info": {"success": 1.0}})
     lost = play({"said": ["Up"], "info": {"success": 0.0}}, id="12.1", status=Status.TRUNCATED)
-    text = printed(print_samples, [won, lost, Episode(**OLD_ROW)], folder=Path("runs/lake"), num_logged=9)
+    text = printed(print_samples, [won, lost, LoggedEpisode(**OLD_ROW)], folder=Path("runs/lake"), num_logged=9)
     rows = [line.replace("│", " ").split() for line in text.splitlines() if line.startswith("│")]
     assert rows == [
         ["3", "12.0", "lake", "completed", "2", "0.5", "✓", "Up"],
@@ -73,7 +73,7 @@ def test_what_a_model_writes_cannot_steer_the_terminal():
 
 
 def test_an_older_sample_shows_its_words():
-    text = printed(print_episode, Episode(**OLD_ROW))
+    text = printed(print_episode, LoggedEpisode(**OLD_ROW))
     assert "user\n1+1?\npolicy\nIt is 2.\nreward 1" in text
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from reroll.cli.eval import how_drawn
-from reroll.config.parts import DomainEval, EvalConfig
+from reroll.config.parts import DomainEvalConfig, EvalConfig
 from reroll.errors import RewardError
 from reroll.pipeline.evaluate import EvalResult, evaluate, num_episodes
 from reroll.types import Completion, FinishReason, Prompt, Score, Status, Trajectory, Turn
@@ -125,5 +125,5 @@ def test_the_report_says_how_the_samples_were_drawn() -> None:
     prompts = (Prompt(id="a", messages=(), domain="math"), Prompt(id="b", messages=(), domain="code"))
     greedy = EvalResult(prompts, ((), ()), EvalConfig())
     assert how_drawn(greedy) == "2 prompts, greedy"
-    mixed = EvalConfig(samples=4, temperature=0.6, domains={"code": DomainEval(samples=1, temperature=0.0)})
+    mixed = EvalConfig(samples=4, temperature=0.6, domains={"code": DomainEvalConfig(samples=1, temperature=0.0)})
     assert how_drawn(EvalResult(prompts, ((), ()), mixed)) == "2 prompts, code greedy, math 4 samples each at temperature 0.6"

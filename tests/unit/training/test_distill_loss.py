@@ -13,7 +13,7 @@ from reroll.models.tiny import make_tiny
 from reroll.tokens.batch import Batch, pack
 from reroll.tokens.packing import micro_batches
 from reroll.training.base import Divergence, Needs, Predictions, required
-from reroll.training.distill import DistillLoss
+from reroll.training.loss import DistillLoss
 from reroll.training.torch_strategy import TorchStrategy
 from reroll.types import Sample
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from reroll.config.load import parse_config
-from reroll.config.parts import FixedModel, LoraConfig, ModelConfig
+from reroll.config.parts import FixedModelConfig, LoraConfig, ModelConfig
 from reroll.config.strategy import Fsdp2StrategyConfig, TorchStrategyConfig
 from reroll.errors import ConfigError, ModelError
 from reroll.models.load import load_model, load_tokenizer
@@ -119,18 +119,18 @@ def test_a_worker_that_cannot_be_built_leaves_its_group(folder: Path) -> None:
 
 
 def test_a_strategy_without_a_kind_is_torch() -> None:
-    assert isinstance(FixedModel(model="m", strategy={"precision": "bf16"}).strategy, TorchStrategyConfig)  # type: ignore[arg-type]
-    assert isinstance(FixedModel(model="m", strategy={"kind": "fsdp2", "tp": 2}).strategy, Fsdp2StrategyConfig)  # type: ignore[arg-type]
+    assert isinstance(FixedModelConfig(model="m", strategy={"precision": "bf16"}).strategy, TorchStrategyConfig)  # type: ignore[arg-type]
+    assert isinstance(FixedModelConfig(model="m", strategy={"kind": "fsdp2", "tp": 2}).strategy, Fsdp2StrategyConfig)  # type: ignore[arg-type]
 
 
 def test_on_the_cpu_the_config_says_how_many_ranks_there_are() -> None:
     runtime = LocalRuntime()
-    assert train_devices(runtime, FixedModel(model="m", devices="cpu", strategy=fsdp2(num_ranks=3))) == ("cpu",) * 3
-    assert train_devices(runtime, FixedModel(model="m", devices="0-3", strategy=fsdp2())) == ("0", "1", "2", "3")
-    assert train_devices(runtime, FixedModel(model="m", devices="0-3", strategy=fsdp2(num_ranks=2))) == ("0", "1")
-    assert train_devices(runtime, FixedModel(model="m", devices="0-3")) == ("0",)
+    assert train_devices(runtime, FixedModelConfig(model="m", devices="cpu", strategy=fsdp2(num_ranks=3))) == ("cpu",) * 3
+    assert train_devices(runtime, FixedModelConfig(model="m", devices="0-3", strategy=fsdp2())) == ("0", "1", "2", "3")
+    assert train_devices(runtime, FixedModelConfig(model="m", devices="0-3", strategy=fsdp2(num_ranks=2))) == ("0", "1")
+    assert train_devices(runtime, FixedModelConfig(model="m", devices="0-3")) == ("0",)
     with pytest.raises(ValueError, match="devices names 2 GPUs"):
-        train_devices(runtime, FixedModel(model="m", devices="0-1", strategy=fsdp2(num_ranks=3)))
+        train_devices(runtime, FixedModelConfig(model="m", devices="0-1", strategy=fsdp2(num_ranks=3)))
 
 
 @pytest.mark.parametrize(

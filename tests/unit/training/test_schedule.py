@@ -3,7 +3,7 @@ import math
 import pytest
 
 from reroll.config.parts import OptimConfig
-from reroll.training.schedule import learning_rate
+from reroll.training.optimizer import learning_rate
 
 
 def rates(total_steps: int, **optim: object) -> list[float]:

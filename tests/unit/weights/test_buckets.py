@@ -12,8 +12,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from reroll.weights.bucket import Bucket, Channel, PushBroken, Stored, TransportKind
-from reroll.weights.receiver import WeightReceiver
+from reroll.weights.buckets import Bucket, Channel, PushBroken, Stored, TransportKind, WeightReceiver
 from reroll.weights.sender import WeightSender
 
 KINDS: list[TransportKind] = ["store", "ipc", "disk"]

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from torch import Tensor
 
-from reroll.weights.bucket import PushBroken
-from reroll.weights.delta import apply, encode
+from reroll.weights.buckets import PushBroken, apply_change, encode_change
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int8]
 
@@ -32,21 +31,21 @@ def test_a_change_makes_exactly_the_new_values_of_the_old(data: st.DataObject, d
     new = torch.where(is_changed, new.view(dtype), old)
     want = bits(new)
     made = old.clone()
-    apply(encode(new, base=old), base=made)
+    apply_change(encode_change(new, base=old), base=made)
     assert bits(made) == want
 
 
 @given(data=st.data())
 def test_a_damaged_change_is_refused(data: st.DataObject) -> None:
     old, new = torch.zeros(50), torch.arange(50.0)
-    coded = encode(new, base=old)
+    coded = encode_change(new, base=old)
     position = data.draw(st.integers(0, coded.numel() - 1))
     coded[position] ^= data.draw(st.integers(1, 255))
     if data.draw(st.booleans()):
         coded = coded[: data.draw(st.integers(0, coded.numel() - 1))]
     made = old.clone()
     with pytest.raises(PushBroken):
-        apply(coded, base=made)
+        apply_change(coded, base=made)
     assert torch.equal(made, old)
 
 
@@ -54,11 +53,11 @@ def test_few_changes_take_few_bytes() -> None:
     old = torch.randn(100_000).bfloat16()
     new = old.clone()
     new[::1000] += 1
-    assert encode(new, base=old).numel() < old.nbytes / 100
+    assert encode_change(new, base=old).numel() < old.nbytes / 100
 
 
 def test_matrices_and_single_numbers_keep_their_shape() -> None:
     for old in (torch.randn(3, 5), torch.tensor(2.0)):
         made = old.clone()
-        apply(encode(old + 1, base=old), base=made)
+        apply_change(encode_change(old + 1, base=old), base=made)
         assert torch.equal(made, old + 1)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from reroll.config.load import parse_config
-from reroll.config.parts import FixedModel, ModelConfig, OptimConfig
+from reroll.config.parts import FixedModelConfig, ModelConfig, OptimConfig
 from reroll.errors import ConfigError, RunFolderError
 from reroll.models.load import DTYPES, load_model, load_tokenizer
 from reroll.models.tiny import make_tiny
@@ -119,7 +119,7 @@ def test_its_state_does_not_leave_the_device(folder: Path) -> None:
 
 
 def test_there_is_a_rank_on_every_device() -> None:
-    model = FixedModel(model="m", devices="0-3", strategy=DeepspeedConfig())
+    model = FixedModelConfig(model="m", devices="0-3", strategy=DeepspeedConfig())
     assert train_devices(LocalRuntime(), model) == ("0", "1", "2", "3")
 
 

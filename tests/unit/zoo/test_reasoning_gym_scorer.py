@@ -185,7 +185,7 @@ def test_only_known_scorers_run_anything(name: str) -> None:
     """So that a new version of the library that runs more is noticed. It would be contained, but slow."""
     generator = reasoning_gym.create_dataset(name, size=1, seed=11)
     entry = tasks(name)[0]
-    with guarded.Watch() as watch:
+    with guarded.AuditWatch() as watch:
         for given in ("x y", "0x1f", "[1, 'a']", "(1 + 2) * x", "f(x)"):
             guarded._score(generator, given, entry)
     assert watch.refused is None or name in RUN_TASK

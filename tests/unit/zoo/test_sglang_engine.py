@@ -242,8 +242,8 @@ def test_sglangs_python_finds_both_packages_by_their_place(tmp_path):
     root = Path(__file__).parents[3]
     code = (
         f"import runpy; runpy.run_path({str(root / 'reroll_zoo/sglang/start.py')!r}, run_name='started')\n"
-        "import reroll.weights.bucket, reroll_zoo.sglang.sampling\n"
-        "print(reroll.weights.bucket.__file__, reroll_zoo.sglang.sampling.__file__)"
+        "import reroll.weights.buckets, reroll_zoo.sglang.sampling\n"
+        "print(reroll.weights.buckets.__file__, reroll_zoo.sglang.sampling.__file__)"
     )
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)

@@ -5,7 +5,7 @@ import torch
 from reroll.infer.embedded.sampler import RowSampling, sample
 from reroll.infer.embedded.sampler import uniforms as host_uniforms
 from reroll_zoo.sglang.messages import StartRequest
-from reroll_zoo.sglang.sampling import BatchSampling, uniforms
+from reroll_zoo.sglang.sampling import RequestTable, uniforms
 
 CPU = torch.device("cpu")
 SEEDS = [0, 1, 7, 2**31, 2**63 - 1, 2**63, 2**64 - 1, -5, 123456789012345678901]
@@ -20,7 +20,7 @@ def logits(num_rows, width=97):
 
 
 def drawn(starts, scores, positions):
-    tokens, logprobs = BatchSampling(starts, device=CPU).sample(scores.clone(), torch.tensor(positions))
+    tokens, logprobs = RequestTable(starts, device=CPU).sample(scores.clone(), torch.tensor(positions))
     return tokens.tolist(), logprobs.tolist()
 
 
@@ -57,7 +57,7 @@ def test_tokens_are_held_back_before_a_position_and_not_from_it_on(others):
 
 def test_a_batch_is_of_the_very_requests_it_was_made_of():
     first, twin = start(RowSampling(seed=1)), start(RowSampling(seed=1))
-    batch = BatchSampling([first, twin], device=CPU)
+    batch = RequestTable([first, twin], device=CPU)
     assert batch.is_of([first, twin])
     assert not batch.is_of([twin, first])
     assert not batch.is_of([first])

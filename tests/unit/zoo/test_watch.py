@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from reroll_zoo.guarded.watch import Refused, Watch
+from reroll_zoo.guarded.watch import AuditWatch, Refused
 
 TEXT = "abs(1) + 1"
 
@@ -44,7 +44,7 @@ class Marker:
 )
 def test_nothing_but_computing_happens(act: Callable[[Path], object], tmp_path: Path) -> None:
     path = tmp_path / "mark"
-    with Watch() as watch:
+    with AuditWatch() as watch:
         with pytest.raises(Refused):
             act(path)
         with pytest.raises(Refused):
@@ -55,7 +55,7 @@ def test_nothing_but_computing_happens(act: Callable[[Path], object], tmp_path: 
 
 
 def test_a_refusal_that_is_caught_is_remembered() -> None:
-    with Watch() as watch:
+    with AuditWatch() as watch:
         try:
             eval(TEXT)
         except Exception:
@@ -64,7 +64,7 @@ def test_a_refusal_that_is_caught_is_remembered() -> None:
 
 
 def test_computing_is_let_happen() -> None:
-    with Watch() as watch:
+    with AuditWatch() as watch:
         assert json.loads("[1]") == [1]
         assert Fraction("1/2") * 2 == 1
         assert f"{1 / 3:.2f}" == "0.33"
@@ -73,20 +73,20 @@ def test_computing_is_let_happen() -> None:
 
 @pytest.mark.parametrize("text", ["1", "-1.5", "'a'", "[1, 'a', (2, None)]", "{'a': [1]}", "{1, 2}", "[]", "2 * 3"])
 def test_a_literal_is_let_be_run(text: str) -> None:
-    with Watch() as watch:
+    with AuditWatch() as watch:
         assert eval(text) is not None
     assert watch.refused is None
 
 
 def test_what_does_not_compile_is_not_run() -> None:
-    with Watch() as watch, pytest.raises(SyntaxError):
+    with AuditWatch() as watch, pytest.raises(SyntaxError):
         eval("this is no Python")
     assert watch.refused is None
 
 
 def test_only_the_thread_that_is_in_it_is_watched() -> None:
     results: list[int] = []
-    with Watch() as watch:
+    with AuditWatch() as watch:
         other = threading.Thread(target=lambda: results.append(eval(TEXT)))
         other.start()
         other.join()
@@ -95,8 +95,8 @@ def test_only_the_thread_that_is_in_it_is_watched() -> None:
 
 
 def test_a_watch_within_another_gives_way_to_it() -> None:
-    with Watch() as outer:
-        with Watch() as inner, pytest.raises(Refused):
+    with AuditWatch() as outer:
+        with AuditWatch() as inner, pytest.raises(Refused):
             eval(TEXT)
         with pytest.raises(Refused):
             eval(TEXT)

@@ -1,4 +1,4 @@
-from reroll.config.changes import changes_of
+from reroll.pipeline.resume import changes_of
 
 
 def told(old, new):

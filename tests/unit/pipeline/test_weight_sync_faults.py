@@ -18,18 +18,42 @@ from reroll.errors import WeightsError, WorkerDied, WorkerError
 from reroll.infer.cluster import CONCURRENCY, InferCluster
 from reroll.infer.embedded.engine import EmbeddedEngine
 from reroll.infer.worker import InferWorker
+from reroll.pipeline.weight_sync import WeightSync
 from reroll.runtime.base import Placement, Workers
 from reroll.runtime.local import LocalRuntime
 from reroll.training.cluster import TrainCluster
 from reroll.training.worker import TrainWorker
 from reroll.types import Request, SamplingParams
-from reroll.weights.bucket import Bucket, Channel, Stored
+from reroll.weights.buckets import Bucket, Channel, Stored
 from reroll.weights.sender import WeightSender
-from reroll.weights.sync import WeightSync
 
 
 class MovingTrainer(TrainWorker):
-    """A policy whose weights change without a batch."""
+    """A policy whose weights change without a batch, and whose sender may fail."""
+
+    num_pushes, last_buckets_to_lose, is_gone = 0, 0, False
+
+    def begin_push(self, *, version: int, base_version: int | None) -> Bucket | None:
+        self.num_pushes += 1
+        if self.is_gone:
+            raise WorkerDied("worker policy[0] is gone")
+        return super().begin_push(version=version, base_version=base_version)
+
+    def next_bucket(self) -> Bucket | None:
+        bucket = super().next_bucket()
+        if bucket is None or not bucket.is_last or not self.last_buckets_to_lose:
+            return bucket
+        self.last_buckets_to_lose -= 1
+        return None
+
+    def lose_the_last_bucket(self) -> None:
+        self.last_buckets_to_lose = 1
+
+    def leave(self) -> None:
+        self.is_gone = True
+
+    def pushes(self) -> int:
+        return self.num_pushes
 
     def nudge(self) -> None:
         with torch.no_grad():
@@ -157,20 +181,9 @@ async def test_a_lost_bucket_is_sent_again_and_no_token_is_from_a_mix(run: Run) 
     assert (await run.cluster.generate(ask("after", num_tokens=5))).versions == ((2, 5),)
 
 
-async def test_a_sender_that_ends_before_its_last_bucket_has_not_pushed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    num_lost, send = 0, TrainCluster.next_buckets
-
-    async def without_the_last(self: TrainCluster) -> list[Bucket | None]:
-        nonlocal num_lost
-        buckets = await send(self)
-        if num_lost or buckets[0] is None or not buckets[0].is_last:
-            return buckets
-        num_lost += 1
-        return [None]
-
-    monkeypatch.setattr(TrainCluster, "next_buckets", without_the_last)
+async def test_a_sender_that_ends_before_its_last_bucket_has_not_pushed(run: Run) -> None:
+    await run.trainers.broadcast(MovingTrainer.lose_the_last_bucket)
     assert (await run.sync().push(version=1))["push/tries"].value == 2
-    assert num_lost == 1
     await run.assert_in_step()
 
 
@@ -219,18 +232,11 @@ async def test_changes_travel_alone_and_damaged_ones_are_replaced_by_whole_weigh
     await run.assert_in_step()
 
 
-async def test_a_policy_that_is_gone_is_not_asked_again(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    num_calls = 0
-
-    async def gone(self: TrainCluster, **version: int | None) -> list[Bucket | None]:
-        nonlocal num_calls
-        num_calls += 1
-        raise WorkerDied("worker policy[0] is gone")
-
-    monkeypatch.setattr(TrainCluster, "begin_push", gone)
+async def test_a_policy_that_is_gone_is_not_asked_again(run: Run) -> None:
+    await run.trainers.broadcast(MovingTrainer.leave)
     with pytest.raises(WorkerDied, match=r"policy\[0\]"):
         await run.sync().push(version=1)
-    assert num_calls == 1
+    assert await run.trainers.broadcast(MovingTrainer.pushes) == [1]
 
 
 async def test_an_engine_without_a_channel_says_so(run: Run) -> None:

@@ -4,43 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from reroll.config.weights import WeightsConfig
+from reroll.config.weights import WeightsConfig, WeightsKind
 from reroll.errors import RerollError, WeightsError, WorkerDied
+from reroll.infer.cluster import InferCluster
 from reroll.observe.metrics import Last, Stats
-from reroll.weights.bucket import Bucket, Channel, GroupRank, ProcessLocation, PushBroken
-from reroll.weights.choose import choose_transport, colocated_rank
+from reroll.training.cluster import TrainCluster
+from reroll.training.worker import TrainWorker
+from reroll.weights.buckets import Bucket, Channel, GroupRank, ProcessLocation, PushBroken, TransportKind
 
 T = TypeVar("T")
 U = TypeVar("U")
 
+CPU = "cpu"
+
 log = logging.getLogger(__name__)
-
-
-class Publisher(Protocol):
-    """What sends weights: a train cluster."""
-
-    async def weights(self, *, frozen: bool = False) -> Mapping[str, Tensor]: ...
-    async def locations(self) -> list[ProcessLocation]: ...
-    async def open_sender(self, channel: Channel, *, group_rank: GroupRank | None) -> None: ...
-    async def begin_push(self, *, version: int, base_version: int | None) -> list[Bucket | None]: ...
-    async def next_buckets(self) -> list[Bucket | None]: ...
-
-
-class Subscribers(Protocol):
-    """What receives them: an infer cluster, which leaves out engines that die."""
-
-    async def load_weights(self, weights: Mapping[str, Tensor], *, version: int, adopt: bool = True) -> None: ...
-    async def locations(self) -> dict[int, ProcessLocation]: ...
-    async def open_receiver(self, channel: Channel, *, group_ranks: Mapping[int, GroupRank]) -> None: ...
-    async def take_weights(self, buckets: Mapping[int, Bucket]) -> None: ...
 
 
 class WeightSync:
@@ -60,8 +46,8 @@ class WeightSync:
 
     def __init__(
         self,
-        policy: Publisher,
-        engine: Subscribers,
+        policy: TrainCluster,
+        engine: InferCluster,
         config: WeightsConfig,
         *,
         share_memory: bool,
@@ -117,7 +103,9 @@ class WeightSync:
     async def _try(self, version: int) -> Stats:
         await self._open_channel()
         base, self._confirmed = self._confirmed, None
-        buckets = await self._policy.begin_push(version=version, base_version=base if self._config.delta else None)
+        buckets = await self._policy.broadcast(
+            TrainWorker.begin_push, version=version, base_version=base if self._config.delta else None
+        )
         num_bytes, gather_s, is_whole = 0, 0.0, False
         while (first := buckets[self._first_sender]) is not None:
             num_bytes, gather_s, is_whole = num_bytes + first.num_bytes, gather_s + first.gather_s, first.is_last
@@ -130,7 +118,7 @@ class WeightSync:
     async def _deliver(self, buckets: list[Bucket | None]) -> list[Bucket | None]:
         """Hand these buckets to the engines while the trainers gather the next ones."""
         routed = {engine: bucket for engine, trainer in self._routes.items() if (bucket := buckets[trainer]) is not None}
-        following, _ = await _both(self._policy.next_buckets(), self._engine.take_weights(routed))
+        following, _ = await _both(self._policy.broadcast(TrainWorker.next_bucket), self._engine.take_weights(routed))
         return following
 
     @property
@@ -139,7 +127,7 @@ class WeightSync:
 
     async def _open_channel(self) -> None:
         """Open a channel between the trainers and the engines that are alive. It is kept until one comes, goes or fails."""
-        trainers, engines = await _both(self._policy.locations(), self._engine.locations())
+        trainers, engines = await _both(self._policy.broadcast(TrainWorker.location), self._engine.locations())
         if (trainers, engines) == self._members:
             return
         self._confirmed = None
@@ -154,7 +142,7 @@ class WeightSync:
         )
         group_ranks = self._group_ranks(list(engines)) if kind == "broadcast" else {}
         await _both(
-            self._policy.open_sender(channel, group_rank=group_ranks.get(None)),
+            self._policy.broadcast(TrainWorker.open_sender, replace(channel, group_rank=group_ranks.get(None))),
             self._engine.open_receiver(
                 channel, group_ranks={rank: group_rank for rank, group_rank in group_ranks.items() if rank is not None}
             ),
@@ -182,3 +170,40 @@ async def _both(ours: Coroutine[Any, Any, T], theirs: Coroutine[Any, Any, U]) ->
     if failures:
         raise min(failures, key=lambda failure: not isinstance(failure, WorkerDied))
     return tasks[0].result(), tasks[1].result()
+
+
+def choose_transport(
+    wanted: WeightsKind, trainers: Sequence[ProcessLocation], engines: Mapping[int, ProcessLocation]
+) -> TransportKind:
+    """The transport that was asked for, if it can work; `auto` is the fastest that can.
+
+    Shared memory where every engine has a trainer on its device, a collective where none has, else the runtime's store,
+    which works everywhere. Raises WeightsError, with the fix, for what cannot work.
+    """
+    beside = all(colocated_rank(trainers, engine) is not None for engine in engines.values())
+    on_gpus = CPU not in {place.device for place in (trainers[0], *engines.values())}
+    on_cpus = {place.device for place in (trainers[0], *engines.values())} == {CPU}
+    apart = trainers[0].device not in {engine.device for engine in engines.values()}
+    apart = apart and len({engine.device for engine in engines.values()}) == len(engines)
+    collective = on_cpus or (on_gpus and apart)
+    if wanted == "auto":
+        return "ipc" if beside else "broadcast" if on_gpus and collective else "store"
+    if wanted == "ipc" and not beside:
+        raise WeightsError(
+            "weights.kind ipc: an engine shares neither its GPU nor, on a CPU, its machine with the policy, and so cannot "
+            "see its memory: set weights.kind to auto"
+        )
+    if wanted == "broadcast" and not collective:
+        raise WeightsError(
+            "weights.kind broadcast: a process group has one process per GPU, and either only GPUs or none, but policy and "
+            "engines share a GPU or mix: set weights.kind to auto"
+        )
+    assert wanted != "shared"  # Refused by the checks: workers of other processes share nothing.
+    return wanted
+
+
+def colocated_rank(trainers: Sequence[ProcessLocation], engine: ProcessLocation) -> int | None:
+    """The rank of a trainer whose memory this engine can see: on its GPU, or, on a CPU, on its host."""
+    if engine.device == CPU and not hasattr(os, "memfd_create"):
+        return None
+    return next((rank for rank, place in enumerate(trainers) if place.can_share_memory_with(engine)), None)

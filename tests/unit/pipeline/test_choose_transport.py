@@ -6,8 +6,8 @@ import pytest
 
 from reroll.config.weights import WeightsKind
 from reroll.errors import WeightsError
-from reroll.weights.bucket import ProcessLocation, TransportKind
-from reroll.weights.choose import choose_transport, colocated_rank
+from reroll.pipeline.weight_sync import choose_transport, colocated_rank
+from reroll.weights.buckets import ProcessLocation, TransportKind
 
 
 def at(*locations: str) -> list[ProcessLocation]:

@@ -1,4 +1,4 @@
-"""From a reward's name, or a run's YAML and a domain, to the reward's config node and the rows it judges."""
+"""One part of a config alone: an environment by its name; a reward by its name, or by a run's YAML and a domain."""
 
 from __future__ import annotations
 
@@ -14,13 +14,38 @@ from reroll.config.base import Node
 from reroll.config.check import module_exists
 from reroll.config.check_rewards import nodes_violations
 from reroll.config.data import DataConfig, SourceConfig
+from reroll.config.envs import EnvConfig
 from reroll.config.explain import faults_in
 from reroll.config.load import apply_overrides, read_yaml
 from reroll.config.reward_base import RewardConfig
 from reroll.errors import ConfigError, Violation
 
 
-class _Asked(Node):
+class _EnvAloneConfig(Node):
+    """An environment as it would stand in a file."""
+
+    env: EnvConfig
+
+
+def load_env(name: str, options: Sequence[str] = ()) -> EnvConfig:
+    """The node of a bundled kind with its fields set, or of a `module:Class` with its keyword arguments.
+
+    Raises ConfigError with every violation.
+    """
+    given: dict[str, Any] = {}
+    problems = apply_overrides(given, options)
+    is_imported = ":" in name
+    tree = {"env": {"kind": "import", "path": name, "options": given} if is_imported else {"kind": name, **given}}
+    try:
+        node = _EnvAloneConfig.model_validate(tree).env
+    except ValidationError as error:
+        problems += [fault.violation for fault in faults_in(_EnvAloneConfig, tree, error)]
+    if problems:
+        raise ConfigError(problems)
+    return node
+
+
+class _RewardsAloneConfig(Node):
     """The part of a file that says what is judged and how."""
 
     rewards: dict[str, RewardConfig]
@@ -66,7 +91,7 @@ def load_reward(target: str, words: Sequence[str] = ()) -> AskedReward:
     return loaded
 
 
-def _from_file(file: Path, overrides: Sequence[str]) -> _Asked:
+def _from_file(file: Path, overrides: Sequence[str]) -> _RewardsAloneConfig:
     tree = read_yaml(file)
     problems = apply_overrides(tree, overrides)
     if problems:
@@ -82,15 +107,15 @@ def _from_name(name: str, options: Sequence[str]) -> RewardConfig:
     return _validated({"rewards": {name: own}}).rewards[name]
 
 
-def _validated(tree: dict[str, Any]) -> _Asked:
+def _validated(tree: dict[str, Any]) -> _RewardsAloneConfig:
     try:
-        return _Asked.model_validate(tree)
+        return _RewardsAloneConfig.model_validate(tree)
     except ValidationError as error:
-        found = [fault.violation for fault in faults_in(_Asked, tree, error)]
+        found = [fault.violation for fault in faults_in(_RewardsAloneConfig, tree, error)]
         raise ConfigError(found) from error
 
 
-def _chosen(asked: _Asked, names: Sequence[str], file: Path) -> str:
+def _chosen(asked: _RewardsAloneConfig, names: Sequence[str], file: Path) -> str:
     known = ", ".join(asked.rewards) or "none"
     name = names[0] if names else next(iter(asked.rewards), "")
     if len(names) > 1 or (not names and len(asked.rewards) != 1):

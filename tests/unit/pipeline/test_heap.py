@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 
-from reroll.runtime.heap import settled_heap
+from reroll.pipeline.run import settled_heap
 
 
 class Knot:
