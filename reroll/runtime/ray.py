@@ -9,6 +9,7 @@ import os
 import pickle
 import sys
 import time
+import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -22,7 +23,13 @@ from reroll.config.parts import RayRuntimeConfig
 from reroll.config.select import GpuNode
 from reroll.errors import RerollError, WorkerDied, WorkerError
 from reroll.runtime.base import A, Calls, P, Placement, Runtime, T, W, WorkerInfo, Workers
-from reroll.runtime.children import outlive_sigterm, search_path, sheltered_from_sigterm, with_one_thread
+from reroll.runtime.children import (
+    mark_what_this_starts,
+    outlive_sigterm,
+    search_path,
+    sheltered_from_sigterm,
+    with_one_thread,
+)
 from reroll.runtime.cores import core_watch
 from reroll.runtime.cpu import OMP, keep_freed_memory, torch_threads
 from reroll.runtime.devices import num_usable_cores
@@ -261,6 +268,7 @@ class _Actor:
         self._worker: Any = None
         if runs_user_code:  # Which may have a limit of memory, and computes little.
             os.environ.update({**with_one_thread(), OMP: num_threads or "1"})
+            mark_what_this_starts(uuid.uuid4().hex)
         else:
             keep_freed_memory()
             core_watch()
