@@ -27,7 +27,14 @@ from reroll.runtime.base import Runtime
 from reroll.types import Completion, FinishReason, Prompt, Score, Status, Trajectory, Turn
 
 USER_MODULE = """
-import os, time
+import os, subprocess, time
+
+def parent(prompt, trajectory):
+    child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    with open(prompt.answer, "a") as file: print(child.pid, file=file)
+    if trajectory.text == "die": os._exit(1)
+    if trajectory.text == "fork": return float(os.fork() >= 0)
+    time.sleep(600)
 
 def length(prompt, trajectory):
     if trajectory.text == "die": os._exit(1)
@@ -234,6 +241,30 @@ async def test_quick_samples_that_wait_are_judged_together_and_each_gets_its_own
         assert isinstance(verdict, RewardError) if text in ("die", "hang") else verdict == Score(value=len(text))
     assert max(sizes) > 1
     assert len(sizes) < len(texts)
+
+
+@pytest.mark.parametrize("text", ["die", "hang", "fork"])
+async def test_what_a_reward_has_started_ends_with_its_process(runtime: Runtime, folder: Path, start: Start, text: str) -> None:
+    parent: dict[str, object] = {"kind": "import", "path": "my_judges:parent", "timeout_s": 2.0}
+    one = RewardWorkersConfig(num_processes=1)
+    cluster = await start(runtime, rewards(style=parent), config_folder=folder, workers=one)
+    judged = cluster.score(asked("style", str(folder / "pids")), said(text))
+    if text == "fork":
+        assert (await judged).value == 1.0
+        await cluster.close()
+    else:
+        with pytest.raises(RewardError, match="died" if text == "die" else "longer than 2 s"):
+            await judged
+    pids = [int(line) for line in (folder / "pids").read_text().split()]
+    while any(is_there(pid) for pid in pids):
+        await asyncio.sleep(0.05)
+
+
+def is_there(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 async def test_samples_behind_a_slow_one_go_to_whoever_is_free(folder: Path, start: Start) -> None:
