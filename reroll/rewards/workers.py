@@ -97,7 +97,7 @@ class RewardWorkers:
         """What one sample takes, by reward."""
         self._calls: set[asyncio.Task[None]] = set()
         self._free = list(range(workers.size))
-        """Ranks, at least as many as there are slots; the one that was used last comes last."""
+        """Ranks that have no turn, at least as many as there are turns to be had; the one that was used last comes last."""
         self._loads: dict[int, asyncio.Task[dict[str, str]]] = {}
         """By rank, what `_load` gives."""
         for rank in self._free:
@@ -168,12 +168,10 @@ class RewardWorkers:
         rank = next((rank for rank in reversed(self._free) if self._loads[rank].done()), self._free[-1])
         self._free.remove(rank)
         try:
-            if not self._loads[rank].done():
-                await asyncio.wait([self._loads[rank]])
+            await self._until_loaded(rank)
             if taken := self._next(name):  # Else they went with others, or do not wait any more.
                 await self._judge(rank, name, taken)
-            if not self._loads[rank].done():
-                await asyncio.wait([self._loads[rank]])
+                await self._until_loaded(rank)
         finally:
             self._free.append(rank)
             self._slots.give_back(entry)
@@ -261,6 +259,10 @@ class RewardWorkers:
     def _start_loading(self, rank: int, *, anew: bool = False) -> None:
         self._loads[rank] = loading = asyncio.create_task(self._load(rank, anew=anew))
         loading.add_done_callback(lambda _: loading.cancelled() or loading.exception())  # There may be nobody to be told.
+
+    async def _until_loaded(self, rank: int) -> None:
+        if not self._loads[rank].done():
+            await asyncio.wait([self._loads[rank]])
 
     async def _load(self, rank: int, *, anew: bool) -> dict[str, str]:
         """Have a process import the rewards: this one, or another in its place. Gives those that cannot be made, and why.
