@@ -104,8 +104,8 @@ class Metered(Workers[Any]):
     async def _restart(self, rank: int) -> None:
         await self._workers.restart(rank)
 
-    async def stop(self) -> None:
-        await self._workers.stop()
+    async def stop(self, *, at_once: bool = False) -> None:
+        await self._workers.stop(at_once=at_once)
 
     async def _weighed(self, method: Callable[..., Any], call: Awaitable[Any]) -> Any:
         self.calls[method.__name__] += 1

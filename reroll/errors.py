@@ -48,6 +48,13 @@ class WorkerError(RerollError):
 class WorkerDied(WorkerError):
     """A worker's process is gone (killed, out of memory, node lost)."""
 
+    def __init__(self, message: str, *, how: str = "is gone", had_read: bool | None = None) -> None:
+        super().__init__(message)
+        self.how = how
+        """What became of the process: `died (SIGSEGV)`."""
+        self.had_read = had_read
+        """Whether it had read the call, which may then be the cause; None: nobody can tell."""
+
 
 class WorkerTimeout(WorkerError):
     """A worker took longer than its call was given: it was ended, and another is in its place."""

@@ -71,10 +71,11 @@ class RewardWorkersConfig(Node):
     """Where rewards run that need processes of their own: verifiers that may hang, and your code."""
 
     num_workers: int = Field(default=1, ge=1)
-    """Groups of processes; each is a worker of the runtime: on Ray, an actor that may live on a node of its own."""
+    """Groups of processes. On Ray a group takes one CPU of a node, and groups may live on nodes of their own; its processes are
+    actors. On one machine it only multiplies `num_processes`."""
     num_processes: int | None = Field(default=None, ge=1)
     """Processes that one domain may use at once in each group; default: one per core. Each further domain that is judged
-    in processes may start one more, so that no domain waits for another."""
+    in processes adds one, so that no domain waits for another."""
 
 
 def walk(configs: Mapping[str, RewardConfig]) -> Iterator[tuple[str, RewardConfig]]:

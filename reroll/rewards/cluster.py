@@ -15,7 +15,7 @@ from reroll.observe.metrics import Stats
 from reroll.rewards.base import Closes, Reports, Reward, ask
 from reroll.rewards.make import Maker
 from reroll.rewards.meter import RewardMeter
-from reroll.rewards.worker import RewardWorkers
+from reroll.rewards.workers import RewardWorkers
 from reroll.runtime.base import Runtime
 from reroll.types import Prompt, Score, Trajectory
 
@@ -30,11 +30,18 @@ _log = logging.getLogger(__name__)
 class RewardCluster:
     """Judges each sample by its domain's reward, the moment the sample ends. No domain waits for another's reward."""
 
-    def __init__(self, rewards: Mapping[str, Reward], made: Mapping[str, Reward], meter: RewardMeter) -> None:
-        """`made` are the rewards and all they consist of."""
+    def __init__(
+        self,
+        rewards: Mapping[str, Reward],
+        made: Mapping[str, Reward],
+        meter: RewardMeter,
+        workers: RewardWorkers | None = None,
+    ) -> None:
+        """`made` are the rewards and all they consist of; `workers`, which close with it, run those that need a process."""
         self._rewards = dict(rewards)
         self._made = dict(made)
         self._meter = meter
+        self._workers = workers
         self._logged: set[tuple[str, str]] = set()
         """Domains and what kinds of faults their rewards had."""
 
@@ -63,9 +70,9 @@ class RewardCluster:
             run_folder=run_folder,
         )
         try:
-            return cls(maker.rewards(configs), maker.made, meter)
+            return cls(maker.rewards(configs), maker.made, meter, maker.workers)
         except BaseException:
-            await _close(maker.made)
+            await _close(maker.made, maker.workers)
             raise
 
     async def score(self, prompt: Prompt, trajectory: Trajectory) -> Score:
@@ -91,14 +98,16 @@ class RewardCluster:
         return sum((reward.stats() for reward in self._made.values() if isinstance(reward, Reports)), self._meter.stats())
 
     async def close(self) -> None:
-        """Let the rewards go of what they hold. Safe to call twice."""
-        await _close(self._made)
+        """End the processes, and let the rewards go of what they hold. Safe to call twice."""
+        await _close(self._made, self._workers)
 
 
-async def _close(made: Mapping[str, Reward]) -> None:
+async def _close(made: Mapping[str, Reward], workers: RewardWorkers | None) -> None:
     for reward in made.values():
         if isinstance(reward, Closes):
             await reward.close()
+    if workers is not None:
+        await workers.close()
 
 
 async def _start_workers(
@@ -113,9 +122,12 @@ async def _start_workers(
         return None
     search_path = [os.path.abspath(folder) for folder in (config_folder, Path.cwd()) if folder is not None]
     started = await RewardWorkers.start(runtime, nodes, workers, search_path=search_path, meter=meter)
-    problems = await started.problems()
-    if problems:
-        raise ConfigError([_violation(name, nodes[name], why) for name, why in problems.items()])
+    try:
+        if problems := await started.problems():
+            raise ConfigError([_violation(name, nodes[name], why) for name, why in problems.items()])
+    except BaseException:
+        await started.close()
+        raise
     return started
 
 

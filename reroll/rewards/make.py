@@ -14,7 +14,7 @@ from reroll.config.sandbox import SandboxConfig
 from reroll.rewards.base import Inline, Reward
 from reroll.rewards.stack import Cascade, Stack
 from reroll.rewards.verifiers import make_judge
-from reroll.rewards.worker import Remote, RewardWorkers
+from reroll.rewards.workers import Remote, RewardWorkers
 from reroll.runtime.devices import num_usable_cores
 
 if TYPE_CHECKING:  # They load what only runs with judges need.

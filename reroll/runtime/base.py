@@ -47,6 +47,9 @@ class Placement:
     runs_user_code: bool = False
     """Rewards and environments: many run beside the models. In a process of its own such a worker computes with one thread
     and prints nowhere."""
+    num_places: int | None = None
+    """Of workers on the CPU, in how many places they live. On Ray a place is one CPU of a node, whatever number of them share
+    it; None: each has its own. On one machine it means nothing."""
 
     @property
     def seats(self) -> tuple[tuple[str, ...], ...]:
@@ -93,17 +96,23 @@ class Workers(ABC, Generic[W]):
         """As `one`, under a time limit that includes the wait behind other calls to this worker.
 
         A worker that overruns it is ended, with all that it started, and built anew; then raises WorkerTimeout. (A thread
-        cannot be ended: it is left to itself.)
+        cannot be ended: it is left to itself.) An answer that has come counts, however late this event loop looks.
         """
         life = self._num_lives[rank]
+        call = asyncio.ensure_future(self.one(rank, method, *args, **kwargs))
         try:
-            return await asyncio.wait_for(self.one(rank, method, *args, **kwargs), timeout_s)
-        except TimeoutError:
-            if self._num_lives[rank] == life:  # Else another call has overrun too, and the worker is a new one.
+            await asyncio.wait([call], timeout=timeout_s)
+            if call.done():
+                return call.result()
+        finally:
+            call.cancel()
+        end = "its worker was started anew"
+        if self._num_lives[rank] == life:  # Else another call has overrun too, and the worker is a new one.
+            try:
                 await self.restart(rank)
-            raise WorkerTimeout(
-                f"{method.__qualname__} took longer than {timeout_s:g} s: its worker was started anew"
-            ) from None
+            except RerollError as error:
+                end = f"its worker was ended, and could not be started anew: {error}"
+        raise WorkerTimeout(f"{method.__qualname__} took longer than {timeout_s:g} s: {end}")
 
     async def restart(self, rank: int) -> None:
         """End what is left of a worker and build it anew, as it was spawned: in its place, or elsewhere if that is lost.
@@ -121,8 +130,11 @@ class Workers(ABC, Generic[W]):
             raise ValueError(f"scatter needs one shard per worker: got {len(shards)} shards for {self.size} workers")
 
     @abstractmethod
-    async def stop(self) -> None:
-        """Call `close()` on each worker that has one, and let them go. Safe to call twice."""
+    async def stop(self, *, at_once: bool = False) -> None:
+        """Call `close()` on each worker that has one, after the calls that wait now, and let them go. Safe to call twice.
+
+        `at_once`: end them in the midst of whatever they do, without a call to `close()`. (Threads are left to themselves.)
+        """
 
 
 class Runtime(ABC):

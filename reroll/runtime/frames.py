@@ -170,10 +170,14 @@ class FrameReader:
             self.is_at_end = True
             return
         self._bytes += data
-        while len(self._bytes) >= _HEADER.size:
-            magic, kind, is_shared, number, size = _HEADER.unpack_from(self._bytes)
-            if magic != _MAGIC or is_shared != (_HAS_MEMFD and size >= MIN_SHARED_BYTES):
-                raise Garbled(f"{bytes(self._bytes[:16])!r} begins no message")
+        while self._bytes:
+            if not self._bytes.startswith(_MAGIC[: len(self._bytes)]):  # Stray bytes are seen before there are many of them.
+                raise self._garbled()
+            if len(self._bytes) < _HEADER.size:
+                return
+            _, kind, is_shared, number, size = _HEADER.unpack_from(self._bytes)
+            if is_shared != (_HAS_MEMFD and size >= MIN_SHARED_BYTES):
+                raise self._garbled()
             if is_shared:
                 del self._bytes[: _HEADER.size]
                 yield Frame(kind, number, self._mapped(size))
@@ -184,6 +188,9 @@ class FrameReader:
             payload = self._bytes[_HEADER.size : end]
             del self._bytes[:end]
             yield Frame(kind, number, payload)
+
+    def _garbled(self) -> Garbled:
+        return Garbled(f"{bytes(self._bytes[:16])!r} begins no message")
 
     def close(self) -> None:
         """Let go of what came and was not asked for. The socket is its owner's."""

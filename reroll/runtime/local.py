@@ -76,8 +76,8 @@ class LocalWorkers(Workers[W]):
         self._hosts[rank] = host = gone.successor()
         await host.build(self._make)
 
-    async def stop(self) -> None:
-        await asyncio.gather(*(host.stop() for host in self._hosts))
+    async def stop(self, *, at_once: bool = False) -> None:
+        await asyncio.gather(*(host.stop(at_once=at_once) for host in self._hosts))
 
 
 class _Host(Generic[W]):
@@ -116,11 +116,14 @@ class _Host(Generic[W]):
         release_helper_threads()  # The controller's own: from here on it waits while workers compute.
         return self._submit(lambda: getattr(worker, method.__name__)(*args, **kwargs))
 
-    async def stop(self) -> None:
-        """Close the worker after the calls that wait now, then end its threads. Safe to call twice."""
+    async def stop(self, *, at_once: bool = False) -> None:
+        """Close the worker after the calls that wait now, unless at once, then end its threads. Safe to call twice."""
         if self._stopped:
             return
         self._stopped = True
+        if at_once:
+            self._drop()
+            return
         closing = self._submit(self._close)
         for _ in range(self._num_threads):
             self._calls.put(None)

@@ -125,8 +125,8 @@ class ProcessWorkers(Workers[W]):
             await process.end("could not be started anew")
             raise
 
-    async def stop(self) -> None:
-        await asyncio.gather(*(process.stop() for process in self._processes))
+    async def stop(self, *, at_once: bool = False) -> None:
+        await asyncio.gather(*(process.stop(at_once=at_once) for process in self._processes))
 
 
 class _Process:
@@ -144,6 +144,10 @@ class _Process:
         self._unsent: deque[tuple[memoryview, Payload | None]] = deque()
         self._end: str | None = None
         """What became of it, once it is to end."""
+        self._has_read_all = True
+        """As far as it can be seen, of what it was sent."""
+        self._forgotten: set[int] = set()
+        """Calls that nobody waits for any more and that may be answered all the same."""
         self._ended = asyncio.Event()
         self._mark = uuid.uuid4().hex
         self._reaping = threading.Lock()
@@ -162,13 +166,20 @@ class _Process:
         """Send a call now; its result is awaited."""
         if self.is_stopped:
             raise WorkerError(f"worker {self.name} was stopped: it takes no more calls")
+        if not self._calls and not self._reader.is_at_end:
+            self._read()  # What it has said of itself is no doing of this call.
         return self._post(Kind.CALL, payload)
 
-    async def stop(self) -> None:
-        """Close the worker after the calls that wait now, then end its process. Safe to call twice."""
+    async def stop(self, *, at_once: bool) -> None:
+        """Close the worker after the calls that wait now, unless at once, then end its process. Safe to call twice."""
         if self.is_stopped:
             return
         self.is_stopped = True
+        if not at_once:
+            await self._close()
+        await self.end("was stopped")
+
+    async def _close(self) -> None:
         try:
             await asyncio.wait_for(self._post(Kind.CLOSE, _NOTHING), STOP_TIMEOUT_S)
         except TimeoutError:
@@ -177,7 +188,6 @@ class _Process:
             log.info("worker %s had ended before it was stopped", self.name)
         except RerollError as error:
             log.warning("worker %s failed to close: %s", self.name, error)
-        await self.end("was stopped")
 
     async def end(self, why: str) -> None:
         """Kill it and everything that it started; whoever waits for it is told why. Harmless if it has ended."""
@@ -209,7 +219,7 @@ class _Process:
     def _post(self, kind: Kind, payload: Payload) -> asyncio.Future[Any]:
         future: asyncio.Future[Any] = self._loop.create_future()
         if self._end is not None:
-            future.set_exception(self._died())
+            future.set_exception(self._died(had_read=False))
             future.exception()
             return future
         number = next(self._numbers)
@@ -221,6 +231,7 @@ class _Process:
     def _is_over(self, number: int) -> None:
         future = self._calls.pop(number)
         if future.cancelled() and self._end is None:
+            self._forgotten.add(number)
             self._write(Kind.FORGET, number, _NOTHING)
         elif not future.cancelled():
             future.exception()  # Whoever waited may be gone: an error that nobody reads is no bug.
@@ -248,6 +259,7 @@ class _Process:
             self._loop.add_writer(self._link, self._flush)
             return
         except OSError:
+            self._has_read_all = False
             self._unsent.clear()  # Nobody reads any more: the end of the process is near, and tells whoever waits.
         self._loop.remove_writer(self._link)
 
@@ -261,7 +273,9 @@ class _Process:
         except Garbled as error:
             self._kill(f"sent what is no message ({error}) and was killed")
             self._reader.is_at_end = True
-        except OSError:
+        except OSError as error:
+            if isinstance(error, ConnectionResetError):  # The kernel's word for bytes that the other side left unread.
+                self._has_read_all = False
             self._reader.is_at_end = True
         if self._reader.is_at_end:
             self._loop.remove_reader(self._link)
@@ -271,6 +285,9 @@ class _Process:
     def _deliver(self, frame: Frame) -> None:
         future = self._calls.get(frame.number)
         if future is None or future.done():
+            if frame.number not in self._forgotten and not (future is not None and future.cancelled()):
+                raise Garbled(f"an answer to call {frame.number}, which waits for none")
+            self._forgotten.discard(frame.number)
             return
         try:
             outcome = frame.value()
@@ -310,7 +327,7 @@ class _Process:
             self._end = f"died{epitaph(self._child.returncode)}"
         for future in list(self._calls.values()):
             if not future.done():
-                future.set_exception(self._died())
+                future.set_exception(self._died(had_read=self._has_read_all))
         self._loop.remove_reader(self._link)
         self._loop.remove_writer(self._link)
         self._unsent.clear()
@@ -318,9 +335,10 @@ class _Process:
         self._link.close()
         self._ended.set()
 
-    def _died(self) -> WorkerDied:
+    def _died(self, *, had_read: bool) -> WorkerDied:
+        assert self._end is not None
         remedy = "Free memory or ask for less of it if it was killed, then go on from the last checkpoint with --resume."
-        return WorkerDied(f"worker {self.name} is gone: its process {self._end}. {remedy}")
+        return WorkerDied(f"worker {self.name} is gone: its process {self._end}. {remedy}", how=self._end, had_read=had_read)
 
 
 def _packed(method: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Payload:

@@ -9,6 +9,7 @@ import os
 import pickle
 import sys
 import time
+import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -22,7 +23,13 @@ from reroll.config.parts import RayRuntimeConfig
 from reroll.config.select import GpuNode
 from reroll.errors import RerollError, WorkerDied, WorkerError
 from reroll.runtime.base import A, Calls, P, Placement, Runtime, T, W, WorkerInfo, Workers
-from reroll.runtime.children import outlive_sigterm, search_path, sheltered_from_sigterm
+from reroll.runtime.children import (
+    mark_what_this_starts,
+    outlive_sigterm,
+    search_path,
+    sheltered_from_sigterm,
+    with_one_thread,
+)
 from reroll.runtime.cores import core_watch
 from reroll.runtime.cpu import OMP, keep_freed_memory, torch_threads
 from reroll.runtime.devices import num_usable_cores
@@ -41,6 +48,8 @@ REVIVAL_TIMEOUT_S = 30.0
 """How long to wait for room for a worker that is started anew."""
 REVIVAL_POLL_S = 1.0
 """Between two looks for it."""
+_NODE_DIED = "its node has died"
+"""Ray's words for it, which it tells in no other way."""
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +91,7 @@ class RayRuntime(Runtime):
     ) -> Workers[W]:
         places, group = await asyncio.to_thread(self._places, placement)
         actors = [
-            _Handle(WorkerInfo(placement.role, rank, len(places), place.device), place, placement.concurrency)
+            _Handle(WorkerInfo(placement.role, rank, len(places), place.device), place, placement)
             for rank, place in enumerate(places)
         ]
         # Pickled here and not by Ray, so that an actor can set its number of threads before torch is unpickled.
@@ -104,7 +113,7 @@ class RayRuntime(Runtime):
         deadline_s = time.monotonic() + REVIVAL_TIMEOUT_S
         while (left_s := deadline_s - time.monotonic()) > 0:
             place = await asyncio.to_thread(self._gpus.replace, gone.place, role=gone.info.role)
-            actor = _Handle(gone.info, place, gone.concurrency)
+            actor = _Handle(gone.info, place, gone.placement)
             try:
                 await asyncio.wait_for(actor.started(), left_s)
                 return actor
@@ -127,9 +136,11 @@ class RayRuntime(Runtime):
         GPU places belong to all roles.
         """
         role, num_on_cpu, group = placement.role, placement.seats.count(("cpu",)), None
+        num_places = placement.num_places or num_on_cpu
         if num_on_cpu:
-            group = reserve([{"CPU": 1}] * num_on_cpu, what=f"role {role}", timeout_s=self._timeout_s)
-        cpus = (Place(group, index, device="cpu") for index in range(num_on_cpu))
+            group = reserve([{"CPU": 1}] * num_places, what=f"role {role}", timeout_s=self._timeout_s)
+        is_shared = num_places < num_on_cpu
+        cpus = (Place(group, index % num_places, device="cpu", is_shared=is_shared) for index in range(num_on_cpu))
         return [next(cpus) if seat == ("cpu",) else self._gpus.find(seat, role=role) for seat in placement.seats], group
 
 
@@ -174,8 +185,8 @@ class RayWorkers(Workers[W]):
             actor.kill()
         self._actors[rank] = actor
 
-    async def stop(self) -> None:
-        await asyncio.gather(*(actor.stop() for actor in self._actors))
+    async def stop(self, *, at_once: bool = False) -> None:
+        await asyncio.gather(*(actor.stop(at_once=at_once) for actor in self._actors))
         group, self._group = self._group, None
         if group is not None and ray.is_initialized():
             remove_placement_group(group)
@@ -184,12 +195,12 @@ class RayWorkers(Workers[W]):
 class _Handle:
     """One actor as the controller sees it."""
 
-    def __init__(self, info: WorkerInfo, place: Place, concurrency: int) -> None:
+    def __init__(self, info: WorkerInfo, place: Place, placement: Placement) -> None:
         self.name = f"{info.role}[{info.rank}]"
-        self.info, self.place, self.concurrency = info, place, concurrency
+        self.info, self.place, self.placement = info, place, placement
         self.is_stopped = False
-        actor_class = ray.remote(_Actor).options(max_concurrency=concurrency, **place.options())
-        self._actor = actor_class.remote(info, os.environ.get(OMP), place.gpu_ids)
+        actor_class = ray.remote(_Actor).options(max_concurrency=placement.concurrency, **place.options())
+        self._actor = actor_class.remote(info, os.environ.get(OMP), place.gpu_ids, placement.runs_user_code)
 
     def started(self) -> Awaitable[None]:
         """Its process runs: there was room for it."""
@@ -209,11 +220,16 @@ class _Handle:
             raise WorkerError(f"worker {self.name} was stopped: it takes no more calls")
         return self._result(self._actor.call.remote(method_name, arguments))
 
-    async def stop(self) -> None:
-        """Close the worker after the calls that wait now, then end its process. Safe to call twice."""
+    async def stop(self, *, at_once: bool) -> None:
+        """Close the worker after the calls that wait now, unless at once, then end its process. Safe to call twice."""
         if self.is_stopped or not ray.is_initialized():
             return
         self.is_stopped = True
+        if not at_once:
+            await self._close()
+        self.kill()
+
+    async def _close(self) -> None:
         try:
             await asyncio.wait_for(self._result(self._actor.close.remote()), STOP_TIMEOUT_S)
         except TimeoutError:
@@ -222,7 +238,6 @@ class _Handle:
             log.info("worker %s had ended before it was stopped", self.name)
         except RerollError as error:
             log.warning("worker %s failed to close: %s", self.name, error)
-        self.kill()
 
     async def _result(self, reference: Any) -> Any:
         try:
@@ -230,7 +245,9 @@ class _Handle:
         except (RayActorError, OutOfMemoryError) as error:
             raise WorkerDied(
                 f"worker {self.name} is gone: its process was killed, ran out of memory or crashed, or its node was lost. "
-                f"Free memory or ask for less of it, then go on from the last checkpoint with --resume. Ray says: {error}"
+                f"Free memory or ask for less of it, then go on from the last checkpoint with --resume. Ray says: {error}",
+                how="died",
+                had_read=False if _NODE_DIED in str(error) else None,
             ) from None
         except RayError as error:
             raise WorkerError(f"a call to worker {self.name} could not be carried: {error}") from None
@@ -242,15 +259,20 @@ class _Handle:
 class _Actor:
     """The process around one worker. Exceptions are returned, not raised: Ray would wrap them in classes of its own."""
 
-    def __init__(self, info: WorkerInfo, num_threads: str | None, gpu_ids: Sequence[str]) -> None:
+    def __init__(self, info: WorkerInfo, num_threads: str | None, gpu_ids: Sequence[str], runs_user_code: bool) -> None:
         self._info = info
+        self._pid = os.getpid()
         outlive_sigterm()
         if len(gpu_ids) > 1:  # Ray shows an actor the GPU of its bundle only.
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpu_ids)
         self._worker: Any = None
-        keep_freed_memory()
-        core_watch()
-        _set_threads(num_threads, num_workers=info.world_size)
+        if runs_user_code:  # Which may have a limit of memory, and computes little.
+            os.environ.update({**with_one_thread(), OMP: num_threads or "1"})
+            mark_what_this_starts(uuid.uuid4().hex)
+        else:
+            keep_freed_memory()
+            core_watch()
+            _set_threads(num_threads, num_workers=info.world_size)
 
     def build(self, recipe: tuple[list[str], bytes]) -> Any:
         folders, pickled = recipe
@@ -272,7 +294,10 @@ class _Actor:
         return self._guard(close) if close is not None else None
 
     def _guard(self, call: Callable[[], Any]) -> Any:
-        return guarded(call, role=self._info.role, rank=self._info.rank)
+        outcome = guarded(call, role=self._info.role, rank=self._info.rank)
+        if os.getpid() != self._pid:
+            os._exit(1)  # A fork of the worker's that came back here: the original answers.
+        return outcome
 
 
 def _set_threads(num_threads: str | None, *, num_workers: int) -> None:

@@ -33,10 +33,12 @@ class Place:
     """None: wherever Ray finds room."""
     gpu_ids: tuple[str, ...] = ()
     """The GPUs that an actor here is shown, as their node names them."""
+    is_shared: bool = False
+    """Whether its CPU is that of any number of actors."""
 
     def options(self) -> dict[str, Any]:
         """What Ray needs to know to put an actor here."""
-        resources = {"num_cpus": 1} if self.device == "cpu" else {"num_cpus": 0, "num_gpus": GPU_SHARE}
+        resources = {"num_cpus": int(not self.is_shared)} if self.device == "cpu" else {"num_cpus": 0, "num_gpus": GPU_SHARE}
         return {**resources, "scheduling_strategy": PlacementGroupSchedulingStrategy(self.group, self.index)}
 
 

@@ -1,4 +1,4 @@
-"""Every kind of reward behind one call, on both runtimes."""
+"""Every kind of reward behind one call, on every runtime."""
 
 from __future__ import annotations
 
@@ -6,26 +6,35 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
 from pydantic import TypeAdapter
 
-from reroll.config.parts import LocalRuntimeConfig, RayRuntimeConfig
+from reroll.config.parts import LocalRuntimeConfig, ProcessesRuntimeConfig, RayRuntimeConfig
 from reroll.config.reward_base import RewardConfig
 from reroll.config.rewards import ImportReward, RewardWorkersConfig
 from reroll.errors import ConfigError, RewardError
 from reroll.rewards.cluster import RewardCluster
-from reroll.rewards.pool import Case
-from reroll.rewards.worker import RewardWorkers
+from reroll.rewards.worker import Case
+from reroll.rewards.workers import RewardWorkers
 from reroll.runtime import make_runtime
 from reroll.runtime.base import Runtime
 from reroll.types import Completion, FinishReason, Prompt, Score, Status, Trajectory, Turn
 
 USER_MODULE = """
-import os, time
+import os, subprocess, time
+
+def parent(prompt, trajectory):
+    child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    with open(prompt.answer, "a") as file: print(child.pid, file=file)
+    if trajectory.text == "die": os._exit(1)
+    if trajectory.text == "fork": return float(os.fork() >= 0)
+    time.sleep(600)
 
 def length(prompt, trajectory):
     if trajectory.text == "die": os._exit(1)
@@ -82,16 +91,41 @@ def one_ray() -> Iterator[None]:
     ray.shutdown()
 
 
-@pytest.fixture(params=["local", "ray"])
+RUNTIMES: dict[str, LocalRuntimeConfig | ProcessesRuntimeConfig | RayRuntimeConfig] = {
+    "local": LocalRuntimeConfig(),
+    "processes": ProcessesRuntimeConfig(kind="processes"),
+    "ray": RayRuntimeConfig(kind="ray"),
+}
+
+
+@pytest.fixture(params=RUNTIMES)
 async def runtime(request: pytest.FixtureRequest) -> AsyncIterator[Runtime]:
     if request.param == "ray":
         request.getfixturevalue("one_ray")
-    async with make_runtime(LocalRuntimeConfig() if request.param == "local" else RayRuntimeConfig(kind="ray")) as made:
+    async with make_runtime(RUNTIMES[request.param]) as made:
         yield made
 
 
-async def test_each_domain_is_judged_by_its_own_reward_and_the_rest_by_default(runtime: Runtime, folder: Path) -> None:
-    cluster = await RewardCluster.start(
+Start = Callable[..., Awaitable[RewardCluster]]
+
+
+@pytest.fixture
+async def start() -> AsyncIterator[Start]:
+    """`RewardCluster.start`, whose clusters are closed when the test is over."""
+    async with AsyncExitStack() as stack:
+
+        async def started(runtime: Runtime, configs: Mapping[str, RewardConfig], **given: Any) -> RewardCluster:
+            cluster = await RewardCluster.start(runtime, configs, **given)
+            stack.push_async_callback(cluster.close)
+            return cluster
+
+        yield started
+
+
+async def test_each_domain_is_judged_by_its_own_reward_and_the_rest_by_default(
+    runtime: Runtime, folder: Path, start: Start
+) -> None:
+    cluster = await start(
         runtime,
         rewards(
             math={"kind": "numeric"},
@@ -127,19 +161,21 @@ async def test_each_domain_is_judged_by_its_own_reward_and_the_rest_by_default(r
     assert not cluster.stats()
 
 
-async def test_every_reward_that_cannot_be_imported_is_reported_before_any_work(runtime: Runtime, folder: Path) -> None:
+async def test_every_reward_that_cannot_be_imported_is_reported_before_any_work(
+    runtime: Runtime, folder: Path, start: Start
+) -> None:
     configs = rewards(
         a={"kind": "import", "path": "no_such_module:f"},
         b={"kind": "import", "path": "my_judges:no_such_function"},
         c={"kind": "import", "path": "my_judges:length"},
     )
     with pytest.raises(ConfigError) as caught:
-        await RewardCluster.start(runtime, configs, config_folder=folder, workers=RewardWorkersConfig(num_processes=1))
+        await start(runtime, configs, config_folder=folder, workers=RewardWorkersConfig(num_processes=1))
     assert [violation.path for violation in caught.value.violations] == ["rewards.a.path", "rewards.b.path"]
     assert "No module named 'no_such_module'" in str(caught.value)
 
 
-async def test_one_stack_may_hold_rewards_that_run_in_different_places(runtime: Runtime, folder: Path) -> None:
+async def test_one_stack_may_hold_rewards_that_run_in_different_places(runtime: Runtime, folder: Path, start: Start) -> None:
     parts = {
         "here": {"kind": "substring"},
         "process": {"kind": "numeric", "pattern": r"return (\d+)"},
@@ -147,7 +183,7 @@ async def test_one_stack_may_hold_rewards_that_run_in_different_places(runtime: 
         "sandbox": {"kind": "code", "weight": 2.0},
         "ladder": {"kind": "cascade", "steps": [{"kind": "exact"}, {"kind": "import", "path": "my_judges:length"}]},
     }
-    cluster = await RewardCluster.start(
+    cluster = await start(
         runtime,
         rewards(code={"kind": "stack", "parts": parts}),
         config_folder=folder,
@@ -167,14 +203,12 @@ async def test_one_stack_may_hold_rewards_that_run_in_different_places(runtime: 
     assert score.value == pytest.approx(1 + 1 + 0.01 * len(text) + 2 + len(text))
 
 
-async def test_a_slow_domain_does_not_delay_another(runtime: Runtime, folder: Path) -> None:
+async def test_a_slow_domain_does_not_delay_another(runtime: Runtime, folder: Path, start: Start) -> None:
     configs = rewards(
         slow={"kind": "import", "path": "my_judges:gated", "timeout_s": 300.0},
         quick={"kind": "stack", "parts": {"style": {"kind": "import", "path": "my_judges:length"}}},
     )
-    cluster = await RewardCluster.start(
-        runtime, configs, config_folder=folder, workers=RewardWorkersConfig(num_workers=2, num_processes=1)
-    )
+    cluster = await start(runtime, configs, config_folder=folder, workers=RewardWorkersConfig(num_workers=2, num_processes=1))
     await asyncio.gather(*(cluster.score(asked("quick"), said("warm up")) for _ in range(4)))
     slow = [asyncio.create_task(cluster.score(asked("slow", str(folder)), said("x"))) for _ in range(12)]
     await begun(folder)
@@ -187,22 +221,20 @@ async def test_a_slow_domain_does_not_delay_another(runtime: Runtime, folder: Pa
 
 
 async def test_quick_samples_that_wait_are_judged_together_and_each_gets_its_own_verdict(
-    runtime: Runtime, folder: Path, monkeypatch: pytest.MonkeyPatch
+    runtime: Runtime, folder: Path, monkeypatch: pytest.MonkeyPatch, start: Start
 ) -> None:
     sizes: list[int] = []
-    judge = RewardWorkers._judge
+    ask = RewardWorkers._ask
 
-    async def counted(self: RewardWorkers, name: str, cases: Sequence[Case]) -> Sequence[Score | Exception]:
+    async def counted(self: RewardWorkers, rank: int, name: str, cases: Sequence[Case]) -> list[Score | RewardError]:
         sizes.append(len(cases))
-        return await judge(self, name, cases)
+        return await ask(self, rank, name, cases)
 
-    monkeypatch.setattr(RewardWorkers, "_judge", counted)
-    monkeypatch.setattr("reroll.rewards.worker.TOGETHER_S", 60.0)  # However slow the machine is, they count as quick.
+    monkeypatch.setattr(RewardWorkers, "_ask", counted)
+    monkeypatch.setattr("reroll.rewards.workers.TOGETHER_S", 60.0)  # However slow the machine is, they count as quick.
     style: dict[str, object] = {"kind": "import", "path": "my_judges:length", "timeout_s": 2.0}
-    cluster = await RewardCluster.start(
-        runtime, rewards(style=style), config_folder=folder, workers=RewardWorkersConfig(num_processes=2)
-    )
-    texts = ["a" * length for length in range(1, 60)]
+    cluster = await start(runtime, rewards(style=style), config_folder=folder, workers=RewardWorkersConfig(num_processes=2))
+    texts = ["a" * length for length in range(1, 120)]
     texts[20], texts[40] = "die", "hang"
     verdicts = await asyncio.gather(*(cluster.score(asked("style"), said(text)) for text in texts), return_exceptions=True)
     for text, verdict in zip(texts, verdicts, strict=True):
@@ -211,10 +243,34 @@ async def test_quick_samples_that_wait_are_judged_together_and_each_gets_its_own
     assert len(sizes) < len(texts)
 
 
-async def test_samples_behind_a_slow_one_go_to_whoever_is_free(folder: Path) -> None:
+@pytest.mark.parametrize("text", ["die", "hang", "fork"])
+async def test_what_a_reward_has_started_ends_with_its_process(runtime: Runtime, folder: Path, start: Start, text: str) -> None:
+    parent: dict[str, object] = {"kind": "import", "path": "my_judges:parent", "timeout_s": 2.0}
+    one = RewardWorkersConfig(num_processes=1)
+    cluster = await start(runtime, rewards(style=parent), config_folder=folder, workers=one)
+    judged = cluster.score(asked("style", str(folder / "pids")), said(text))
+    if text == "fork":
+        assert (await judged).value == 1.0
+        await cluster.close()
+    else:
+        with pytest.raises(RewardError, match="died" if text == "die" else "longer than 2 s"):
+            await judged
+    pids = [int(line) for line in (folder / "pids").read_text().split()]
+    while any(is_there(pid) for pid in pids):
+        await asyncio.sleep(0.05)
+
+
+def is_there(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+async def test_samples_behind_a_slow_one_go_to_whoever_is_free(folder: Path, start: Start) -> None:
     async with make_runtime(LocalRuntimeConfig()) as runtime:
         reward: dict[str, object] = {"kind": "import", "path": "my_judges:gated", "timeout_s": 300.0}
-        cluster = await RewardCluster.start(
+        cluster = await start(
             runtime, rewards(style=reward), config_folder=folder, workers=RewardWorkersConfig(num_processes=2)
         )
         for _ in range(50):  # It is known as quick.
@@ -228,10 +284,10 @@ async def test_samples_behind_a_slow_one_go_to_whoever_is_free(folder: Path) -> 
         await cluster.close()
 
 
-async def test_who_gives_up_while_waiting_is_not_judged(folder: Path) -> None:
+async def test_who_gives_up_while_waiting_is_not_judged(folder: Path, start: Start) -> None:
     async with make_runtime(LocalRuntimeConfig()) as runtime:
         reward: dict[str, object] = {"kind": "import", "path": "my_judges:noted"}
-        cluster = await RewardCluster.start(
+        cluster = await start(
             runtime, rewards(style=reward), config_folder=folder, workers=RewardWorkersConfig(num_processes=1)
         )
         calls = [asyncio.create_task(cluster.score(asked("style", str(folder)), said(text))) for text in ("a", "b", "c")]
@@ -242,12 +298,10 @@ async def test_who_gives_up_while_waiting_is_not_judged(folder: Path) -> None:
         assert (folder / "noted").read_text() == "ac"
 
 
-async def test_a_sample_whose_judge_was_killed_before_it_could_judge_is_judged_by_another(folder: Path) -> None:
+async def test_a_sample_whose_judge_was_killed_before_it_could_judge_is_judged_by_another(folder: Path, start: Start) -> None:
     async with make_runtime(LocalRuntimeConfig()) as runtime:
         configs = rewards(style={"kind": "import", "path": "my_judges:whose"})
-        cluster = await RewardCluster.start(
-            runtime, configs, config_folder=folder, workers=RewardWorkersConfig(num_processes=1)
-        )
+        cluster = await start(runtime, configs, config_folder=folder, workers=RewardWorkersConfig(num_processes=1))
         pid = int((await cluster.score(asked("style"), said("x"))).value)
         os.kill(pid, signal.SIGKILL)
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # Gone, and left for its parent to bury.
@@ -256,12 +310,10 @@ async def test_a_sample_whose_judge_was_killed_before_it_could_judge_is_judged_b
         assert (told["judging/style/scored"], told["judging/style/failed"]) == (2, 0)
 
 
-async def test_a_call_that_nobody_waits_for_holds_its_process_until_it_ends(folder: Path) -> None:
+async def test_a_call_that_nobody_waits_for_holds_its_process_until_it_ends(folder: Path, start: Start) -> None:
     async with make_runtime(LocalRuntimeConfig()) as runtime:
         configs = rewards(slow={"kind": "import", "path": "my_judges:gated", "timeout_s": 300.0})
-        cluster = await RewardCluster.start(
-            runtime, configs, config_folder=folder, workers=RewardWorkersConfig(num_processes=1)
-        )
+        cluster = await start(runtime, configs, config_folder=folder, workers=RewardWorkersConfig(num_processes=1))
         given_up = asyncio.create_task(cluster.score(asked("slow", str(folder)), said("x")))
         await begun(folder)
         given_up.cancel()
@@ -274,17 +326,17 @@ async def test_a_call_that_nobody_waits_for_holds_its_process_until_it_ends(fold
         assert cluster.stats().values_by_name()["judging/slow/wait_s"] > 0.1
 
 
-async def test_a_domain_without_reward_and_without_default_fails_with_the_fix() -> None:
+async def test_a_domain_without_reward_and_without_default_fails_with_the_fix(start: Start) -> None:
     async with make_runtime(LocalRuntimeConfig()) as runtime:
-        cluster = await RewardCluster.start(runtime, rewards(math={"kind": "exact"}))
+        cluster = await start(runtime, rewards(math={"kind": "exact"}))
         with pytest.raises(RewardError, match=r"no reward judges domain poems: add rewards.poems or rewards.default"):
             await cluster.score(asked("poems"), said(""))
 
 
-async def test_the_working_directory_is_importable(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_working_directory_is_importable(folder: Path, monkeypatch: pytest.MonkeyPatch, start: Start) -> None:
     monkeypatch.chdir(folder)
     async with make_runtime(LocalRuntimeConfig()) as runtime:
-        cluster = await RewardCluster.start(
+        cluster = await start(
             runtime,
             {"default": ImportReward(kind="import", path="my_judges:length")},
             workers=RewardWorkersConfig(num_processes=1),
@@ -292,12 +344,10 @@ async def test_the_working_directory_is_importable(folder: Path, monkeypatch: py
         assert (await cluster.score(asked("any"), said("abc"))).value == 3.0
 
 
-async def test_trivial_rewards_run_at_hundreds_a_second(folder: Path) -> None:
+async def test_trivial_rewards_run_at_hundreds_a_second(folder: Path, start: Start) -> None:
     async with make_runtime(LocalRuntimeConfig()) as runtime:
         configs = {"default": ImportReward(kind="import", path="my_judges:length")}
-        cluster = await RewardCluster.start(
-            runtime, configs, config_folder=folder, workers=RewardWorkersConfig(num_processes=1)
-        )
+        cluster = await start(runtime, configs, config_folder=folder, workers=RewardWorkersConfig(num_processes=1))
         start_s = time.process_time()
         scores = await asyncio.gather(*(cluster.score(asked("any"), said("abc")) for _ in range(400)))
         # Processor time of this side: the wall clock of a busy machine says nothing.

@@ -244,6 +244,21 @@ async def test_a_worker_that_overruns_its_time_is_built_anew(runtime: Runtime, m
     assert await workers.broadcast(Probe.memory) == [[1], []]
 
 
+async def test_workers_that_are_stopped_at_once_are_not_waited_for_nor_closed(runtime: Runtime, tmp_path: Path) -> None:
+    workers = await runtime.spawn(Probe, on_cpu(2), tmp_path)
+    stuck = asyncio.ensure_future(workers.one(1, Probe.hang))
+    behind = asyncio.ensure_future(workers.one(1, Probe.double, 3))
+    await asyncio.sleep(0.05)
+    await workers.stop(at_once=True)
+    await workers.stop()
+    with pytest.raises(WorkerDied, match=r"probe\[1\]"):
+        await behind
+    with pytest.raises(WorkerError, match="takes no more calls"):
+        await workers.one(0, Probe.double, 3)
+    assert not list(tmp_path.glob("closed-*"))
+    stuck.cancel()
+
+
 async def test_calls_that_overrun_together_build_their_worker_anew_once(runtime: Runtime) -> None:
     workers = await runtime.spawn(Probe, on_cpu(1, concurrency=2))
     overrun = await asyncio.gather(*(workers.one_within(0.2, 0, Probe.nap) for _ in range(2)), return_exceptions=True)

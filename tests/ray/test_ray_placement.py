@@ -88,6 +88,15 @@ async def test_a_cpu_role_sees_the_cpu_and_gives_its_room_back_when_it_stops(run
         await workers.stop()
 
 
+async def test_any_number_of_workers_share_the_places_that_their_role_asks_for(runtime: Runtime) -> None:
+    workers = await runtime.spawn(Scout, Placement("reward", ("cpu",) * 7, num_places=2))
+    nodes = [place.node_id for place in await workers.broadcast(Scout.where)]
+    assert nodes == [nodes[rank % 2] for rank in range(7)]
+    await runtime.spawn(Scout, Placement("policy", ("cpu",) * 2))  # Two of the four CPUs are left.
+    await workers.restart(6)
+    assert (await workers.one(6, Scout.where)).node_id == nodes[0]
+
+
 async def test_a_role_that_does_not_fit_is_refused_with_what_is_free(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "_timeout_s", 0.5)
     with pytest.raises(RerollError, match=r"no room for role reward: it needs 5 bundles .* of 4 CPUs free"):

@@ -73,7 +73,7 @@ class ScriptedWorkers(Workers[InferWorker]):
             raise RerollError("no room")
         self.errors.pop(rank, None)
 
-    async def stop(self):
+    async def stop(self, *, at_once=False):
         self.stopped = True
 
 

@@ -12,13 +12,16 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from reroll.algo.advantages import gdpo, normalised
-from reroll.config.reward_base import RewardConfig
+from reroll.config.reward_base import InProcess, RewardConfig
 from reroll.config.reward_match import RegexReward
+from reroll.config.rewards import RewardWorkersConfig
 from reroll.errors import RewardError
 from reroll.rewards.base import Reward, as_score
-from reroll.rewards.pool import ProcessPool
+from reroll.rewards.meter import RewardMeter
 from reroll.rewards.said import said
 from reroll.rewards.stack import Cascade, Stack
+from reroll.rewards.workers import RewardWorkers
+from reroll.runtime.local import LocalRuntime
 from reroll.tokens.samples import rows_of
 from reroll.types import Group, Prompt, Score, Trajectory
 
@@ -96,13 +99,18 @@ def test_gdpo_counts_an_inner_stack_once() -> None:
     np.testing.assert_allclose(got, expected({"answer": RIGHT, "style": sums}, {"answer": 1.0, "style": 0.5}), atol=1e-5)
 
 
-def test_an_answer_on_which_the_verifier_hangs_is_no_better_than_a_wrong_one() -> None:
-    pool = ProcessPool({"form": RegexReward(kind="regex", pattern="(a+)+$", timeout_s=0.5)}, num_processes=1, search_path=[])
+async def verdicts_in_a_process(node: InProcess, *texts: str) -> list[Score]:
+    one = RewardWorkersConfig(num_processes=1)
+    workers = await RewardWorkers.start(LocalRuntime(), {"form": node}, one, search_path=[], meter=RewardMeter())
     try:
-        verdicts = [pool.score("form", [(PROMPT, said(text))])[0] for text in ("a", "aa", "b", "a" * 40 + "!")]
+        return [await workers.score("form", PROMPT, said(text)) for text in texts]
     finally:
-        pool.close()
-    scores = [verdict for verdict in verdicts if isinstance(verdict, Score)]
+        await workers.close()
+
+
+def test_an_answer_on_which_the_verifier_hangs_is_no_better_than_a_wrong_one() -> None:
+    node = RegexReward(kind="regex", pattern="(a+)+$", timeout_s=0.5)
+    scores = asyncio.run(verdicts_in_a_process(node, "a", "aa", "b", "a" * 40 + "!"))
     assert [score.info for score in scores] == [{}, {}, {}, {"unjudged": 1.0}]
     got = advantages(stack({"form": Told(*scores)}))
     np.testing.assert_allclose(got, expected({"form": RIGHT}, {"form": 1.0}), atol=1e-5)

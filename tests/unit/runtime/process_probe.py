@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from reroll.runtime.base import WorkerInfo
+from reroll.runtime.frames import Kind, header, pack
 
 
 class Probe:
@@ -78,6 +79,17 @@ class Probe:
                     os.write(int(name), b"garbage" * 10)
                 except OSError:
                     continue
+        time.sleep(60)
+
+    def mutter(self) -> int:
+        """A few stray bytes, once it has answered."""
+        threading.Timer(0.1, os.write, (int(sys.argv[1]), b"oh")).start()
+        return os.getpid()
+
+    def answer_another(self, number: int) -> None:
+        payload = pack("an answer", what="an answer")
+        assert payload.inline is not None
+        os.write(int(sys.argv[1]), header(Kind.ANSWER, number, payload) + payload.inline)
         time.sleep(60)
 
     def hang_up(self) -> None:

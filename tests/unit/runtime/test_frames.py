@@ -115,7 +115,13 @@ def test_messages_of_all_sizes_keep_their_order(ends: Ends) -> None:
 
 @pytest.mark.parametrize(
     "stray",
-    [b"garbage" * 10, frames._HEADER.pack(b"rrl1", 3, 1, 1, MIN_SHARED_BYTES), frames._HEADER.pack(b"rrl1", 3, 0, 1, 1 << 50)],
+    [
+        b"garbage" * 10,
+        b"oh",
+        b"rrl0",
+        frames._HEADER.pack(b"rrl1", 3, 1, 1, MIN_SHARED_BYTES),
+        frames._HEADER.pack(b"rrl1", 3, 0, 1, 1 << 50),
+    ],
 )
 def test_what_is_no_message_is_told_and_not_waited_for(ends: Ends, stray: bytes) -> None:
     left, right = ends

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -98,6 +99,53 @@ async def test_a_worker_that_babbles_or_hangs_up_is_ended_and_told(
         await pair.one(0, Probe.babble)
     with pytest.raises(WorkerDied, match="closed its connection and was killed"):
         await pair.one(1, Probe.hang_up)
+
+
+@pytest.mark.parametrize("number", [0, 1, 1000])
+async def test_a_worker_that_answers_what_waits_for_no_answer_is_ended(pair: Workers[Probe], number: int) -> None:
+    with pytest.raises(WorkerDied, match=f"an answer to call {number}, which waits for none") as caught:
+        await pair.one(0, Probe.answer_another, number)
+    assert caught.value.had_read
+
+
+async def test_stray_bytes_between_two_calls_are_no_doing_of_the_second(pair: Workers[Probe]) -> None:
+    """However long the controller does not look."""
+    link = pair._processes[0]._link  # type: ignore[attr-defined]
+    await pair.one(0, Probe.mutter)
+    select.select([link], [], [])
+    with pytest.raises(WorkerDied, match=r"sent what is no message \(b'oh' begins no message\)") as caught:
+        await pair.one(0, Probe.echo, 1)
+    assert caught.value.had_read is False
+
+
+async def test_whoever_died_tells_whether_it_had_read_the_call(pair: Workers[Probe]) -> None:
+    with pytest.raises(WorkerDied) as caught:
+        await pair.one(0, Probe.leave, 3)
+    assert (caught.value.how, caught.value.had_read) == ("died (exit code 3)", True)
+    with pytest.raises(WorkerDied) as caught:
+        await pair.one(0, Probe.echo, 1)
+    assert (caught.value.how, caught.value.had_read) == ("died (exit code 3)", False)
+    pid, _ = await pair.one(1, Probe.session)
+    os.kill(pid, signal.SIGSTOP)
+    tasks = Path(f"/proc/{pid}/task")
+    while any((task / "stat").read_text().rpartition(")")[2].split()[0] != "T" for task in tasks.iterdir()):
+        await asyncio.sleep(0.01)
+    call = asyncio.ensure_future(pair.one(1, Probe.echo, 1))
+    await asyncio.sleep(0.05)  # It is sent.
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(WorkerDied) as caught:
+        await call
+    assert (caught.value.how, caught.value.had_read) == ("died (SIGKILL)", False)
+
+
+async def test_an_answer_that_came_in_time_counts_however_late_the_controller_looks(pair: Workers[Probe]) -> None:
+    link = pair._processes[0]._link  # type: ignore[attr-defined]
+    call = asyncio.ensure_future(pair.one_within(0.05, 0, Probe.echo, "in time"))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)  # It is sent.
+    select.select([link], [], [])
+    time.sleep(0.1)
+    assert await call == "in time"
 
 
 async def test_a_fork_that_comes_back_answers_nobody(pair: Workers[Probe]) -> None:
