@@ -48,6 +48,11 @@ class WorkerError(RerollError):
 class WorkerDied(WorkerError):
     """A worker's process is gone (killed, out of memory, node lost)."""
 
+    def __init__(self, message: str, *, cause: str = "") -> None:
+        super().__init__(message)
+        self.cause = cause or message
+        """What became of it, without the advice: `its process died (SIGKILL)`."""
+
 
 class WorkerTimeout(WorkerError):
     """A worker took longer than its call was given: it was ended, and another is in its place."""

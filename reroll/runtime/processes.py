@@ -158,6 +158,10 @@ class _Process:
         self.built = self._post(Kind.BUILD, recipe)
         """Resolves when the worker is there; raises what kept it from being built."""
 
+    @property
+    def _is_built(self) -> bool:
+        return self.built.done() and not self.built.cancelled() and self.built.exception() is None
+
     def call(self, payload: Payload) -> asyncio.Future[Any]:
         """Send a call now; its result is awaited."""
         if self.is_stopped:
@@ -169,6 +173,9 @@ class _Process:
         if self.is_stopped:
             return
         self.is_stopped = True
+        if not self._is_built:  # There is nothing to close.
+            await self.end("was stopped before its worker was built")
+            return
         try:
             await asyncio.wait_for(self._post(Kind.CLOSE, _NOTHING), STOP_TIMEOUT_S)
         except TimeoutError:
@@ -320,7 +327,8 @@ class _Process:
 
     def _died(self) -> WorkerDied:
         remedy = "Free memory or ask for less of it if it was killed, then go on from the last checkpoint with --resume."
-        return WorkerDied(f"worker {self.name} is gone: its process {self._end}. {remedy}")
+        cause = f"its process {self._end}"
+        return WorkerDied(f"worker {self.name} is gone: {cause}. {remedy}", cause=cause)
 
 
 def _packed(method: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Payload:
