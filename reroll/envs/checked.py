@@ -1,144 +1,26 @@
-"""Environments by their ids, and the check of everything they return."""
+"""The check of everything that an environment raises and returns."""
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import json
-import logging
 import math
 import numbers
-import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, cast
 
 import numpy as np
 
-from reroll.config.envs import EnvConfig
-from reroll.envs.base import Env, InvalidAction, StepResult
-from reroll.envs.make import env_name, make_env
+from reroll.envs.base import InvalidAction, StepResult
 from reroll.errors import EnvError, RerollError
 from reroll.runtime.children import last_lines
 from reroll.types import Message
 
-NOT_OPEN = "the environment is not open: reset it first, and step it no more after close"
-
 _MAX_REASON_CHARS = 2000
 """A reason is a status on a sample, not a document."""
-_LOOP_END_S = 1.0
-"""How long the tasks of async environments may take to end once they are cancelled."""
-
-_log = logging.getLogger(__name__)
 
 
-class EnvHost:
-    """Holds environments and calls them, each in the thread that asks. Safe to use from many threads.
-
-    What an environment raises becomes EnvError naming the method; InvalidAction passes. What an async environment
-    returns is awaited on a loop of the host, in a thread of its own.
-    """
-
-    def __init__(self, *, max_message_chars: int) -> None:
-        self._max_message_chars = max_message_chars
-        self._lock = threading.Lock()
-        self._hosted: dict[int, _Hosted] = {}
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._loop_thread: threading.Thread | None = None
-
-    def open(self, env_id: int, node: EnvConfig, seed: int) -> tuple[Message, ...]:
-        """Build the environment and reset it. If that fails, nothing of it is kept."""
-        hosted = _Hosted(env_name(node))
-        with self._lock:
-            self._hosted[env_id] = hosted
-        try:
-            with blaming(hosted.name, "__init__"):
-                hosted.env = make_env(node)
-            with blaming(hosted.name, "reset"):
-                messages = self._settled(hosted, hosted.env.reset(seed))
-                return as_messages(messages, max_chars=self._max_message_chars)
-        except BaseException:
-            try:
-                self.close(env_id)
-            except EnvError as error:
-                _log.warning("an environment that failed to open failed to close too: %s", error)
-            raise
-
-    def step(self, env_id: int, action: str) -> StepResult:
-        """What the environment answers."""
-        hosted = self._hosted.get(env_id)
-        if hosted is None or hosted.env is None:
-            raise EnvError(NOT_OPEN)
-        with blaming(hosted.name, "step", max_chars=self._max_message_chars):
-            return as_outcome(self._settled(hosted, hosted.env.step(action)), max_chars=self._max_message_chars)
-
-    def close(self, env_id: int) -> None:
-        """Close the environment and forget it. Safe to call for one that is not there."""
-        with self._lock:
-            hosted = self._hosted.pop(env_id, None)
-        if hosted is not None and hosted.env is not None:
-            close: Callable[[], Any] = hosted.env.close
-            with blaming(hosted.name, "close"):
-                self._settled(hosted, close())
-
-    def interrupt(self, env_id: int) -> None:
-        """Cancel what this environment awaits, if it does: its call then fails."""
-        hosted = self._hosted.get(env_id)
-        if hosted is not None and hosted.awaited is not None:
-            hosted.awaited.cancel()
-
-    def stop_loop(self) -> None:
-        """End the thread of the loop. Safe to call twice."""
-        with self._lock:
-            loop, self._loop = self._loop, None
-        if loop is not None and self._loop_thread is not None:
-            loop.call_soon_threadsafe(loop.stop)
-            self._loop_thread.join(_LOOP_END_S)
-
-    def _settled(self, hosted: _Hosted, value: Any) -> Any:
-        """The value itself, or what it is once awaited."""
-        if not inspect.isawaitable(value):
-            return value
-        hosted.awaited = asyncio.run_coroutine_threadsafe(_awaited(value), self._running_loop())
-        try:
-            return hosted.awaited.result()
-        finally:
-            hosted.awaited = None
-
-    def _running_loop(self) -> asyncio.AbstractEventLoop:
-        with self._lock:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                self._loop_thread = threading.Thread(target=_serve, args=(self._loop,), name="env loop", daemon=True)
-                self._loop_thread.start()
-            return self._loop
-
-
-class _Hosted:
-    """One environment of a host."""
-
-    __slots__ = ("awaited", "env", "name")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.env: Env | None = None
-        self.awaited: Future[Any] | None = None
-
-
-def _serve(loop: asyncio.AbstractEventLoop) -> None:
-    with asyncio.Runner(loop_factory=lambda: loop) as runner:  # Its end cancels the tasks that are left.
-        runner.get_loop().run_forever()
-
-
-async def _awaited(value: Awaitable[Any]) -> Any:
-    try:
-        return await value
-    except (SystemExit, KeyboardInterrupt) as error:  # Either would end the loop of all environments.
-        raise EnvError(last_lines(error)) from error
-
-
-class blaming:  # noqa: N801 (it reads as a statement)
+class as_env_error:  # noqa: N801 (it reads as a statement)
     """Everything that is raised inside becomes EnvError naming the environment's method.
 
     Where an action is tried, InvalidAction passes, its message cut to `max_chars` like every other.
@@ -178,10 +60,10 @@ def as_messages(value: object, *, max_chars: int, may_be_none: bool = False) -> 
     return tuple(_plain(message, max_chars) for message in value)
 
 
-def as_outcome(value: object, *, max_chars: int) -> StepResult:
+def as_step_result(value: object, *, max_chars: int) -> StepResult:
     """What a step returned, as a well-formed StepResult. Raises EnvError for anything else."""
     if not isinstance(value, StepResult):
-        raise EnvError(f"returned a {type(value).__name__}: return an StepResult")
+        raise EnvError(f"returned a {type(value).__name__}: return a StepResult")
     messages = as_messages(value.messages, max_chars=max_chars, may_be_none=True)
     flags: tuple[object, object] = value.terminated, value.truncated
     if not all(isinstance(flag, bool | np.bool_) for flag in flags):
