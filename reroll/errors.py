@@ -48,10 +48,10 @@ class WorkerError(RerollError):
 class WorkerDied(WorkerError):
     """A worker's process is gone (killed, out of memory, node lost)."""
 
-    def __init__(self, message: str, *, cause: str = "") -> None:
+    def __init__(self, message: str, *, how: str = "is gone") -> None:
         super().__init__(message)
-        self.cause = cause or message
-        """What became of it, without the advice: `its process died (SIGKILL)`."""
+        self.how = how
+        """What became of the process: `died (SIGSEGV)`."""
 
 
 class WorkerTimeout(WorkerError):

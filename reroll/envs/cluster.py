@@ -236,8 +236,11 @@ class EnvHandle:
                     problems = await self._workers.one(0, EnvWorker.import_problems)
             except TimeoutError:
                 self.lose(f"importing the environments took longer than {START_TIMEOUT_S:g} s")
+            except WorkerDied as error:
+                self.lose(f"the process of the environments {error.how} when it imported them")
             except Exception as error:  # Whoever waits for the worker must hear of it.
-                self.lose(f"a worker for environments could not be started: {_told(error)}")
+                why = str(error) if isinstance(error, RerollError) else last_lines(error)
+                self.lose(f"a worker for environments could not be started: {why}")
             else:
                 self.ready.set_result(problems)
 
@@ -300,8 +303,10 @@ class EnvHandle:
         assert self._workers is not None
         try:
             answers = await self._workers.one(0, EnvWorker.exchange, number, commands)
+        except WorkerDied as error:
+            self.lose(f"the process of the environment {error.how}")
         except RerollError as error:
-            self.lose(f"the worker of the environment is gone: {_told(error)}")
+            self.lose(f"the worker of the environment failed: {error}")
         else:
             self._deliver(answers)
 
@@ -438,12 +443,6 @@ def _violation(domain: str, node: EnvConfig, why: str) -> Violation:
         return Violation(f"envs.{domain}.env.path", f"{node.path} cannot be used: {why}", fix)
     fix = node.pip_line if node.packages else "mend or reinstall the package that it comes from"
     return Violation(f"envs.{domain}.env.kind", f"{node.kind} cannot be imported: {why}", fix)
-
-
-def _told(error: Exception) -> str:
-    if isinstance(error, WorkerDied):
-        return error.cause
-    return str(error) if isinstance(error, RerollError) else last_lines(error)
 
 
 def _mark_as_seen(future: asyncio.Future[Any]) -> None:

@@ -326,9 +326,9 @@ class _Process:
         self._ended.set()
 
     def _died(self) -> WorkerDied:
+        assert self._end is not None
         remedy = "Free memory or ask for less of it if it was killed, then go on from the last checkpoint with --resume."
-        cause = f"its process {self._end}"
-        return WorkerDied(f"worker {self.name} is gone: {cause}. {remedy}", cause=cause)
+        return WorkerDied(f"worker {self.name} is gone: its process {self._end}. {remedy}", how=self._end)
 
 
 def _packed(method: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Payload:

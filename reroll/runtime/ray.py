@@ -228,11 +228,10 @@ class _Handle:
         try:
             outcome = await reference
         except (RayActorError, OutOfMemoryError) as error:
-            cause = "its process died (killed, out of memory or crashed), or its node was lost"
             raise WorkerDied(
-                f"worker {self.name} is gone: {cause}. Free memory or ask for less of it, then go on from the last checkpoint "
-                f"with --resume. Ray says: {error}",
-                cause=cause,
+                f"worker {self.name} is gone: its process was killed, ran out of memory or crashed, or its node was lost. "
+                f"Free memory or ask for less of it, then go on from the last checkpoint with --resume. Ray says: {error}",
+                how="died (killed, out of memory, crashed, or its node was lost)",
             ) from None
         except RayError as error:
             raise WorkerError(f"a call to worker {self.name} could not be carried: {error}") from None

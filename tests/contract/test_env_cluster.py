@@ -378,8 +378,8 @@ async def test_a_crash_fails_the_episodes_that_ran_there_and_the_next_runs_norma
         before = (await neighbour.step("where")).info["pid"]
         child = (await neighbour.step("child")).info["pid"]
         reason = await failure_of(cluster.live("puppet", 1), "die")
-        how = "died (exit code 7)" if kind == "processes" else "died (killed, out of memory or crashed), or its node was lost"
-        assert reason == f"the worker of the environment is gone: its process {how}"
+        how = "exit code 7" if kind == "processes" else "killed, out of memory, crashed, or its node was lost"
+        assert reason == f"the process of the environment died ({how})"
         with pytest.raises(EnvError, match="died"):
             await neighbour.step("go")
         await neighbour.close()

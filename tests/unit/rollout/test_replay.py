@@ -122,7 +122,7 @@ async def test_a_killed_environment_process_fails_no_sample_and_changes_none(led
     ledger.flush()
     again = [event for event in read_ledger(ledger.path) if event.state is SampleState.GENERATING and event.detail]
     assert len(again) == stats["rollout/replayed_samples"]
-    assert {event.detail["reason"] for event in again} == {"the worker of the environment is gone: its process died (SIGKILL)"}
+    assert {event.detail["reason"] for event in again} == {"the process of the environment died (SIGKILL)"}
 
 
 async def test_an_environment_that_always_kills_its_process_ends_the_run_with_the_reason(ledger):

@@ -82,7 +82,7 @@ async def test_a_worker_that_overruns_ends_with_all_that_it_started(pair: Worker
 async def test_a_dead_worker_tells_how_it_ended(pair: Workers[Probe]) -> None:
     with pytest.raises(WorkerDied, match=r"probe\[0\] is gone: its process died \(exit code 3\)") as caught:
         await pair.one(0, Probe.leave, 3)
-    assert caught.value.cause == "its process died (exit code 3)"
+    assert caught.value.how == "died (exit code 3)"
     with pytest.raises(WorkerDied, match="SIGSEGV"):
         await pair.one(1, Probe.signal_itself, signal.SIGSEGV)
 
