@@ -104,7 +104,8 @@ def _finite(number: object, what: str) -> float:
 def _plain(message: Mapping[str, Any], max_chars: int) -> Message:
     """The message as plain data, its content cut to the limit: it has to travel, and to be stored."""
     content = message["content"]
-    if len(message) == 2 and len(content) <= max_chars and type(content) is str and type(message) is dict:
+    is_plain = type(message) is dict and type(content) is str and type(message["role"]) is str
+    if is_plain and len(message) == 2 and len(content) <= max_chars:
         return cast(Message, message)
     try:
         return cast(Message, json.loads(json.dumps({**message, "content": _cut(content, max_chars)})))

@@ -103,12 +103,12 @@ class EnvCluster:
         """Close what lives and stop every worker. Episodes that still play get EnvError. Safe to call twice."""
         self._is_closed = True
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        hosts, self._handles = self._handles, []
-        await asyncio.gather(*(handle.stop() for handle in hosts))
+        handles, self._handles = self._handles, []
+        await asyncio.gather(*(handle.stop() for handle in handles))
         for error in await asyncio.gather(*(env.close() for env in self.inline), return_exceptions=True):
             if error is not None:
                 _log.warning("an environment did not close: %s", error)
-        for handle in hosts:
+        for handle in handles:
             handle.lose(_CLOSING)
         for env_id in list(self._live):
             self.leave(env_id)

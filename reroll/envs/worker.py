@@ -232,7 +232,7 @@ class HostedEnv:
     """One environment, called by one thread.
 
     What it raises becomes EnvError naming the method; InvalidAction passes. What it returns is checked; if it is async, it
-    is awaited on the loop of its host.
+    is awaited on that loop.
     """
 
     def __init__(self, node: EnvConfig, loop: LoopThread, *, max_message_chars: int) -> None:
