@@ -15,7 +15,7 @@ from itertools import chain, islice
 from typing import Any
 
 from reroll.envs.base import Env, InvalidAction, StepResult
-from reroll.envs.host import as_messages, as_outcome
+from reroll.envs.checked import as_messages, as_step_result
 from reroll.errors import RerollError
 from reroll.runtime.children import last_lines
 from reroll.types import Message
@@ -330,7 +330,7 @@ class _Checker:
         start_s = time.perf_counter()
         value = self._settled(env.step(action))
         self._step_s.append(time.perf_counter() - start_s)
-        return as_outcome(value, max_chars=10**9)
+        return as_step_result(value, max_chars=10**9)
 
     def _settled(self, value: Any) -> Any:
         return self._runner.run(_awaited(value)) if inspect.isawaitable(value) else value

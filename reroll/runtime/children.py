@@ -1,12 +1,10 @@
-"""Child processes that run user code: how their end is told, how they are ended, and how they talk to their parent."""
+"""Child processes that run user code: how their end is told, and how they are ended."""
 
 from __future__ import annotations
 
 import os
-import pickle
 import select
 import signal
-import struct
 import subprocess
 import sys
 import threading
@@ -14,9 +12,8 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any, BinaryIO, NoReturn
+from typing import NoReturn
 
-_LENGTH = struct.Struct(">Q")
 _PARENT_CHECK_S = 1.0
 _MAX_TOLD = 2000
 """Characters."""
@@ -152,49 +149,6 @@ def place_of(error: BaseException) -> str:
     """Where an exception was raised: ` (file:line)`; empty if it never was."""
     frames = list(traceback.walk_tb(error.__traceback__))
     return f" ({frames[-1][0].f_code.co_filename}:{frames[-1][1]})" if frames else ""
-
-
-def framed(message: Any) -> bytes:
-    """A message as bytes for a stream."""
-    body = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-    return _LENGTH.pack(len(body)) + body
-
-
-def read_frames(stream: BinaryIO) -> Iterator[Any]:
-    """The messages of a stream until the other side closes it."""
-    while len(header := stream.read(_LENGTH.size)) == _LENGTH.size:
-        (size,) = _LENGTH.unpack(header)
-        body = stream.read(size)
-        if len(body) < size:
-            return
-        yield pickle.loads(body)
-
-
-class Unframer:
-    """The messages of a stream whose bytes arrive in pieces."""
-
-    def __init__(self, *, max_bytes: int | None = None) -> None:
-        """`max_bytes` of one message; None: trust the other side."""
-        self._received = bytearray()
-        self._max_bytes = max_bytes
-
-    @property
-    def is_between_messages(self) -> bool:
-        return not self._received
-
-    def feed(self, data: bytes) -> Iterator[Any]:
-        """The messages that these bytes complete. Raises ValueError for one that is too long."""
-        self._received += data
-        while len(self._received) >= _LENGTH.size:
-            (size,) = _LENGTH.unpack_from(self._received)
-            if self._max_bytes is not None and size > self._max_bytes:
-                raise ValueError(f"a message of {size} bytes, where {self._max_bytes} are the most")
-            end = _LENGTH.size + size
-            if len(self._received) < end:
-                return
-            body = bytes(self._received[_LENGTH.size : end])
-            del self._received[:end]
-            yield pickle.loads(body)
 
 
 if __name__ == "__main__":

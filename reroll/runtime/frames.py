@@ -1,9 +1,9 @@
 """Messages between two processes of one machine, over a Unix socket: what is small travels in it, what is large beside it.
 
-A frame is a header of fixed size (what kind, the number of the call, the payload's size) and a payload: a pickle and, behind
-it, the arrays and CPU tensors that it speaks of, which are not copied into it. A payload from `MIN_SHARED_BYTES` on is
-written to a memory file without a name, whose descriptor goes with the header; the receiver maps it, and reads what the
-sender wrote without a copy of its own. The file is gone when nobody maps it any more, however its users end.
+A frame is a header of fixed size (what kind, the number of the call, how long the payload is and how it is laid out) and a
+payload: a pickle and, behind it, the arrays and CPU tensors that it speaks of, which are not copied into it. A payload from
+`MIN_SHARED_BYTES` on is written to a memory file without a name, whose descriptor goes with the header; the receiver maps it,
+and reads what the sender wrote without a copy of its own. The file is gone when nobody maps it any more, however its users end.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ message through the socket needs the two sides to wake each other again and agai
 _CHUNK_BYTES = 1 << 18
 """Of one read of a socket."""
 _CLOSED_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+_ONE_DESCRIPTOR = socket.CMSG_LEN(array.array("i").itemsize)
 _ALIGNMENT = 64
 _MAGIC = b"rrl1"
 _HEADER = struct.Struct("<4sBB2xQQ")
@@ -67,20 +68,36 @@ class Garbled(Exception):
     """What was read is no frame."""
 
 
+class Layout(IntEnum):
+    """Where a payload's bytes are, and what."""
+
+    PARTS = 0
+    """In the socket: the sizes of the pickle and of the arrays that it speaks of, then these."""
+    SHARED = 1
+    """The same in a memory file."""
+    PLAIN = 2
+    """In the socket: a pickle alone."""
+
+
 class Payload:
     """A value as bytes: `inline`, or in a memory file that any number of processes can be shown."""
 
     def __init__(self, parts: Sequence[Any]) -> None:
+        self.inline: bytes | None = None
+        self.descriptor: int | None = None
+        if len(parts) == 1 and len(parts[0]) < MIN_SHARED_BYTES:
+            self.layout, self.inline, self.size = Layout.PLAIN, parts[0], len(parts[0])
+            return
         views = [memoryview(part).cast("B") for part in parts]
         table = b"".join(_SIZE.pack(number) for number in (len(views), *(view.nbytes for view in views)))
         pieces: list[bytes | memoryview] = [table, *views]
         self.size = sum(_padded(len(piece)) for piece in pieces)
-        self.inline: bytes | None = None
-        self.descriptor: int | None = None
         if _HAS_MEMFD and self.size >= MIN_SHARED_BYTES:
+            self.layout = Layout.SHARED
             self.descriptor = os.memfd_create("reroll", os.MFD_CLOEXEC)
             _write(self.descriptor, pieces)
         else:
+            self.layout = Layout.PARTS
             self.inline = b"".join(bit for piece in pieces for bit in (piece, bytes(_padded(len(piece)) - len(piece))))
 
     def __del__(self) -> None:
@@ -117,9 +134,12 @@ class Frame(NamedTuple):
     number: int
     payload: Any
     """Bytes that may be written, of this process alone."""
+    layout: int
 
     def value(self) -> Any:
         """What was packed. Its arrays lie in the payload. Raises whatever an object raises that cannot be read here."""
+        if self.layout == Layout.PLAIN:
+            return pickle.loads(self.payload)
         view = memoryview(self.payload)
         (num_parts,) = _SIZE.unpack_from(view)
         sizes = [_SIZE.unpack_from(view, _SIZE.size * (1 + part))[0] for part in range(num_parts)]
@@ -132,7 +152,7 @@ class Frame(NamedTuple):
 
 def header(kind: Kind, number: int, payload: Payload) -> bytes:
     """What goes before a payload's inline bytes, and with its descriptor."""
-    return _HEADER.pack(_MAGIC, kind, payload.descriptor is not None, number, payload.size)
+    return _HEADER.pack(_MAGIC, kind, payload.layout, number, payload.size)
 
 
 def send(link: socket.socket, kind: Kind, number: int, payload: Payload) -> None:
@@ -158,36 +178,39 @@ class FrameReader:
     def __init__(self, link: socket.socket) -> None:
         self._link = link
         self._bytes = bytearray()
+        self._chunk = bytearray(_CHUNK_BYTES)
         self._descriptors: deque[int] = deque()
         self.is_at_end = False
         """The other side has closed the socket, or is gone."""
 
     def read(self) -> Iterator[Frame]:
         """The frames that one read of the socket completes. Raises Garbled, or OSError (BlockingIOError: nothing there)."""
-        data, descriptors, _, _ = socket.recv_fds(self._link, _CHUNK_BYTES, 1, _CLOSED_ON_EXEC)
-        self._descriptors += descriptors
-        if not data:
+        num_read, messages, _, _ = self._link.recvmsg_into([self._chunk], _ONE_DESCRIPTOR, _CLOSED_ON_EXEC)
+        for level, kind, data in messages:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                self._descriptors += array.array("i", data)
+        if not num_read:
             self.is_at_end = True
             return
-        self._bytes += data
+        self._bytes += memoryview(self._chunk)[:num_read]
         while self._bytes:
             if not self._bytes.startswith(_MAGIC[: len(self._bytes)]):  # Stray bytes are seen before there are many of them.
                 raise self._garbled()
             if len(self._bytes) < _HEADER.size:
                 return
-            _, kind, is_shared, number, size = _HEADER.unpack_from(self._bytes)
-            if is_shared != (_HAS_MEMFD and size >= MIN_SHARED_BYTES):
+            _, kind, layout, number, size = _HEADER.unpack_from(self._bytes)
+            if (layout == Layout.SHARED) != (_HAS_MEMFD and size >= MIN_SHARED_BYTES):
                 raise self._garbled()
-            if is_shared:
+            if layout == Layout.SHARED:
                 del self._bytes[: _HEADER.size]
-                yield Frame(kind, number, self._mapped(size))
+                yield Frame(kind, number, self._mapped(size), layout)
                 continue
             end = _HEADER.size + size
             if len(self._bytes) < end:
                 return
             payload = self._bytes[_HEADER.size : end]
             del self._bytes[:end]
-            yield Frame(kind, number, payload)
+            yield Frame(kind, number, payload, layout)
 
     def _garbled(self) -> Garbled:
         return Garbled(f"{bytes(self._bytes[:16])!r} begins no message")

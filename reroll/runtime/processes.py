@@ -162,6 +162,10 @@ class _Process:
         self.built = self._post(Kind.BUILD, recipe)
         """Resolves when the worker is there; raises what kept it from being built."""
 
+    @property
+    def _is_built(self) -> bool:
+        return self.built.done() and not self.built.cancelled() and self.built.exception() is None
+
     def call(self, payload: Payload) -> asyncio.Future[Any]:
         """Send a call now; its result is awaited."""
         if self.is_stopped:
@@ -175,6 +179,9 @@ class _Process:
         if self.is_stopped:
             return
         self.is_stopped = True
+        if not self._is_built:  # There is nothing to close.
+            await self.end("was stopped before its worker was built")
+            return
         if not at_once:
             await self._close()
         await self.end("was stopped")

@@ -246,7 +246,7 @@ class _Handle:
             raise WorkerDied(
                 f"worker {self.name} is gone: its process was killed, ran out of memory or crashed, or its node was lost. "
                 f"Free memory or ask for less of it, then go on from the last checkpoint with --resume. Ray says: {error}",
-                how="died",
+                how="died (killed, out of memory, crashed, or its node was lost)",
                 had_read=False if _NODE_DIED in str(error) else None,
             ) from None
         except RayError as error:

@@ -28,9 +28,9 @@ from reroll.config.reward_judge import JudgeModel
 from reroll.config.rewards import RewardWorkersConfig
 from reroll.envs.actions import parsed
 from reroll.envs.base import StepResult
-from reroll.envs.host import EnvHost
 from reroll.envs.make import make_env
 from reroll.envs.tools.calls import write_call
+from reroll.envs.worker import HostedEnv, LoopThread
 from reroll.errors import RewardError
 from reroll.rewards.cluster import RewardCluster
 from reroll.rewards.judge import Answer
@@ -318,14 +318,14 @@ def test_no_tool_runs_what_the_policy_writes_outside_the_sandbox(
         "max_calls": 10_000,
         "call_timeout_s": 20.0,
     }
-    host = EnvHost(max_message_chars=20_000)
-    host.open(1, TypeAdapter(EnvConfig).validate_python(node), 0)
+    env = HostedEnv(TypeAdapter(EnvConfig).validate_python(node), LoopThread(), max_message_chars=20_000)
+    env.open(0)
     answers: list[Message] = []
     for text in planted.texts(mark).values():
         calls = "".join(write_call(name, {argument: text}) for _, name, argument in tools.values())
-        answers += host.step(1, calls).messages
-        host.step(1, f'<tool_call>{{"name": "{text}", "arguments": {text}}}</tool_call>')
-    host.close(1)
+        answers += env.step(calls).messages
+        env.step(f'<tool_call>{{"name": "{text}", "arguments": {text}}}</tool_call>')
+    env.close()
     assert sum("does not answer" in answer["content"] or "no tool" in answer["content"] for answer in answers) == 0
     assert not list(mark.parent.iterdir())
 

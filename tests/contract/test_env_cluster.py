@@ -19,12 +19,11 @@ from pydantic import TypeAdapter
 
 from reroll.config.envs import EnvConfig, EnvWorkersConfig
 from reroll.config.parts import LocalRuntimeConfig, RayRuntimeConfig
-from reroll.envs import lanes
 from reroll.envs.base import InvalidAction, LiveEnv, StepResult
 from reroll.envs.cluster import EnvCluster
 from reroll.errors import ConfigError, EnvError
 from reroll.runtime import make_runtime
-from reroll.runtime.children import framed
+from reroll.runtime.processes import ProcessWorkers
 from reroll_zoo.games.frozen_lake import FrozenLake, FrozenLakeConfig
 
 ALL = ["inline", "threads", "processes", "ray"]
@@ -161,7 +160,7 @@ async def test_an_async_environment_is_awaited(kind: str) -> None:
 BAD_STEPS = {
     "raise": r"Puppet\.step raised LookupError: the key is lost \(.*env_faults\.py:\d+\)",
     "exit": r"Puppet\.step raised SystemExit: leaving",
-    "none": r"Puppet\.step: returned a NoneType: return an StepResult",
+    "none": r"Puppet\.step: returned a NoneType: return a StepResult",
     "nan": r"Puppet\.step: gave the reward nan",
     "infinite info": r"gave the info size inf",
     "word for reward": r"gave a reward that is a str",
@@ -379,7 +378,8 @@ async def test_a_crash_fails_the_episodes_that_ran_there_and_the_next_runs_norma
         before = (await neighbour.step("where")).info["pid"]
         child = (await neighbour.step("child")).info["pid"]
         reason = await failure_of(cluster.live("puppet", 1), "die")
-        assert "died (exit code 7)" in reason if kind == "processes" else "the actor of the environment died" in reason
+        how = "exit code 7" if kind == "processes" else "killed, out of memory, crashed, or its node was lost"
+        assert reason == f"the process of the environment died ({how})"
         with pytest.raises(EnvError, match="died"):
             await neighbour.step("go")
         await neighbour.close()
@@ -434,9 +434,10 @@ async def test_steps_of_one_moment_travel_in_one_message(monkeypatch: pytest.Mon
     async with cluster_of("processes", {"puppet": puppet()}) as cluster:
         envs = [await opened(cluster, "puppet", seed) for seed in range(16)]
         sent: list[Any] = []
-        monkeypatch.setattr(lanes, "framed", lambda message: sent.append(message) or framed(message))
+        one = ProcessWorkers.one
+        monkeypatch.setattr(ProcessWorkers, "one", lambda *args: sent.append(args[-1]) or one(*args))
         await asyncio.gather(*(env.step("go") for env in envs))
-        assert [len(commands) for commands in sent] == [16]
+        assert [len(commands) for commands in sent if commands] == [16]
 
 
 async def test_several_processes_share_the_environments_evenly() -> None:
@@ -453,6 +454,25 @@ async def test_a_worker_that_dies_while_it_imports_is_reported_at_the_start(tmp_
     with pytest.raises(ConfigError, match=r"died \(exit code 3\)"):
         async with cluster_of("processes", {"a": {"kind": "import", "path": "deadly_module:Env"}}):
             pass
+
+
+@on(*APART)
+async def test_an_import_that_does_not_end_is_reported_at_the_start(kind: str, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("reroll.envs.cluster.START_TIMEOUT_S", 0.5)
+    (tmp_path / "endless_module.py").write_text("import time\ntime.sleep(600)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError, match=r"importing the environments took longer than 0\.5 s"):
+        async with cluster_of(kind, {"a": {"kind": "import", "path": "endless_module:Env"}}):
+            pass
+
+
+async def test_a_thread_that_hangs_is_counted_until_its_call_returns() -> None:
+    async with cluster_of("threads", {"puppet": puppet()}, timeout_s=HANG_S) as envs:
+        assert await failure_of(envs.live("puppet", 0), "hang") == "env_faults:Puppet.step took longer than 1 s"
+        await until(lambda: envs.stats().values_by_name().get("env/stuck_threads") == 1)
+        await assert_plays(envs)
+        env_faults.RELEASE.set()
+        await until(lambda: "env/stuck_threads" not in envs.stats().values_by_name())
 
 
 async def test_ray_workers_need_the_ray_runtime() -> None:

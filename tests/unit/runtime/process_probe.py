@@ -110,3 +110,11 @@ class Probe:
         os.kill(os.getpid(), number)
         time.sleep(0.1)
         return "alive"
+
+
+class NeverBuilt:
+    """Its constructor does not return. It tells its process first."""
+
+    def __init__(self, info: WorkerInfo, file: Path) -> None:
+        file.write_text(str(os.getpid()))
+        time.sleep(600)

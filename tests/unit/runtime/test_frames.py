@@ -31,9 +31,9 @@ def sent(ends: Ends, value: Any) -> Any:
     """What arrives at the other end."""
     left, right = ends
     send(left, Kind.CALL, 7, pack(value, what="it"))
-    ((kind, number, _),) = received = list(FrameReader(right).read())
-    assert (kind, number) == (Kind.CALL, 7)
-    return received[0].value()
+    (frame,) = FrameReader(right).read()
+    assert (frame.kind, frame.number) == (Kind.CALL, 7)
+    return frame.value()
 
 
 @pytest.mark.parametrize("size", [0, 1, 1000, MIN_SHARED_BYTES])

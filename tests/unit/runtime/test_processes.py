@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from process_probe import Probe
+from process_probe import NeverBuilt, Probe
 
 from reroll.errors import RerollError, WorkerDied, WorkerTimeout
 from reroll.runtime.base import Placement, Workers
@@ -81,10 +81,24 @@ async def test_a_worker_that_overruns_ends_with_all_that_it_started(pair: Worker
 
 
 async def test_a_dead_worker_tells_how_it_ended(pair: Workers[Probe]) -> None:
-    with pytest.raises(WorkerDied, match=r"probe\[0\] is gone: its process died \(exit code 3\)"):
+    with pytest.raises(WorkerDied, match=r"probe\[0\] is gone: its process died \(exit code 3\)") as caught:
         await pair.one(0, Probe.leave, 3)
+    assert caught.value.how == "died (exit code 3)"
     with pytest.raises(WorkerDied, match="SIGSEGV"):
         await pair.one(1, Probe.signal_itself, signal.SIGSEGV)
+
+
+async def test_a_worker_that_is_not_built_yet_is_ended_and_not_asked_to_close(
+    runtime: ProcessRuntime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reroll.runtime.processes.STOP_TIMEOUT_S", 600.0)
+    spawning = asyncio.create_task(runtime.spawn(NeverBuilt, Placement("probe", ("cpu",)), tmp_path / "pid"))
+    (pid,) = await asyncio.to_thread(read_pids, tmp_path / "pid", num=1)
+    spawning.cancel()
+    async with asyncio.timeout(60):
+        await asyncio.wait({spawning})
+    assert spawning.cancelled()
+    wait_until_gone([pid])
 
 
 async def test_a_sigterm_that_all_are_sent_leaves_workers_to_the_controller(pair: Workers[Probe]) -> None:
