@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from reroll.config.imports import import_object
+from reroll.config.imports import import_object, search_in
 from reroll.config.tree import AnyConfig, RlvrConfig
 from reroll.data.sources import load_eval
 from reroll.errors import ConfigError, RunFolderError, Violation
@@ -136,13 +136,18 @@ async def _train(config: AnyConfig, context: RunContext, foreground: Foreground)
 
 
 def evaluate(config: AnyConfig, *, code_folder: Path | None = None) -> EvalResult:
-    """Play the held-out prompts (`data.eval`) with `policy.model`, with a progress bar."""
+    """Play the held-out prompts (`data.eval`) with `policy.model`, with a progress bar.
+
+    Modules that the config imports are looked for in `code_folder` and the working directory.
+    """
     if not isinstance(config, RlvrConfig):
         problem = f"is {config.pipeline}, which has no rewards to judge by"
         raise ConfigError([Violation("pipeline", problem, "give an rlvr config")])
     if not config.data.eval:
         raise ConfigError([Violation("data.eval", "is empty", "add held-out prompts")])
-    return Foreground().run(_evaluate(config, code_folder or Path()))
+    code_folder = code_folder or Path()
+    search_in([code_folder, Path()])
+    return Foreground().run(_evaluate(config, code_folder))
 
 
 async def _evaluate(config: RlvrConfig, code_folder: Path) -> EvalResult:

@@ -29,7 +29,7 @@ class Probe:
         self.seen: list[int] = []
         self.together = 0
         self.most_together = 0
-        self.lock = threading.Lock()
+        self.met = threading.Condition()
 
     def whoami(self) -> WorkerInfo:
         return self.info
@@ -67,12 +67,15 @@ class Probe:
         time.sleep(0.3)
         self.seen.append(1)
 
-    def meet(self) -> None:
-        with self.lock:
+    def meet(self, size: int) -> None:
+        """Leaves when so many calls have been here at once, and gives more of them a moment to come."""
+        with self.met:
             self.together += 1
             self.most_together = max(self.most_together, self.together)
-        time.sleep(0.1)
-        with self.lock:
+            self.met.notify_all()
+            self.met.wait_for(lambda: self.most_together >= size, timeout=120)
+        time.sleep(0.05)
+        with self.met:
             self.together -= 1
 
     def most_met(self) -> int:

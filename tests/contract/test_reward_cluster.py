@@ -129,7 +129,7 @@ async def test_each_domain_is_judged_by_its_own_reward_and_the_rest_by_default(
         runtime,
         rewards(
             math={"kind": "numeric"},
-            style={"kind": "import", "path": "my_judges:length", "timeout_s": 1.0},
+            style={"kind": "import", "path": "my_judges:length", "timeout_s": 3.0},
             default={"kind": "import", "path": "my_judges:later"},
         ),
         config_folder=folder,
@@ -148,7 +148,7 @@ async def test_each_domain_is_judged_by_its_own_reward_and_the_rest_by_default(
     reasons = [type(verdict).__name__ if isinstance(verdict, Exception) else verdict for verdict in verdicts]
     assert reasons == ["RewardError", "RewardError", Score(value=3.0), "RewardRaised", "RewardError"]
     assert "died" in str(verdicts[0])
-    assert "longer than 1 s" in str(verdicts[1])
+    assert "longer than 3 s" in str(verdicts[1])
     assert "KeyError: 'unknown'" in str(verdicts[3])
     assert "no reference answer" in str(verdicts[4])
 
@@ -157,7 +157,7 @@ async def test_each_domain_is_judged_by_its_own_reward_and_the_rest_by_default(
     assert (stats["judging/poems/scored"], stats["judging/poems/failed"]) == (1, 1)
     assert (stats["judging/math/scored"], stats["judging/math/failed"]) == (1, 1)
     assert 0 < stats["judging/style/latency_s"] <= stats["judging/style/latency_max_s"]
-    assert stats["judging/style/latency_max_s"] >= 1.0 > stats["judging/math/latency_max_s"]
+    assert stats["judging/style/latency_max_s"] >= 3.0 > stats["judging/math/latency_max_s"]
     assert not cluster.stats()
 
 

@@ -143,7 +143,7 @@ async def test_a_worker_with_concurrency_one_runs_calls_in_the_order_they_were_m
 @pytest.mark.parametrize("concurrency", [1, 3])
 async def test_a_worker_serves_as_many_calls_at_once_as_it_was_placed_with(runtime: Runtime, concurrency: int) -> None:
     workers = await runtime.spawn(Probe, on_cpu(1, concurrency=concurrency))
-    await asyncio.gather(*(workers.one(0, Probe.meet) for _ in range(6)))
+    await asyncio.gather(*(workers.one(0, Probe.meet, concurrency) for _ in range(6)))
     assert await workers.one(0, Probe.most_met) == concurrency
 
 
@@ -272,9 +272,9 @@ async def test_what_several_actors_are_given_is_stored_once(monkeypatch: pytest.
     stored: list[object] = []
     put = ray.put
     async with make_runtime(RayRuntimeConfig(kind="ray")) as runtime:
-        workers = await runtime.spawn(Probe, on_cpu(4))
+        workers = await runtime.spawn(Probe, on_cpu(4))  # Which load no torch, as they are given none of its tensors.
         monkeypatch.setattr(ray, "put", lambda value: stored.append(value) or put(value))
-        left, right = {"w": torch.ones(2)}, {"w": torch.ones(3)}
+        left, right = {"w": np.ones(2)}, {"w": np.ones(3)}
         assert await workers.scatter(Probe.weigh, [left, left, right, right]) == [2, 2, 3, 3]
     assert [arguments for (arguments,), _ in stored] == [left, right]  # type: ignore[misc,attr-defined]
 

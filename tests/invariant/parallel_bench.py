@@ -7,8 +7,9 @@ are held to a hundredth of one step.
 
 from __future__ import annotations
 
-import asyncio
+import multiprocessing
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from reroll.config.parts import LoraConfig, ModelConfig, OptimConfig
 from reroll.config.strategy import Fsdp2StrategyConfig, TorchStrategyConfig
 from reroll.models.load import Head
 from reroll.observe.metrics import Stats
-from reroll.runtime.base import WorkerInfo, Workers
+from reroll.runtime.base import WorkerInfo
 from reroll.tokens.batch import Batch, pack
 from reroll.training.base import Loss, Needs, Predictions, required
 from reroll.training.cluster import train_jobs
@@ -39,6 +40,10 @@ MICRO_BATCH_TOKENS = 30
 GROUPS = ((60, 9, 14), (8, 11, 7), (33, 10))
 """Rows of three prompts, by their lengths. One row fills a rank by itself, so ranks have unequal numbers of micro-batches; the
 row of 33 has no token in the loss, so that a micro-batch never reaches the head."""
+
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["reroll.training.worker"])
+"""New ones for every model, as in a run: torch remembers the groups that a process was in. Imports are done once for all."""
 
 
 def batch(seed: int, groups: Sequence[Sequence[int]] = GROUPS, *, unit_size: int = 1) -> Batch:
@@ -126,21 +131,13 @@ class Outcome:
     answers: dict[str, Tensor]
 
 
-class Bench:
-    """A process that can be a rank of one model after the other: starting processes is what takes time."""
-
-    def __init__(self, info: WorkerInfo) -> None:
-        self._rank = info.rank
-
-    def play(self, scenario: Scenario, *, num_ranks: int, rendezvous: str) -> Outcome | None:
-        if self._rank >= num_ranks:
-            return None
-        info = WorkerInfo("policy", self._rank, num_ranks, "cpu")
-        try:
-            worker = TrainWorker(info, scenario.config, total_steps=6, head=scenario.head, rendezvous=rendezvous)
-            return scenario.play(worker)
-        finally:
-            dist.destroy_process_group()
+def play_as_rank(scenario: Scenario, rank: int, num_ranks: int, rendezvous: str) -> Outcome:
+    info = WorkerInfo("policy", rank, num_ranks, "cpu")
+    try:
+        worker = TrainWorker(info, scenario.config, total_steps=6, head=scenario.head, rendezvous=rendezvous)
+        return scenario.play(worker)
+    finally:
+        dist.destroy_process_group()
 
 
 def model_config(folder: Path, strategy: TorchStrategyConfig | Fsdp2StrategyConfig, *, lora: bool = False) -> ModelConfig:
@@ -152,15 +149,16 @@ def fsdp2(**options: Any) -> Fsdp2StrategyConfig:
     return Fsdp2StrategyConfig(kind="fsdp2", micro_batch_tokens=MICRO_BATCH_TOKENS, logprob_chunk=7, **options)
 
 
-def played_by_ranks(bench: Workers[Bench], scenario: Scenario, num_ranks: int) -> Outcome:
-    """What the ranks say together."""
+def played_by_ranks(scenario: Scenario, num_ranks: int) -> Outcome:
     rendezvous = Rendezvous("127.0.0.1")
+    with ProcessPoolExecutor(num_ranks, mp_context=PROCESSES) as pool:
+        calls = [pool.submit(play_as_rank, scenario, rank, num_ranks, rendezvous.address) for rank in range(num_ranks)]
+        return said_together([call.result() for call in calls], scenario)
 
-    async def play() -> list[Outcome | None]:
-        return await bench.broadcast(Bench.play, scenario, num_ranks=num_ranks, rendezvous=rendezvous.address)
 
-    outcomes = asyncio.run(play())
-    told = [outcome for outcome in outcomes if outcome][:: scenario.config.strategy.ranks_per_share]
+def said_together(outcomes: Sequence[Outcome], scenario: Scenario) -> Outcome:
+    """What the ranks of one model say, as if they were one process."""
+    told = outcomes[:: scenario.config.strategy.ranks_per_share]
     stats = [sum(parts, Stats()) for parts in zip(*(outcome.stats for outcome in told), strict=True)]
     return replace(told[0], stats=stats, num_held=max(outcome.num_held for outcome in told))
 

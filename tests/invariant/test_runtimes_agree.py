@@ -33,7 +33,7 @@ def curve(outcome: Outcome) -> list[float]:
 
 @pytest.fixture(scope="module")
 def one_ray() -> Any:
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     yield
     ray.shutdown()
 
@@ -46,7 +46,19 @@ def apart(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-@pytest.mark.parametrize("ranks", [{}, {"kind": "fsdp2", "num_ranks": 2}], ids=["torch", "fsdp2"])
+TWO_RANKS = {"kind": "fsdp2", "num_ranks": 2}
+
+
+@pytest.mark.parametrize(
+    ("apart", "ranks"),
+    [
+        pytest.param("processes", TWO_RANKS, id="processes-fsdp2"),
+        pytest.param("ray", {}, id="ray-torch"),
+        pytest.param("processes", {}, id="processes-torch", marks=pytest.mark.slow),
+        pytest.param("ray", TWO_RANKS, id="ray-fsdp2", marks=pytest.mark.slow),
+    ],
+    indirect=["apart"],
+)
 def test_all_runtimes_give_the_same_curve_and_the_same_weights(
     rlvr_tree: dict[str, Any], apart: str, ranks: dict[str, Any]
 ) -> None:
@@ -59,6 +71,7 @@ def test_all_runtimes_give_the_same_curve_and_the_same_weights(
         torch.testing.assert_close(tensor, other[name], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("apart", ["processes", pytest.param("ray", marks=pytest.mark.slow)], indirect=True)
 def test_a_killed_worker_ends_the_run_clearly_and_the_run_can_be_resumed(rlvr_tree: dict[str, Any], apart: str) -> None:
     rlvr_tree["checkpoint"] = {"every": 1}
     whole = run(rlvr_tree, name="whole", runtime="local")

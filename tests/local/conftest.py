@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from reroll.config.tree import RlvrConfig
 from reroll.errors import Violation
-from reroll.pipeline import preflight
+from reroll.pipeline import preflight, run
 from reroll.pipeline.rehearsal import FIX, code_problems
+
+
+@pytest.fixture
+def pictures() -> None:
+    """The runs of a test that asks for this draw their curves."""
+
+
+@pytest.fixture(autouse=True)
+def _no_curve_is_drawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would take as long as the training: tests/unit/observe/test_curve.py is about it."""
+    if "pictures" not in request.fixturenames:
+        monkeypatch.setattr(run, "draw_curve", lambda *_, **__: False)
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +37,11 @@ def _user_code_is_tried_in_this_process(
             yield Violation(where, problem, FIX)
 
     monkeypatch.setattr(preflight, "code_violations", violations)
+    before = list(sys.path)
     yield
+    folders = {*sys.path} - {*before}
+    sys.path[:] = before
     for name, module in list(sys.modules.items()):
-        if str(getattr(module, "__file__", None)).startswith(str(tmp_path_factory.getbasetemp())):
-            del sys.modules[name]  # The user's: another test has others of the same name.
+        file = str(getattr(module, "__file__", None))
+        if file.startswith(str(tmp_path_factory.getbasetemp())) or str(Path(file).parent) in folders:
+            del sys.modules[name]  # The user's, or an example's: another test has others of the same name.

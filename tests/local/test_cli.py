@@ -1,9 +1,11 @@
-"""The command line as a user types it: what a new process loads, a training in a process of its own, the rest in this one."""
+"""The command line as a user types it: what a new process loads, and all else in this one.
+
+A training in a process of its own is what tests/local/test_wheel.py and test_plug_in.py start.
+"""
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -61,8 +63,7 @@ def test_check_lists_every_violation_and_exits_with_2(reroll: CommandLine, confi
 
 
 def test_train_then_eval_from_the_command_line(reroll: CommandLine, config_file: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "reroll", "train", str(config_file), "run.steps=2", "run.name=cli"]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"COLUMNS": "120"})
+    done = reroll("train", str(config_file), "run.steps=2", "run.name=cli")
     assert done.returncode == 0, done.stderr
     assert "step 2/2" in done.stdout
     checkpoint = tmp_path / "runs" / "cli" / "checkpoints" / "step-000002"

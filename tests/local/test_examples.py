@@ -66,6 +66,7 @@ def test_an_example_runs_shortened(file: Path, tiny_model: Path, tmp_path: Path,
     assert outcome.num_steps == 1
 
 
+@pytest.mark.usefixtures("pictures")
 def test_the_quickstart_runs_shortened_and_writes_its_result(run: Callable[..., str], tmp_path: Path) -> None:
     printed = run(script("quickstart"), "--steps", "4", "--good-enough", "0.01")
     assert "held-out prompts, never trained on" in printed

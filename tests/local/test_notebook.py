@@ -33,7 +33,7 @@ def notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Notebo
     repository = str(Path(__file__).parents[2])
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([repository, os.environ.get("PYTHONPATH", "")]))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
-    client = NotebookClient(new_notebook(), resources={"metadata": {"path": str(tmp_path)}}, timeout=240)
+    client = NotebookClient(new_notebook(), resources={"metadata": {"path": str(tmp_path)}}, timeout=None)
     with client.setup_kernel():
         yield client
 

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -68,9 +69,19 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 @pytest.fixture
 def tree(rlvr_tree: Tree) -> Tree:
-    rlvr_tree["data"]["eval"] = []
-    rlvr_tree["checkpoint"] = {"every": 1, "keep": 5}
-    return rlvr_tree
+    return saving_every_step(rlvr_tree)
+
+
+@pytest.fixture(scope="module")
+def whole(module_rlvr_tree: Tree) -> Outcome:
+    """What comes of `tree` when nothing happens."""
+    return run(saving_every_step(module_rlvr_tree))
+
+
+def saving_every_step(tree: Tree) -> Tree:
+    tree["data"]["eval"] = []
+    tree["checkpoint"] = {"every": 1, "keep": 5}
+    return tree
 
 
 def flip_a_bit(path: Path) -> None:
@@ -88,9 +99,8 @@ def cut_off(path: Path) -> None:
     [("model.safetensors", flip_a_bit), ("trainer.pt", flip_a_bit), ("state.json", cut_off), ("trainer.pt", Path.unlink)],
 )
 def test_a_damaged_newest_checkpoint_is_told_and_the_run_goes_on_from_the_one_before_to_the_same_end(
-    tree: Tree, file: str, damage: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
+    tree: Tree, whole: Outcome, file: str, damage: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole = run(tree)
     tree["run"] |= {"name": "damaged", "steps": 2}
     damage(run(tree).checkpoint / file)
     tree["run"]["steps"] = 3
@@ -121,6 +131,12 @@ def in_another_process(tree: Tree, failpoint: str = "") -> subprocess.Popen[byte
     return subprocess.Popen([sys.executable, "-c", TRAIN, str(file), failpoint], stdout=subprocess.DEVNULL)
 
 
+def until_it_has_done(num_steps: int, tree: Tree, other: subprocess.Popen[bytes]) -> None:
+    while len(steps(tree)) < num_steps:
+        assert other.poll() is None
+        time.sleep(0.05)
+
+
 def test_a_run_that_another_process_works_on_is_neither_resumed_nor_overwritten(
     tree: Tree, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -128,16 +144,13 @@ def test_a_run_that_another_process_works_on_is_neither_resumed_nor_overwritten(
     tree["run"]["steps"] = 100_000
     other = in_another_process(tree)
     try:
-        while len(steps(tree)) < 2:
-            assert other.poll() is None
+        until_it_has_done(2, tree, other)
         with pytest.raises(RunFolderError, match=rf"in use by process {other.pid} on"):
             run(tree, overwrite=True)
         with pytest.raises(RunFolderError, match=rf"in use by process {other.pid} on"):
             run(tree, resume=True)
         assert f"in use by process {other.pid}" in capsys.readouterr().out  # It waited, and said so.
-        num_steps = len(steps(tree))
-        while len(steps(tree)) < num_steps + 2:
-            assert other.poll() is None
+        until_it_has_done(len(steps(tree)) + 2, tree, other)
         os.kill(other.pid, signal.SIGTERM)
         other.wait(120)
         assert steps(tree) == list(range(1, len(steps(tree)) + 1))
@@ -150,8 +163,7 @@ def test_a_requeued_run_waits_until_its_predecessor_has_saved(tree: Tree, monkey
     tree["run"]["steps"] = 100_000
     other = in_another_process(tree)
     try:
-        while len(steps(tree)) < 2:
-            assert other.poll() is None
+        until_it_has_done(2, tree, other)
         os.kill(other.pid, signal.SIGTERM)
         tree["run"]["steps"] = 1
         outcome = run(tree, resume=True)
@@ -175,7 +187,7 @@ RunFolder._put_in_place = put_and_die
 
 def test_the_samples_of_a_checkpoint_are_marked_as_trained_when_it_has_its_name(tree: Tree) -> None:
     tree["checkpoint"] = {"every": 2, "background": False}
-    assert in_another_process(tree, KILL_ONCE_NAMED).wait(200) == -signal.SIGKILL
+    assert in_another_process(tree, KILL_ONCE_NAMED).wait() == -signal.SIGKILL
     assert checkpoints(tree) == ["step-000002"]
     events = list(read_journal(folder_of(tree) / "journal"))
     trained = {event.sample_id for event in events if event.state is SampleState.TRAINED}
@@ -233,9 +245,8 @@ def fail_at(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
 
 
 def test_a_run_that_diverges_saves_the_step_before_and_deletes_no_older_one(
-    tree: Tree, monkeypatch: pytest.MonkeyPatch
+    tree: Tree, whole: Outcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = run(tree)
     tree["run"]["name"] = "diverged"
     tree["checkpoint"] = {"every": 0, "keep": 1}
     with monkeypatch.context() as patch:
@@ -425,7 +436,7 @@ def test_a_finished_run_that_is_resumed_has_nothing_to_do_and_keeps_its_result(t
 
 def test_a_run_without_a_checkpoint_says_that_it_starts_anew(tree: Tree, capsys: pytest.CaptureFixture[str]) -> None:
     tree["checkpoint"] = {"every": 0}
-    assert in_another_process(tree, KILL_ONCE_NAMED.replace("put_in_place(self, unfinished, final)", "pass")).wait(200)
+    assert in_another_process(tree, KILL_ONCE_NAMED.replace("put_in_place(self, unfinished, final)", "pass")).wait()
     tree["run"]["steps"] = 1
     assert run(tree, resume=True).num_steps == 1
     assert "has no checkpoint: the run starts anew at step 0" in capsys.readouterr().out

@@ -41,6 +41,7 @@ def losses(outcome: Outcome) -> list[float]:
     return [row["train/loss"] for row in rows if "train/loss" in row]
 
 
+@pytest.mark.usefixtures("pictures")
 def test_supervised_fine_tuning_learns_the_answers(sft_tree: dict[str, Any]) -> None:
     outcome = train(parse_config(sft_tree))
     assert losses(outcome)[-1] < 0.5 * losses(outcome)[0]

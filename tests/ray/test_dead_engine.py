@@ -70,12 +70,13 @@ async def test_what_a_killed_engine_was_writing_is_written_by_another_as_it_woul
     assert [completion.token_ids for completion in done] == [completion.token_ids for completion in undisturbed]
 
 
+@pytest.mark.parametrize("kind", ["processes", pytest.param("ray", marks=pytest.mark.slow)], indirect=True)
 def test_a_run_that_loses_an_engine_goes_on_and_trains_every_sample_once(
     rlvr_tree: dict[str, Any], monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
+    whole = run(rlvr_tree, name="whole")  # In this process, by one engine: however many there are, the curve is the same.
     rlvr_tree["runtime"] = {"kind": kind}
     rlvr_tree["engine"]["num_workers"] = 2
-    whole = run(rlvr_tree, name="whole")
     num_asked = 0
 
     async def generate(self: InferCluster, request: Request, _generate: Any = InferCluster.generate) -> Completion:
@@ -92,7 +93,6 @@ def test_a_run_that_loses_an_engine_goes_on_and_trains_every_sample_once(
     monkeypatch.setattr(InferCluster, "generate", generate)
     monkeypatch.setattr("reroll.infer.cluster.MAX_RESTARTS", 0)
     killed = run(rlvr_tree, name="killed")
-    assert [row["engine/alive"] for row in rows(whole)] == [2, 2, 2]
     assert [row["engine/alive"] for row in rows(killed)] == [2, 1, 1]
     assert [row["reward/mean"] for row in rows(killed)] == pytest.approx([row["reward/mean"] for row in rows(whole)], abs=1e-6)
     assert set(trained(killed).values()) == {1}

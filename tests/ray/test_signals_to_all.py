@@ -105,6 +105,7 @@ def test_a_sigterm_to_every_process_saves_and_ends_all_of_them(started: tuple[su
     wait_until_gone(everybody, budget_s=120)
 
 
+@pytest.mark.parametrize("kind", ["processes", pytest.param("ray", marks=pytest.mark.slow)], indirect=True)
 def test_workers_end_with_a_controller_that_is_killed(started: tuple[subprocess.Popen[str], Path], kind: str) -> None:
     run, _ = started
     workers = [pid for pid in descendants(run.pid) if WORKERS[kind] in name_of(pid)]

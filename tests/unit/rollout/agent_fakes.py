@@ -83,6 +83,13 @@ async def until(condition, *, within_s=60.0):
             await asyncio.sleep(0.005)
 
 
+def pass_time(seconds):
+    """Let the event loop believe that so much time has passed: whatever was to happen until then is due."""
+    loop = asyncio.get_running_loop()
+    now = loop.time
+    loop.time = lambda: now() + seconds
+
+
 def is_alive(pid):
     try:
         with open(f"/proc/{pid}/stat") as file:

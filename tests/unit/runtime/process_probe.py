@@ -48,8 +48,10 @@ class Probe:
         array += 1
         return float(array[0])
 
-    def remember(self, value: int, *, for_s: float = 0.0) -> list[int]:
-        time.sleep(for_s)
+    def remember(self, value: int, *, gate: Path | None = None) -> list[int]:
+        """When there is a file `gate`."""
+        while gate is not None and not gate.exists():
+            time.sleep(0.01)
         self.seen.append(value)
         return self.seen
 

@@ -171,12 +171,12 @@ def test_without_calls_left_the_oracle_only_answers() -> None:
 
 
 def test_a_failing_program_is_an_observation() -> None:
-    env = PythonMath(PythonMathConfig(call_timeout_s=0.5))
-    env.reset(0)
-    outcome = env.step(write_call("python", {"code": "print(1 / 0)"}) + write_call("python", {"code": "while 1: pass"}))
-    assert "ZeroDivisionError" in outcome.messages[0]["content"]
-    assert "took more than 0.5 s" in outcome.messages[1]["content"]
-    assert outcome.info["effective"] == 0.0
+    for code, limit_s, told in (("print(1 / 0)", 60.0, "ZeroDivisionError"), ("while 1: pass", 0.5, "took more than 0.5 s")):
+        env = PythonMath(PythonMathConfig(call_timeout_s=limit_s))
+        env.reset(0)
+        outcome = env.step(write_call("python", {"code": code}))
+        assert told in outcome.messages[0]["content"]
+        assert outcome.info["effective"] == 0.0
 
 
 def test_the_node_holds_the_options_of_the_class() -> None:

@@ -131,7 +131,7 @@ def contained(request: pytest.FixtureRequest) -> Iterator[TaskScorer]:
         pytest.skip(str(error))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(contained_module, "shared_sandbox", lambda config, preload: box)
-        yield TaskScorer(LocalSandbox(), wall_s=5.0, memory_mb=256)
+        yield TaskScorer(LocalSandbox(), wall_s=60.0, memory_mb=256)
     box.close()
 
 
