@@ -292,10 +292,10 @@ class EnvHandle:
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        """Send what has gathered; and have the worker asked for answers as long as any is due."""
+        """Send what has gathered. One exchange is always out: it brings the answers, or the news that the worker is gone."""
         self._will_flush = False
         num_out = len(self._tasks)
-        if (self._outbox and num_out < MAX_EXCHANGES) or (self._calls and not num_out):
+        if self.why_lost is None and (not num_out or (self._outbox and num_out < MAX_EXCHANGES)):
             commands, self._outbox = self._outbox, []
             self._begin(self._exchange(next(self._numbers), commands))
 

@@ -21,7 +21,7 @@ from reroll.config.envs import EnvConfig, EnvWorkersConfig
 from reroll.config.parts import LocalRuntimeConfig, RayRuntimeConfig
 from reroll.envs.base import InvalidAction, LiveEnv, StepResult
 from reroll.envs.cluster import EnvCluster
-from reroll.errors import ConfigError, EnvError
+from reroll.errors import ConfigError, EnvError, EnvLost
 from reroll.runtime import make_runtime
 from reroll.runtime.processes import ProcessWorkers
 from reroll_zoo.games.frozen_lake import FrozenLake, FrozenLakeConfig
@@ -438,6 +438,16 @@ async def test_steps_of_one_moment_travel_in_one_message(monkeypatch: pytest.Mon
         monkeypatch.setattr(ProcessWorkers, "one", lambda *args: sent.append(args[-1]) or one(*args))
         await asyncio.gather(*(env.step("go") for env in envs))
         assert [len(commands) for commands in sent if commands] == [16]
+
+
+async def test_a_process_that_dies_while_no_call_waits_is_noticed_and_replaced() -> None:
+    async with cluster_of("processes", {"puppet": puppet()}) as cluster:
+        env = await opened(cluster, "puppet")
+        os.kill(int((await env.step("where")).info["pid"]), 9)
+        await until(lambda: cluster.stats().values_by_name()["env/live"] == 0)
+        with pytest.raises(EnvLost, match=r"the process of the environment died \(SIGKILL\)"):
+            await env.step("go")
+        await assert_plays(cluster)
 
 
 async def test_several_processes_share_the_environments_evenly() -> None:
