@@ -14,7 +14,7 @@ from reroll.envs.base import LiveEnv, StepResult
 from reroll.envs.inline import InlineEnv
 from reroll.envs.make import env_name, import_problems
 from reroll.envs.meter import EnvMeter
-from reroll.envs.worker import NOT_OPEN, Answer, Close, Command, EnvWorker, GiveUp, Open, Step, num_stuck_threads
+from reroll.envs.worker import NOT_OPEN, Close, Command, EnvAnswer, EnvWorker, GiveUp, Open, Step, num_stuck_threads
 from reroll.errors import ConfigError, EnvError, EnvLost, RerollError, Violation, WorkerDied
 from reroll.observe.metrics import Stats
 from reroll.runtime.base import Placement, Runtime, Workers
@@ -214,7 +214,7 @@ class EnvHandle:
         """Why it is gone, if it is."""
         self._timeout_s, self._on_hang, self._on_lost = timeout_s, on_hang, on_lost
         self._workers: Workers[EnvWorker] | None = None
-        self._calls: dict[int, _Call] = {}
+        self._calls: dict[int, _EnvCall] = {}
         """Those that have no answer yet, oldest first."""
         self._late: set[int] = set()
         """Calls whose time was up at the last look."""
@@ -264,7 +264,7 @@ class EnvHandle:
         if self.why_lost is not None:
             future.set_exception(EnvLost(self.why_lost))
             return future
-        self._calls[command.call_id] = _Call(command, name, future, self._loop.time() + self._timeout_s)
+        self._calls[command.call_id] = _EnvCall(command, name, future, self._loop.time() + self._timeout_s)
         if self._timer is None:
             self._timer = self._loop.call_later(self._timeout_s, self._look)
         self._send(command)
@@ -320,7 +320,7 @@ class EnvHandle:
         if not task.cancelled():  # Else it is being stopped.
             self._flush()  # Episodes have seen their answers by now, and have sent what they ask next.
 
-    def _deliver(self, answers: list[Answer]) -> None:
+    def _deliver(self, answers: list[EnvAnswer]) -> None:
         for call_id, value in answers:
             call = self._calls.pop(call_id, None)
             if call is None or call.future.done():  # Given up in the meantime.
@@ -343,7 +343,7 @@ class EnvHandle:
         elif self._calls:
             self._timer = self._loop.call_at(next(iter(self._calls.values())).deadline_s, self._look)
 
-    def _give_up(self, call: _Call) -> None:
+    def _give_up(self, call: _EnvCall) -> None:
         """Its environment hangs: all its calls fail, and the worker takes no new ones."""
         self.is_retired = True
         env_id = call.command.env_id
@@ -361,7 +361,7 @@ class EnvHandle:
                     call.future.set_exception(kind(reason))
 
 
-class _Call(NamedTuple):
+class _EnvCall(NamedTuple):
     """A command that has no answer yet."""
 
     command: Open | Step | Close

@@ -16,7 +16,7 @@ class EnvMeter:
     """Durations as an episode sees them, the way to where the environment runs included."""
 
     def __init__(self, domains: Iterable[str]) -> None:
-        self._domains = {domain: _Domain() for domain in domains}
+        self._domains = {domain: _DomainTimes() for domain in domains}
         self._waiting_s = Mean(0.0, 0.0)
 
     def timing(self, domain: str, method: str) -> _Timing:
@@ -50,7 +50,7 @@ class EnvMeter:
         return Stats(metrics)
 
 
-class _Domain:
+class _DomainTimes:
     """The sums of one domain."""
 
     __slots__ = ("num_failures", "num_lost", "num_resets", "num_steps", "reset_s", "step_max_s", "step_s")
@@ -87,7 +87,7 @@ class _Timing:
 
     __slots__ = ("_domain", "_is_step", "_start_s")
 
-    def __init__(self, domain: _Domain, *, is_step: bool) -> None:
+    def __init__(self, domain: _DomainTimes, *, is_step: bool) -> None:
         self._domain, self._is_step = domain, is_step
 
     def __enter__(self) -> None:

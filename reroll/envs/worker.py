@@ -66,7 +66,7 @@ class GiveUp(NamedTuple):
 Command = Open | Step | Close | GiveUp
 
 
-class Answer(NamedTuple):
+class EnvAnswer(NamedTuple):
     """What came of one command: what it is answered with, or what the caller is to raise."""
 
     call_id: int
@@ -91,14 +91,14 @@ class EnvWorker:
         self._early: dict[int, Sequence[Command]] = {}
         """Commands of exchanges that have overtaken another."""
         self._num_exchanges = 0
-        self._answers: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[EnvAnswer | None] = queue.SimpleQueue()
         self._collecting = threading.Lock()
 
     def import_problems(self) -> dict[str, str]:
         """Domains whose environment could not be imported, and why."""
         return self._problems
 
-    def exchange(self, number: int, commands: Sequence[Command]) -> list[Answer]:
+    def exchange(self, number: int, commands: Sequence[Command]) -> list[EnvAnswer]:
         """Take commands; wait for answers, to whatever command, and give those that there are.
 
         Does not wait while another exchange does: then it gives none. Exchanges are numbered from 0, and their commands
@@ -151,7 +151,7 @@ class EnvWorker:
             thread = self._threads[command.env_id] = self._idle.pop() if self._idle else _EnvThread(self._run)
             thread.commands.put(command)
         else:
-            self._answers.put(Answer(command.call_id, EnvError(NOT_OPEN) if isinstance(command, Step) else None))
+            self._answers.put(EnvAnswer(command.call_id, EnvError(NOT_OPEN) if isinstance(command, Step) else None))
 
     def _give_up(self, env_id: int) -> None:
         """Its thread ends once the call returns; until then it counts as stuck."""
@@ -175,7 +175,7 @@ class EnvWorker:
             with self._lock:
                 if self._threads.pop(command.env_id, None) is not None:
                     self._idle.append(thread)
-        self._answers.put(Answer(command.call_id, value))
+        self._answers.put(EnvAnswer(command.call_id, value))
 
 
 class _EnvThread(threading.Thread):

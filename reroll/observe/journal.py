@@ -87,7 +87,7 @@ class Event:
         return int(self.sample_id.partition(".")[2])
 
 
-class Stored(NamedTuple):
+class StoredSample(NamedTuple):
     """Where a sample's bytes, and the ids of its first prompt, lie in a segment's tokens; the checksum of both."""
 
     at: int
@@ -215,7 +215,7 @@ class _Segment:
         self._write(self._events, line)
         self._num_event_bytes += len(line)
 
-    def store(self, sample_id: str, trajectory: Trajectory) -> Stored:
+    def store(self, sample_id: str, trajectory: Trajectory) -> StoredSample:
         """Write a sample's bytes; an event that says where must come after them."""
         ids = trajectory.turns[0].prompt_ids if trajectory.turns else ()
         key = sample_id.rpartition(".")[0], ids
@@ -226,7 +226,7 @@ class _Segment:
                 self._prompts.popitem(last=False)
         prompt_at, prompt_size, crc = self._prompts[key]
         data = encode(trajectory)
-        return Stored(self._append(data), len(data), prompt_at, prompt_size, zlib.crc32(data, crc))
+        return StoredSample(self._append(data), len(data), prompt_at, prompt_size, zlib.crc32(data, crc))
 
     def flush(self) -> None:
         with explained(self._path):
@@ -333,7 +333,7 @@ def read_journal(folder: Path) -> Iterator[Event]:
 
 def read_stored(event: Event, *, text_of: Decode) -> Trajectory | None:
     """The trajectory of a DONE event; None if its tokens were deleted, or are damaged."""
-    stored = Stored(*event.detail["stored"])
+    stored = StoredSample(*event.detail["stored"])
     try:
         with event.segment.with_suffix(_TOKENS).open("rb") as file:
             file.seek(stored.at)

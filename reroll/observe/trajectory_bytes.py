@@ -61,7 +61,7 @@ def decode(data: bytes, *, id: str, prompt_ids: tuple[int, ...], text_of: Decode
     """The trajectory that was encoded, given what was left out of it."""
     (size,) = _SIZE.unpack_from(data)
     head = json.loads(data[_SIZE.size : _SIZE.size + size])
-    read = _Reader(data, _SIZE.size + size)
+    read = _ByteReader(data, _SIZE.size + size)
     turns: list[Turn] = []
     context = prompt_ids
     for row in head["turns"]:
@@ -81,7 +81,7 @@ def decode(data: bytes, *, id: str, prompt_ids: tuple[int, ...], text_of: Decode
     )
 
 
-def _decode_turn(row: dict[str, Any], read: _Reader, *, prompt_ids: tuple[int, ...], text_of: Decode) -> Turn:
+def _decode_turn(row: dict[str, Any], read: _ByteReader, *, prompt_ids: tuple[int, ...], text_of: Decode) -> Turn:
     num = row.get("num", 0)
     ids = decode_ids(read.take(num * _ID_BYTES))
     dtype = np.dtype("<f8" if row.get("wide") else "<f4")
@@ -110,7 +110,7 @@ def _without_defaults(row: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in row.items() if value or (name in kept and value is not None)}
 
 
-class _Reader:
+class _ByteReader:
     """Bytes that are taken one run after the other."""
 
     def __init__(self, data: bytes, start: int) -> None:

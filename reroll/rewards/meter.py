@@ -14,7 +14,7 @@ class RewardMeter:
     """Durations as a sample sees them, the wait for a free process included."""
 
     def __init__(self) -> None:
-        self._domains: dict[str, _Domain] = {}
+        self._domains: dict[str, _DomainVerdicts] = {}
 
     @contextmanager
     def judging(self, domain: str) -> Iterator[None]:
@@ -40,11 +40,11 @@ class RewardMeter:
         domains, self._domains = self._domains, {}
         return sum((domain.stats(f"judging/{name}/") for name, domain in sorted(domains.items())), Stats())
 
-    def _of(self, domain: str) -> _Domain:
-        return self._domains.setdefault(domain, _Domain())
+    def _of(self, domain: str) -> _DomainVerdicts:
+        return self._domains.setdefault(domain, _DomainVerdicts())
 
 
-class _Domain:
+class _DomainVerdicts:
     """The sums of one domain."""
 
     def __init__(self) -> None:

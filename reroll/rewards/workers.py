@@ -200,7 +200,7 @@ class RewardWorkers:
             verdicts = await self._ask(rank, name, [waiting.case for waiting in taken])
             if isinstance(verdicts[-1], Spent):
                 self._start_loading(rank, anew=True)
-        except _Lost as lost:
+        except _JudgingLost as lost:
             self._lose(name, taken, lost)
             self._start_loading(rank, anew=not lost.is_replaced)
         except asyncio.CancelledError:
@@ -215,21 +215,21 @@ class RewardWorkers:
             self._wait_again(name, taken[len(verdicts) :])
 
     async def _ask(self, rank: int, name: str, cases: Sequence[Case]) -> list[Score | RewardError]:
-        """Verdicts on the first cases, one at least. Raises _Lost if there are none."""
+        """Verdicts on the first cases, one at least. Raises _JudgingLost if there are none."""
         timeout_s = self._rewards[name].timeout_s
         try:
             await self._loads[rank]
             return await self._workers.one_within(timeout_s, rank, RewardWorker.score, name, cases, together_s=TOGETHER_S)
         except RewardLost as lost:
-            raise _Lost(str(lost), is_cause=False) from None
+            raise _JudgingLost(str(lost), is_cause=False) from None
         except WorkerTimeout:
-            raise _Lost(f"the reward took longer than {timeout_s:g} s judging: killed", is_replaced=True) from None
+            raise _JudgingLost(f"the reward took longer than {timeout_s:g} s judging: killed", is_replaced=True) from None
         except WorkerDied as died:
-            raise _Lost(f"the reward's process {died.how} while judging", is_cause=died.had_read) from None
+            raise _JudgingLost(f"the reward's process {died.how} while judging", is_cause=died.had_read) from None
         except Exception as error:  # It cannot be sent, perhaps.
-            raise _Lost(str(raised(error))) from error
+            raise _JudgingLost(str(raised(error))) from error
 
-    def _lose(self, name: str, taken: Sequence[_Waiting], lost: _Lost) -> None:
+    def _lose(self, name: str, taken: Sequence[_Waiting], lost: _JudgingLost) -> None:
         """Tell whoever is to blame; the others wait again."""
         if lost.is_cause is not False and len(taken) > 1:
             for waiting in taken:
@@ -284,7 +284,7 @@ class RewardWorkers:
         raise RewardLost(why)
 
 
-class _Lost(Exception):
+class _JudgingLost(Exception):
     """A process gave no verdict, and must be replaced."""
 
     def __init__(self, why: str, *, is_cause: bool | None = True, is_replaced: bool = False) -> None:

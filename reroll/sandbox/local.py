@@ -13,7 +13,7 @@ from reroll.errors import SandboxError
 from reroll.sandbox.base import Program, Ran, Status
 from reroll.sandbox.cpp import Compiler
 from reroll.sandbox.inside.wire import STARTED, Job, Result, pack_job
-from reroll.sandbox.warm import START_TIMEOUT_S, Lost, WarmInterpreter
+from reroll.sandbox.warm import START_TIMEOUT_S, InterpreterLost, WarmInterpreter
 
 LEVELS: tuple[SandboxLevel, ...] = ("namespaces", "landlock", "rlimits")
 """From the strongest to the weakest."""
@@ -76,11 +76,11 @@ class LocalPool:
         async with self._places:
             try:
                 return await self._try(job)
-            except Lost:
+            except InterpreterLost:
                 pass
             try:
                 return await self._try(job)
-            except Lost:
+            except InterpreterLost:
                 raise SandboxError("two interpreters were lost over one program: is the machine out of memory?") from None
 
     async def _try(self, job: Job) -> Result:
@@ -94,7 +94,7 @@ class LocalPool:
                     result = interpreter.result(await _exchange(channel, job))
                 finally:
                     self._channels.discard(channel)
-        except (Lost, TimeoutError) as error:
+        except (InterpreterLost, TimeoutError) as error:
             await self._discard(interpreter)
             if isinstance(error, TimeoutError):
                 return Result(reason="wall", code=-9, wall_s=job.limits.wall_s, stdout=b"", stderr=b"", kept=b"")
@@ -121,7 +121,7 @@ class LocalPool:
 
 
 async def _exchange(channel: socket.socket, job: Job) -> bytes:
-    """Send a job and receive its result. Raises Lost if nobody takes the job, TimeoutError if its end is long overdue."""
+    """Send a job and receive its result. Raises InterpreterLost if nobody takes it, TimeoutError if its end is long overdue."""
     channel.setblocking(False)
     loop = asyncio.get_running_loop()
     pieces = []
@@ -130,15 +130,15 @@ async def _exchange(channel: socket.socket, job: Job) -> bytes:
             await loop.sock_sendall(channel, pack_job(job))
             started = await loop.sock_recv(channel, len(STARTED))
     except (ConnectionError, TimeoutError):
-        raise Lost from None
+        raise InterpreterLost from None
     if started != STARTED:
-        raise Lost
+        raise InterpreterLost
     try:
         async with asyncio.timeout(job.limits.wall_s + _GRACE_S):
             while piece := await loop.sock_recv(channel, 1 << 16):
                 pieces.append(piece)
     except ConnectionError:
-        raise Lost from None
+        raise InterpreterLost from None
     return b"".join(pieces)
 
 

@@ -18,7 +18,7 @@ _LIMITS = Limits(cpu_s=1, wall_s=60, memory_mb=256, processes=8, file_mb=4, outp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
+class Escape:
     """Something that a program tries. It is held back if that raises OSError, or if the program ends with the status `ends`."""
 
     name: str
@@ -96,35 +96,35 @@ for _ in range(100):
 """
 
 CHECKS = (
-    Check(name="read a file of yours", source="open(FILE).read()", levels=("namespaces", "landlock")),
-    Check(name="ask for the size of a file of yours", source="import os; os.stat(FILE)", levels=("namespaces",)),
-    Check(name="watch a folder of yours", source=_WATCH),
-    Check(name="write to a file of yours", source="open(FILE, 'a').write('x')"),
-    Check(name="make a file in the system's folders", source="open('/usr/lib/reroll-was-here', 'w')"),
-    Check(
+    Escape(name="read a file of yours", source="open(FILE).read()", levels=("namespaces", "landlock")),
+    Escape(name="ask for the size of a file of yours", source="import os; os.stat(FILE)", levels=("namespaces",)),
+    Escape(name="watch a folder of yours", source=_WATCH),
+    Escape(name="write to a file of yours", source="open(FILE, 'a').write('x')"),
+    Escape(name="make a file in the system's folders", source="open('/usr/lib/reroll-was-here', 'w')"),
+    Escape(
         name="read the environment of your process",
         source="open(f'/proc/{PID}/environ').read()",
         levels=("namespaces", "landlock"),
     ),
-    Check(name="signal your process", source="import os; os.kill(PID, 0)"),
-    Check(name="signal your process by a descriptor", source=_SIGNAL_BY_DESCRIPTOR),
-    Check(name="open a network socket", source="import socket; socket.socket()"),
-    Check(name="open a local socket", source="import socket; socket.socket(socket.AF_UNIX)"),
-    Check(name="send a datagram to a socket of yours", source=_DATAGRAM),
-    Check(
+    Escape(name="signal your process", source="import os; os.kill(PID, 0)"),
+    Escape(name="signal your process by a descriptor", source=_SIGNAL_BY_DESCRIPTOR),
+    Escape(name="open a network socket", source="import socket; socket.socket()"),
+    Escape(name="open a local socket", source="import socket; socket.socket(socket.AF_UNIX)"),
+    Escape(name="send a datagram to a socket of yours", source=_DATAGRAM),
+    Escape(
         name="start 100 processes",
         source="import os, time\nfor _ in range(100):\n    if os.fork() == 0: time.sleep(600); os._exit(0)",
     ),
-    Check(name="write 100 MB to disk", source="for i in range(100): open(f'big{i}', 'wb').write(bytes(2**20))", ends="output"),
-    Check(name="keep deleted files on disk", source=_DELETED_FILES, ends="output"),
-    Check(name="use 1 GB of memory", source="bytearray(2**30)", ends="memory"),
-    Check(name="share memory that nobody counts", source="import mmap; mmap.mmap(-1, 2**20)"),
-    Check(name="use memory where the first thread is gone", source=_MEMORY_IN_OTHER_THREADS, ends="memory"),
-    Check(name="compute for longer than allowed", source="while True: pass", ends="timeout"),
+    Escape(name="write 100 MB to disk", source="for i in range(100): open(f'big{i}', 'wb').write(bytes(2**20))", ends="output"),
+    Escape(name="keep deleted files on disk", source=_DELETED_FILES, ends="output"),
+    Escape(name="use 1 GB of memory", source="bytearray(2**30)", ends="memory"),
+    Escape(name="share memory that nobody counts", source="import mmap; mmap.mmap(-1, 2**20)"),
+    Escape(name="use memory where the first thread is gone", source=_MEMORY_IN_OTHER_THREADS, ends="memory"),
+    Escape(name="compute for longer than allowed", source="while True: pass", ends="timeout"),
     # Only a control group counts these, and not every machine lets us make one.
-    Check(name="compute in forgotten children", source=_FORGOTTEN_CHILDREN, ends="timeout", levels=("landlock", "rlimits")),
-    Check(name="sleep for longer than allowed", source="import time; time.sleep(600)", ends="timeout", wall_s=1),
-    Check(name="write without end", source="while True: print('x' * 1000)", ends="output"),
+    Escape(name="compute in forgotten children", source=_FORGOTTEN_CHILDREN, ends="timeout", levels=("landlock", "rlimits")),
+    Escape(name="sleep for longer than allowed", source="import time; time.sleep(600)", ends="timeout", wall_s=1),
+    Escape(name="write without end", source="while True: print('x' * 1000)", ends="output"),
 )
 
 
@@ -158,10 +158,10 @@ def _targets() -> Iterator[str]:
             process.kill()
 
 
-def _attempt(check: Check) -> str:
+def _attempt(check: Escape) -> str:
     body = "".join(f"    {line}\n" for line in check.source.strip().splitlines())
     return f"try:\n{body}except OSError: print('held')\n"
 
 
-def _held(check: Check, ran: Ran) -> bool:
+def _held(check: Escape, ran: Ran) -> bool:
     return ran.status == check.ends or ran.stdout == "held\n"

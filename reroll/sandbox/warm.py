@@ -44,7 +44,7 @@ _ENVIRONMENT = {
 }
 
 
-class Lost(Exception):
+class InterpreterLost(Exception):
     """An interpreter is gone, or does not answer."""
 
 
@@ -90,7 +90,7 @@ class WarmInterpreter:
                 channel.sendall(pack_job(job))
                 channel.recv(len(STARTED))
                 result = self.result(b"".join(iter(lambda: channel.recv(1 << 16), b"")))
-        except (Lost, OSError):
+        except (InterpreterLost, OSError):
             raise SandboxError(self._last_words()) from None
         if result.code:
             raise SandboxError(result.stderr.decode(errors="replace").strip() or f"the first program ended with {result.code}")
@@ -104,7 +104,7 @@ class WarmInterpreter:
                 socket.send_fds(self._control, [b"j"], [theirs.fileno()])
             except OSError:
                 ours.close()
-                raise Lost from None
+                raise InterpreterLost from None
         return ours
 
     def result(self, data: bytes) -> Result:
@@ -112,7 +112,7 @@ class WarmInterpreter:
         try:
             result = unpack_result(data)
         except EOFError:
-            raise Lost from None
+            raise InterpreterLost from None
         if isinstance(result, str):
             raise SandboxError(f"the sandbox could not run a program: {result}")
         return result

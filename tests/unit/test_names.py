@@ -12,9 +12,6 @@ import reroll_zoo
 
 ROOT, ZOO = Path(reroll.__file__).parent, Path(reroll_zoo.__file__).parent
 
-STILL_TWICE = {"Answer", "Check", "Domain", "Garbled", "Group", "Lane", "Line", "Lost", "Process"}
-"""Names that two classes have, of environments, rewards, the sandbox and the runtimes. The list only shrinks."""
-
 
 def classes_by_name(*roots: Path) -> dict[str, list[str]]:
     """Where each class is; private ones under their name without the underscore."""
@@ -29,9 +26,7 @@ def classes_by_name(*roots: Path) -> dict[str, list[str]]:
 
 def test_no_name_is_given_to_two_classes() -> None:
     twice = {name: places for name, places in classes_by_name(ROOT, ZOO).items() if len(places) > 1}
-    new = {name: places for name, places in twice.items() if name not in STILL_TWICE}
-    assert not new, f"give one of each another name; a config node ends in Config: {new}"
-    assert not STILL_TWICE - set(twice), "these are no longer twice: take them off the list"
+    assert not twice, f"give one of each another name; a config node ends in Config: {twice}"
 
 
 def test_the_glossary_names_classes_where_they_are() -> None:

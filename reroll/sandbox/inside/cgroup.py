@@ -15,7 +15,7 @@ _REMOVE_WITHIN_S = 3.0
 _LOOK_EVERY_S = 0.01
 
 
-class Group:
+class ControlGroup:
     """The group of a warm interpreter and of all that it starts. Nothing is counted where the folder is no group's."""
 
     def __init__(self, folder: str) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from reroll.sandbox.inside import kernel, landlock, seccomp, tree, usage
-from reroll.sandbox.inside.cgroup import Group
+from reroll.sandbox.inside.cgroup import ControlGroup
 from reroll.sandbox.inside.wire import Job
 
 _ZYGOTE_NAMESPACES = (
@@ -55,7 +55,7 @@ class Settings:
 class Jail(Protocol):
     """One level of containment. The methods are called in this order, each in the process it names."""
 
-    group: Group
+    group: ControlGroup
     """Counts the CPU time of all processes together, where there is one."""
 
     def enter(self, control: socket.socket) -> None:
@@ -93,7 +93,7 @@ class Namespaces:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self.group = Group(settings.group)
+        self.group = ControlGroup(settings.group)
         self._folders = settings.folders
         self._uid = spare_user()
         self._own_user = self._uid < 0
@@ -163,7 +163,7 @@ class Alone:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self.group = Group(settings.group)
+        self.group = ControlGroup(settings.group)
         self._settings = settings
         self._folder = f"{settings.scratch}/program"
         self._uid = spare_user(readable=os.__file__)

@@ -147,7 +147,7 @@ def test_one_programs_cpu_time_is_not_charged_to_the_next(box: Box) -> None:
 def test_no_group_where_the_machine_gives_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cgroup, "_own_folder", lambda: str(tmp_path / "missing"))
     assert cgroup.make_group() == ""
-    group = cgroup.Group("")
+    group = cgroup.ControlGroup("")
     group.join()
     assert group.cpu_s() == 0
     group.leave()
