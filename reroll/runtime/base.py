@@ -45,8 +45,8 @@ class Placement:
     concurrency: int = 1
     """Calls that one worker may serve at the same time."""
     runs_user_code: bool = False
-    """Rewards and environments: many run beside the models. In a process of its own such a worker computes with one thread
-    and prints nowhere."""
+    """Rewards and environments: many run beside the models. In a process of its own such a worker computes with one thread,
+    prints nowhere, and sees the GPUs that the controller sees."""
     num_places: int | None = None
     """Of workers on the CPU, in how many places they live. On Ray a place is one CPU of a node, whatever number of them share
     it; None: each has its own. On one machine it means nothing."""

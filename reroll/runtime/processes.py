@@ -354,6 +354,8 @@ def _packed(method: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str
 
 def _environment(placement: Placement, seat: Sequence[str]) -> dict[str, str]:
     """What a worker's process is told: its GPUs, which it sees as its own from 0, and its share of the cores."""
+    if placement.runs_user_code:
+        return with_one_thread()  # It sees what the controller sees: a reward of the user's may hold a model of its own.
     visible = os.environ.get(GPUS)
     names = [str(index) for index in range(num_visible_gpus())] if visible is None else visible.split(",")[: num_visible_gpus()]
     gpus = [device for device in seat if device != "cpu"]
@@ -363,5 +365,4 @@ def _environment(placement: Placement, seat: Sequence[str]) -> dict[str, str]:
             f"or show it more ({GPUS})"
         )
     threads = torch_threads(os.environ.get(OMP), num_workers=len(placement.seats))
-    base = with_one_thread() if placement.runs_user_code else {**os.environ, **threads}
-    return {**base, GPUS: ",".join(names[int(gpu)] for gpu in gpus)}
+    return {**os.environ, **threads, GPUS: ",".join(names[int(gpu)] for gpu in gpus)}

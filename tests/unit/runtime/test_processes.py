@@ -277,6 +277,7 @@ async def test_a_worker_sees_its_own_gpus_and_its_share_of_the_cores(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,GPU-a,7")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     monkeypatch.setattr("reroll.runtime.cpu.num_usable_cores", lambda: 12)
     assert runtime.num_gpus == 3
     workers = await runtime.spawn(Probe, Placement("probe", ("1", ("0", "2"), "cpu")))
@@ -334,13 +335,15 @@ def test_a_controller_that_ends_leaves_no_process(number: signal.Signals, tmp_pa
         controller.wait()
 
 
-async def test_user_code_computes_with_one_thread_and_prints_nowhere(
+async def test_user_code_computes_with_one_thread_prints_nowhere_and_sees_the_controllers_gpus(
     runtime: ProcessRuntime, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     workers = await runtime.spawn(Probe, Placement("reward", ("cpu",), runs_user_code=True))
     await workers.one(0, Probe.say, "a line of user code")
-    assert await workers.one(0, Probe.tell, "OMP_NUM_THREADS", "MKL_NUM_THREADS") == ["1", "1"]
+    told = await workers.one(0, Probe.tell, "OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+    assert told == ["1", "1", "0,1"]
     models = await runtime.spawn(Probe, Placement("policy", ("cpu",)))
     await models.one(0, Probe.say, "a line of the library")
     await runtime.close()
