@@ -134,6 +134,9 @@ class Pipeline(ABC, Generic[C]):
     def restore(self, state: dict[str, Any]) -> None:
         """Go on where `state` was taken. The policy is already loaded."""
 
+    def restart(self) -> None:
+        """Begin a run again that was interrupted before its first checkpoint."""
+
     @abstractmethod
     async def start(self, num_steps: int) -> None:
         """Make ready for the step after `num_steps` finished ones; called once, after any restore."""
@@ -256,6 +259,8 @@ class Pipeline(ABC, Generic[C]):
         if latest is not None:
             await self._load(latest)
             view.note(f"resumed from {latest.path} after {latest.step} steps")
+        elif not folder.has_begun:
+            self.restart()
         for note in self.context.notes:
             view.note(note)
         folder.go_on()

@@ -248,6 +248,9 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
             self.domain_moments.setdefault(domain, RunningMoments()).restore(moments)
         self._committed_state = self._state_now()
 
+    def restart(self) -> None:
+        self.rollouts.take_up(version=0)
+
     def _restored_coef(self, saved: float | None) -> float:
         """An adaptive coefficient goes on from where it was; a fixed one is the config's."""
         coef = self.config.kl.coef

@@ -177,18 +177,24 @@ class RolloutScheduler:
         """Go on from `state()`, before the first take. Of the groups that were in flight, samples that had ended are taken from
         the journal; the others are drawn again with the same seeds."""
         self._prompts.restore(state["prompts"])
-        self._recorded = self._recorded_since(state["version"])
+        recorded = self.take_up(version=state["version"])
         self._admission.restore(
             Snapshot(
                 version=state["version"],
                 num_issued=state["num_issued"],
-                queue=[_queued(row, self._recorded) for row in state["queue"]],
+                queue=[_queued(row, recorded) for row in state["queue"]],
                 slot_domains=state["places"],
                 # Earlier versions did not count these.
                 num_dropped=state.get("num_dropped", {}),
                 num_reassigned_to=state.get("num_ceded_to", dict.fromkeys(state["num_issued"], 0)),
             )
         )
+
+    def take_up(self, *, version: int) -> RecordedSamples:
+        """From now on, take from the journal what an interrupted run has sampled since weights of this version. `restore` does
+        it; so must whoever goes on with a run that has no checkpoint yet."""
+        self._recorded = self._journal.resume(version=version, max_staleness=self._config.max_staleness)
+        return self._recorded
 
     async def close(self) -> None:
         """Stop every sample and wait until each has cleaned up. Safe to call twice."""
@@ -255,13 +261,10 @@ class RolloutScheduler:
 
     def _recall(self, admitted: AdmittedGroup[Prompt], index: int) -> Trajectory | None:
         """The sample as it was when the run was interrupted, if it had ended."""
-        if self._recorded is None:  # Nothing was restored: it begins, or was interrupted before its first checkpoint.
-            self._recorded = self._recorded_since(self._admission.version)
+        if self._recorded is None:
+            return None
         number, prompt, version = admitted.number, admitted.prompt, admitted.version
         return self._recorded.take(number, prompt.id, version, index=index, newest=self._admission.version)
-
-    def _recorded_since(self, version: int) -> RecordedSamples:
-        return self._journal.resume(version=version, max_staleness=self._config.max_staleness)
 
     def _note_lost(self, id: str, reason: str) -> None:
         """A sample's environment was lost with its process: the episode is played again."""

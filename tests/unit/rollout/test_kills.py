@@ -20,7 +20,7 @@ NUM_STEPS, CHECKPOINT_EVERY = 12, 3
 class Process:
     """One life of a run: it starts from a checkpoint, and what it did since the last one dies with it."""
 
-    def __init__(self, journal, rng, saved, **config):
+    def __init__(self, journal, rng, saved, *, resumes=True, **config):
         self.prompts = Prompts()
         self.rng = rng
         self.trained, self.dropped = [], []
@@ -33,6 +33,8 @@ class Process:
             saved = json.loads(saved)
             self.num_steps, self.trained, self.dropped = saved["steps"], saved["trained"], saved["dropped"]
             self.scheduler.restore(saved["state"])
+        elif resumes:
+            self.scheduler.take_up(version=0)
 
     def record_rewards(self, prompt, rewards):
         (self.trained if self.is_training else self.dropped).append(prompt.id)
@@ -110,3 +112,15 @@ async def test_without_a_staleness_budget_nothing_that_had_ended_is_drawn_again(
     assert len(done) > len(played)  # Taken from the journal, and written down anew.
     assert set(played.values()) == {1}
     assert audit(tmp_path, max_staleness=0).violations == []
+
+
+async def test_a_run_that_goes_on_with_nothing_draws_its_own_samples(tmp_path):
+    """A loop of one's own, run twice in one folder, may have learned something else from the same samples."""
+    played = Counter()
+    for _ in range(2):
+        with Journal(tmp_path, text_of=lambda ids: "x") as journal:
+            process = Process(journal, random.Random(0), None, resumes=False, prompts_per_step=4)
+            await process.run(2)
+            await process.scheduler.close()
+        played.update(process.played)
+    assert min(played.values()) == 2
