@@ -277,7 +277,6 @@ async def test_a_worker_sees_its_own_gpus_and_its_share_of_the_cores(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,GPU-a,7")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     monkeypatch.setattr("reroll.runtime.cpu.num_usable_cores", lambda: 12)
     assert runtime.num_gpus == 3
     workers = await runtime.spawn(Probe, Placement("probe", ("1", ("0", "2"), "cpu")))
