@@ -10,6 +10,7 @@ from pathlib import Path
 
 from reroll.observe.journal import (
     BEGUN,
+    QUEUED_AGAIN,
     STEPPED,
     Event,
     SampleState,
@@ -20,8 +21,6 @@ from reroll.observe.journal import (
     segments,
 )
 
-QUEUED_AGAIN = "queued again"
-"""Reason of an ABORTED event: the prompt is at the front of the queue."""
 MAX_TOLD = 20
 """Violations of one kind that are told in full."""
 

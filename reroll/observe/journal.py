@@ -54,6 +54,8 @@ class SampleState(StrEnum):
     TRAINED = "trained"
 
 
+QUEUED_AGAIN = "queued again"
+"""Reason of an ABORTED event: the prompt is at the front of the queue."""
 _STATES = {state.value: state for state in SampleState}
 BEGUN, CONTINUED, STEPPED = "begun", "continued", "stepped"
 """States of events that are of no sample. A segment is opened because a run was started or resumed, or because the one before

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from reroll.config.parts import RolloutConfig
 from reroll.errors import RerollError, RewardError, TooManyFailures
-from reroll.observe.journal import Journal, RecordedSamples, SampleState
+from reroll.observe.journal import QUEUED_AGAIN, Journal, RecordedSamples, SampleState
 from reroll.observe.metrics import Stats
 from reroll.rollout.admission import Admission, AdmittedGroup, Queued, Snapshot, Supply
 from reroll.rollout.group_in_flight import GroupInFlight
@@ -115,7 +115,7 @@ class RolloutScheduler:
                 break
             self._wake.clear()
             await self._wake.wait()
-        self._stop(taken.returned, "queued again")
+        self._stop(taken.returned, QUEUED_AGAIN)
         self._reassigning.clear()
         now = _now()
         groups = []
@@ -143,7 +143,7 @@ class RolloutScheduler:
             self._record(self._flights.pop(group.number), SampleState.TRAINED, version=version)
             self._meter.trained_groups[group.prompt.domain] += 1
             self._prompts.record_rewards(group.prompt, group.rewards)
-        self._stop(outdated, "queued again")
+        self._stop(outdated, QUEUED_AGAIN)
         self._admit()
         self._journal.stepped(version=version)  # A checkpoint of this step may follow: whoever reads it must find these marked.
 
