@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
 
-from reroll.config.advantages import AdvantageConfig, NormalisedAdvantageConfig, ShapingConfig
+from reroll.config.advantages import AdvantageConfig, NormalisedAdvantageConfig, RemaxAdvantageConfig, ShapingConfig
 from reroll.config.agents import AgentConfig, EndpointConfig
 from reroll.config.algorithm import (
     CriticConfig,
@@ -119,6 +120,11 @@ class RlvrConfig(PipelineConfig):
         return self.kl.coef > 0 and (self.policy.lora is None or self.reference.model is not None)
 
     @property
+    def has_greedy_baseline(self) -> bool:
+        """Whether each group has a greedy sample beside the others, whose reward they are compared with."""
+        return isinstance(self.advantage, RemaxAdvantageConfig)
+
+    @property
     def learns_from_advantages(self) -> bool:
         """Whether they count for anything: not where the distributions of teachers are all that is followed."""
         return not (self.distill_only and self.distill)
@@ -129,6 +135,24 @@ class RlvrConfig(PipelineConfig):
         if self.old_policy == "auto":
             return self.rollout.max_staleness > 0 and self.loss.kind != "reinforce"
         return self.old_policy == "sampler"
+
+
+class RecordedRunConfig(Node):
+    """A run, and which of its steps to train again."""
+
+    run: Path
+    """Its folder."""
+    start: int = Field(default=0, ge=0)
+    """Steps that are taken as they were: the run's checkpoint after so many is begun from. 0: the model that it began from."""
+    stop: int | None = Field(default=None, ge=1)
+    """The last step to train; null: the last that the journal holds."""
+
+
+class ReplayConfig(RlvrConfig):
+    """An RL run trained again on the samples in its journal: no engine, environment or reward is started."""
+
+    pipeline: Literal["replay"]
+    recorded: RecordedRunConfig
 
 
 AnyConfig = RlvrConfig | SftConfig | DpoConfig | RewardModelConfig | DistillConfig

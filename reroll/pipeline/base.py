@@ -134,8 +134,14 @@ class Pipeline(ABC, Generic[C]):
     def restore(self, state: dict[str, Any]) -> None:
         """Go on where `state` was taken. The policy is already loaded."""
 
-    def restart(self) -> None:
-        """Begin a run again that was interrupted before its first checkpoint."""
+    async def begin(self) -> int:
+        """Begin a run that has no checkpoint of its own. Returns how many steps are behind it."""
+        return 0
+
+    @property
+    def last_step(self) -> int:
+        """Where the run ends."""
+        return self.config.run.steps
 
     @abstractmethod
     async def start(self, num_steps: int) -> None:
@@ -170,7 +176,7 @@ class Pipeline(ABC, Generic[C]):
 
     async def _loop(self) -> None:
         """Go on to the last step, or until the user stops it."""
-        total = self.config.run.steps
+        total = self.last_step
         while (num_steps := self.context.num_steps) < total and not self.context.stop.is_set():
             await self._checkpoints.raise_if_failed()
             self.context.folder.check_owned()
@@ -256,18 +262,18 @@ class Pipeline(ABC, Generic[C]):
         """
         folder, view = self.context.folder, self.context.view
         latest = folder.latest_checkpoint()
+        num_steps = latest.step if latest else await self.begin()
         if latest is not None:
-            await self._load(latest)
+            await self.load(latest)
             view.note(f"resumed from {latest.path} after {latest.step} steps")
-        elif not folder.has_begun:
-            self.restart()
         for note in self.context.notes:
             view.note(note)
         folder.go_on()
         view.recall(read_jsonl(folder.metrics_path))
-        return latest.step if latest else 0
+        return num_steps
 
-    async def _load(self, checkpoint: Checkpoint) -> None:
+    async def load(self, checkpoint: Checkpoint) -> None:
+        """The models and the state of a checkpoint."""
         saved = read_state(checkpoint)
         for name in self.side_models:
             if not (checkpoint.path / name).is_dir():

@@ -25,6 +25,7 @@ from reroll.pipeline.episode_runner import open_episode_runner
 from reroll.pipeline.evaluate import EvalResult, num_episodes
 from reroll.pipeline.preference import DpoPipeline, RewardModelPipeline
 from reroll.pipeline.preflight import preflight
+from reroll.pipeline.replay import ReplayPipeline
 from reroll.pipeline.resume import finished_before, look_back
 from reroll.pipeline.rlvr import RlvrPipeline
 from reroll.pipeline.sft import SftPipeline
@@ -69,6 +70,7 @@ PIPELINES: dict[str, type[Pipeline[Any]]] = {
     "dpo": DpoPipeline,
     "reward_model": RewardModelPipeline,
     "distill": DistillPipeline,
+    "replay": ReplayPipeline,
 }
 """Those that come with the library, by their name in a config."""
 
