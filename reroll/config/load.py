@@ -20,7 +20,7 @@ from reroll.config.imports import ObjectPath, import_object, search_in
 from reroll.config.offline import SftConfig
 from reroll.config.preference import DpoConfig, RewardModelConfig
 from reroll.config.presets import PRESETS
-from reroll.config.tree import AnyConfig, ReplayConfig, RlvrConfig
+from reroll.config.tree import AnyConfig, RlvrConfig
 from reroll.errors import ConfigError, Violation
 
 PIPELINES: dict[str, type[AnyConfig]] = {
@@ -30,7 +30,6 @@ PIPELINES: dict[str, type[AnyConfig]] = {
     "dpo": DpoConfig,
     "reward_model": RewardModelConfig,
     "distill": DistillConfig,
-    "replay": ReplayConfig,
 }
 
 

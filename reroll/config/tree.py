@@ -40,6 +40,17 @@ class TrainConfig(Node):
     """Optimizer steps per epoch; the batch is split into as many parts by sequence."""
 
 
+class RecordedRunConfig(Node):
+    """A run, and which of its steps to train again."""
+
+    run: Path
+    """Its folder."""
+    start: int = Field(default=0, ge=0)
+    """Steps that are taken as they were: the run's checkpoint after so many is begun from. 0: the model that it began from."""
+    stop: int | None = Field(default=None, ge=1)
+    """The last step to train; null: the last that the journal holds."""
+
+
 class RlvrConfig(PipelineConfig):
     """RL: single-turn tasks with verifiable rewards, environments of many turns, agents; `agentic` is another name for it."""
 
@@ -96,6 +107,8 @@ class RlvrConfig(PipelineConfig):
     train: TrainConfig = Field(default_factory=TrainConfig)
     weights: WeightsConfig = Field(default_factory=WeightsConfig)
     eval: EvalConfig = Field(default_factory=EvalConfig)
+    recorded: RecordedRunConfig | None = None
+    """Train on the samples in the journal of an earlier run, without engines (`reroll replay`); null: draw samples."""
 
     @property
     def max_total_tokens(self) -> int:
@@ -135,24 +148,6 @@ class RlvrConfig(PipelineConfig):
         if self.old_policy == "auto":
             return self.rollout.max_staleness > 0 and self.loss.kind != "reinforce"
         return self.old_policy == "sampler"
-
-
-class RecordedRunConfig(Node):
-    """A run, and which of its steps to train again."""
-
-    run: Path
-    """Its folder."""
-    start: int = Field(default=0, ge=0)
-    """Steps that are taken as they were: the run's checkpoint after so many is begun from. 0: the model that it began from."""
-    stop: int | None = Field(default=None, ge=1)
-    """The last step to train; null: the last that the journal holds."""
-
-
-class ReplayConfig(RlvrConfig):
-    """An RL run trained again on the samples in its journal: no engine, environment or reward is started."""
-
-    pipeline: Literal["replay"]
-    recorded: RecordedRunConfig
 
 
 AnyConfig = RlvrConfig | SftConfig | DpoConfig | RewardModelConfig | DistillConfig

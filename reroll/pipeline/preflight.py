@@ -17,7 +17,7 @@ from reroll.config.host import model_folder
 from reroll.config.imports import search_in
 from reroll.config.offline import SftConfig
 from reroll.config.preference import DpoConfig, KtoLossConfig
-from reroll.config.tree import AnyConfig, ReplayConfig, RlvrConfig
+from reroll.config.tree import AnyConfig, RlvrConfig
 from reroll.data.pairs import load_judged, load_pairs
 from reroll.data.sources import load_conversations, load_source
 from reroll.errors import ConfigError, DataError, ModelError, Violation
@@ -33,7 +33,7 @@ def preflight(config: AnyConfig, *, code_folder: Path, may_be_offline: bool = Fa
     fault of the config's, but something to know.
     """
     search_in([code_folder, Path()])
-    is_replay = isinstance(config, ReplayConfig)  # Which reads no rows and judges nothing.
+    is_replay = isinstance(config, RlvrConfig) and config.recorded is not None  # It reads no rows and judges nothing.
     num_rows, found = (0, []) if is_replay else _rows(config)
     absent, unseen = _hub_models(config)
     too_large, tight = memory_violations(config)

@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 
 from reroll.config.explain import with_new_names
 from reroll.config.load import apply_overrides, config_class_of, parse_config, read_yaml
-from reroll.config.tree import AnyConfig, ReplayConfig, RlvrConfig
-from reroll.errors import RunFolderError, Violation
+from reroll.config.tree import AnyConfig, RecordedRunConfig, RlvrConfig
+from reroll.errors import ConfigError, RunFolderError, Violation
 from reroll.observe.metrics import Stats
 from reroll.observe.recorded_steps import num_recorded_steps, recorded_steps
 from reroll.observe.run_folder import Checkpoint, RunFolder
@@ -31,44 +31,41 @@ DECIDES_SAMPLES = frozenset(
 class ReplayPipeline(GroupLearner):
     """Trains on the groups that a run was trained on. It has no engine, so nothing is evaluated."""
 
-    config_class = ReplayConfig
     title = "training again from a journal"
-    config: ReplayConfig
 
     @classmethod
     @asynccontextmanager
     async def open(cls, config: RlvrConfig, context: RunContext) -> AsyncIterator[Self]:
-        assert isinstance(config, ReplayConfig)
-        source = RunFolder(config.recorded.run)
-        first = first_checkpoint(source, config.recorded.start)
-        num_recorded = _num_steps(source, config)
-        async with build_learner(config) as models:
-            yield cls(models.config, context, models, source, first=first, num_recorded=num_recorded)
+        recorded = config.recorded
+        assert recorded is not None
+        source = RunFolder(recorded.run)
+        first = first_checkpoint(source, recorded.start)
+        last_step = _last_step(source, recorded)
+        async with build_learner(config) as parts:
+            yield cls(parts.config, context, parts, source, first=first, last_step=last_step)
 
     def __init__(
         self,
         config: RlvrConfig,
         context: RunContext,
-        models: LearningModels,
+        parts: LearningModels,
         source: RunFolder,
         *,
         first: Checkpoint | None,
-        num_recorded: int,
+        last_step: int,
     ) -> None:
-        super().__init__(config, context, models)
-        self._source, self._first, self._num_recorded = source, first, num_recorded
+        super().__init__(config, context, parts)
+        self._source, self._first, self._last_step = source, first, last_step
         self._steps: Iterator[tuple[int, list[Group]]] = iter(())
         self._committed_state = self.learner_state()
 
     @property
     def last_step(self) -> int:
-        return self.config.recorded.stop or self._num_recorded
+        return self._last_step
 
-    async def begin(self) -> int:
-        if self._first is None:
-            return 0
-        await self.load(self._first)
-        return self._first.step
+    @property
+    def begins_from(self) -> Checkpoint | None:
+        return self._first
 
     async def start(self, num_steps: int) -> None:
         self._steps = recorded_steps(self._source.journal_path, start=num_steps)
@@ -101,14 +98,14 @@ class ReplayPipeline(GroupLearner):
         self._committed_state = self.learner_state()
 
 
-def _num_steps(source: RunFolder, config: ReplayConfig) -> int:
-    """How many steps the journal holds. Raises RunFolderError if those that are asked for are not among them."""
-    num, start, stop = num_recorded_steps(source.journal_path), config.recorded.start, config.recorded.stop
+def _last_step(source: RunFolder, recorded: RecordedRunConfig) -> int:
+    """Where to end. Raises RunFolderError if the journal does not hold the steps that are asked for."""
+    num, start, stop = num_recorded_steps(source.journal_path), recorded.start, recorded.stop
     if start >= num or (stop or 0) > num:
         raise RunFolderError(f"{source.path} has finished {num} steps: choose steps of these")
     if stop is not None and stop <= start:
         raise RunFolderError(f"nothing lies between step {start} and step {stop}")
-    return num
+    return stop or num
 
 
 def first_checkpoint(source: RunFolder, start: int) -> Checkpoint | None:
@@ -128,9 +125,11 @@ def replay_config(
     """The config that trains a run again, with changes as `key=value`. Raises ConfigError."""
     tree = read_yaml(RunFolder(source).config_path)
     tree = with_new_names(config_class_of(tree, folder=source), tree)
+    if tree["pipeline"] not in ("rlvr", "agentic"):
+        problem = f"is {tree['pipeline']}: what is trained again is pipeline rlvr, with losses and advantages of your own"
+        raise ConfigError([Violation("pipeline", problem, "give a run of pipeline rlvr or agentic")])
     problems = [_without_effect(change) for change in changes if change.split(".")[0].split("=")[0] in DECIDES_SAMPLES]
     problems += apply_overrides(tree, changes)
-    tree["pipeline"] = "replay"
     tree["recorded"] = {"run": str(source), "start": start, "stop": stop}
     tree["run"] |= {"name": name or f"{source.resolve().name}-replay", "runs_dir": str(source.resolve().parent)}
     return parse_config(tree, problems=problems, folder=source)

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import torch
 
@@ -40,20 +40,20 @@ class GroupLearner(Pipeline[RlvrConfig]):
     """How groups of scored samples become an update: advantages, references, critics, teachers, the loss. Where the groups
     come from is a subclass's."""
 
-    config_class: ClassVar[type[RlvrConfig]] = RlvrConfig
+    config_class = RlvrConfig
 
-    def __init__(self, config: RlvrConfig, context: RunContext, models: LearningModels) -> None:
+    def __init__(self, config: RlvrConfig, context: RunContext, parts: LearningModels) -> None:
         super().__init__(config, context)
-        self.models = models
-        self.policy = models.policy
-        self.critic = models.critic
+        self.parts = parts
+        self.policy = parts.policy
+        self.critic = parts.critic
         self.moments = RunningMoments()
         self.domain_moments: dict[str, RunningMoments] = {}
         self.kl_coef = config.kl.coef
-        if models.critic is not None and isinstance(config.critic, OwnCriticConfig):
-            self.side_models["critic"] = models.critic
-        if models.reference is not None and config.reference.sync_every:
-            self.side_models["reference"] = models.reference
+        if parts.critic is not None and isinstance(config.critic, OwnCriticConfig):
+            self.side_models["critic"] = parts.critic
+        if parts.reference is not None and config.reference.sync_every:
+            self.side_models["reference"] = parts.reference
 
     async def train_on(self, groups: Sequence[Group], step: int) -> Stats:
         """One update of the models on these groups."""
@@ -66,7 +66,7 @@ class GroupLearner(Pipeline[RlvrConfig]):
 
     async def learn(self, batch: Batch, episodes: Episodes, groups: Sequence[Group], step: int) -> Stats:
         """Give every token its advantage, and update the models."""
-        async with self.models.devices.lease("policy"):
+        async with self.parts.devices.lease("policy"):
             batch, episodes = await self.add_reference_and_values(batch, episodes)
             batch = await self.credit(batch, episodes, groups)
             kl = kl_to_reference(batch)
@@ -78,7 +78,7 @@ class GroupLearner(Pipeline[RlvrConfig]):
 
     async def sync_reference(self, *, num_steps: int) -> None:
         """Move the reference towards the policy where that is due after so many steps."""
-        config, reference = self.config.reference, self.models.reference
+        config, reference = self.config.reference, self.parts.reference
         if reference is not None and config.sync_every and num_steps % config.sync_every == 0:
             await reference.follow(self.policy, share=config.mix)
 
@@ -96,9 +96,9 @@ class GroupLearner(Pipeline[RlvrConfig]):
         config, kl = self.config, self.config.kl
         if config.ratio_to_sampler:
             batch = batch.replace(old_logp=batch.logp)  # samples are weighed against the policy that drew them
-        if self.models.reference:
+        if self.parts.reference:
             top_k = (kl.top_k or _WHOLE_VOCABULARY) if kl.estimator == "full" else 0
-            predictions = await self.models.reference.predict(batch, Needs(top_k=top_k, adapter=False))
+            predictions = await self.parts.reference.predict(batch, Needs(top_k=top_k, adapter=False))
             batch = batch.replace(ref_logp=predictions.logp, target_ids=predictions.top_ids, target_logp=predictions.top_logp)
             if kl.apply_to == "reward":
                 episodes = episodes.penalised(
@@ -128,7 +128,7 @@ class GroupLearner(Pipeline[RlvrConfig]):
 
     async def credit(self, batch: Batch, episodes: Episodes, groups: Sequence[Group]) -> Batch:
         """The batch with every token's advantage. Teachers add to it, or give target distributions for a term of the loss."""
-        config, teachers = self.config, self.models.teachers
+        config, teachers = self.config, self.parts.teachers
         if config.distill is None:
             teacher_advantage = await teachers.advantage(batch, episodes, groups)
             return assign_advantages(batch, episodes, groups, config, teacher_advantage=teacher_advantage)
@@ -148,12 +148,12 @@ class GroupLearner(Pipeline[RlvrConfig]):
             stats += Stats({name.replace("train", "critic", 1): metric for name, metric in critic_stats.items()})
             if step < config.critic.warmup_steps:
                 return stats
-        loss = policy_loss_of(config, kl_coef=self.kl_coef, vocabulary=self.models.teachers.vocabulary)
+        loss = policy_loss_of(config, kl_coef=self.kl_coef, vocabulary=self.parts.teachers.vocabulary)
         return stats + await self.policy.train(batch, loss, epochs=train.epochs, mini_batches=train.mini_batches, seed=step)
 
     def kl_stats(self, kl: float | None) -> Stats:
         """The coefficient, and how far the policy is from its reference where that was measured."""
-        if self.models.reference is None:
+        if self.parts.reference is None:
             return Stats()
         stats = Stats({"kl/coef": Last(self.kl_coef)})
         if kl is not None:
@@ -196,6 +196,7 @@ class RlvrPipeline(GroupLearner):
     """One loop for synchronous and asynchronous training: the staleness budget is the only difference."""
 
     title = "reinforcement learning"
+    parts: RlvrComponents
 
     @classmethod
     @asynccontextmanager
@@ -205,7 +206,6 @@ class RlvrPipeline(GroupLearner):
 
     def __init__(self, config: RlvrConfig, context: RunContext, parts: RlvrComponents) -> None:
         super().__init__(config, context, parts)
-        self.parts = parts
         self.rollouts = parts.rollouts
         self._num_flat_steps = 0
         self._committed_state = self._state_now()
@@ -278,10 +278,8 @@ class RlvrPipeline(GroupLearner):
         self.restore_learner(state)
         self._committed_state = self._state_now()
 
-    async def begin(self) -> int:
-        if not self.context.folder.has_begun:  # It was interrupted before its first checkpoint.
-            self.rollouts.take_up(version=0)
-        return 0
+    def restart(self) -> None:
+        self.rollouts.take_up(version=0)
 
     def _log_samples(self, groups: Sequence[Group], num_steps: int) -> None:
         pairs = [(group.prompt, trajectory) for group in groups for trajectory in group.trajectories]
