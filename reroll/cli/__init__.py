@@ -15,6 +15,7 @@ from reroll.cli.audit import audit
 from reroll.cli.chat import chat
 from reroll.cli.eval import evaluate
 from reroll.cli.init import init
+from reroll.cli.page import page
 from reroll.cli.plan import plan
 from reroll.cli.reference import print_explanation, schema
 from reroll.cli.replay import replay
@@ -44,6 +45,7 @@ app.command("plan")(plan)
 app.command("chat")(chat)
 app.command("init")(init)
 app.command("show")(show)
+app.command("page")(page)
 app.command("audit")(audit)
 app.command("replay")(replay)
 app.command("eval")(evaluate)

@@ -57,11 +57,12 @@ class SampleState(StrEnum):
 QUEUED_AGAIN = "queued again"
 """Reason of an ABORTED event: the prompt is at the front of the queue."""
 _STATES = {state.value: state for state in SampleState}
-BEGUN, CONTINUED, STEPPED = "begun", "continued", "stepped"
+BEGUN, CONTINUED, TAKEN, STEPPED = "begun", "continued", "taken", "stepped"
 """States of events that are of no sample. A segment is opened because a run was started or resumed, or because the one before
 was full; detail: `version`, the weights that the run goes on from, and `config`, a fingerprint of all that decides what is
-sampled. A step is over, and its weights of this `version` are with the engines: what a checkpoint of it holds happened before
-this event, and a run that begins with this version undoes all after it."""
+sampled. The `groups` of these numbers were taken: a step begins to train on them. A step is over, and its weights of this
+`version` are with the engines: what a checkpoint of it holds happened before this event, and a run that begins with this
+version undoes all after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ class Event:
     sample_id: str
     """`GROUP.INDEX`; empty for what happens to no sample."""
     state: SampleState | str
-    """Of a sample; or BEGUN, CONTINUED or STEPPED."""
+    """Of a sample; or BEGUN, CONTINUED, TAKEN or STEPPED."""
     detail: Mapping[str, Any]
     """What else is known at that point, e.g. `version`, `tokens`, `reason`."""
     segment: Path
@@ -143,11 +144,17 @@ class Journal:
         """The sample is scored, and waits to be trained on: keep all of it."""
         segment = self._current()
         stored = segment.store(sample_id, trajectory)
-        segment.record(self._clock(), sample_id, SampleState.DONE, {"reward": trajectory.reward, "stored": stored})
+        about = {"reward": trajectory.reward, "status": trajectory.status, "stored": stored}
+        segment.record(self._clock(), sample_id, SampleState.DONE, about)
         if segment.is_full:
             segment.close()
             self._segment = self._opened(CONTINUED)
             self._delete_oldest_tokens()
+
+    def taken(self, groups: Sequence[int]) -> None:
+        """A step begins to train on the groups of these numbers."""
+        self.record("", TAKEN, groups=list(groups))
+        self.flush()
 
     def stepped(self, *, version: int) -> None:
         """A step is over, and weights of this version are with the engines."""
@@ -317,14 +324,79 @@ def read_events(segment: Path) -> Iterator[Event]:
     try:
         with segment.open("rb") as file:
             for line in file:
-                body, _, checksum = line.rpartition(_CHECKSUM)
-                if not body or checksum != b'%08x"}\n' % zlib.crc32(body):
+                if (event := _event(line, segment)) is None:
                     return
-                row = json.loads(body + b"}")
-                state = row.pop("state")
-                yield Event(row.pop("t"), row.pop("id"), _STATES.get(state, state), row, segment)
+                yield event
     except OSError as error:
         raise RunFolderError(f"{segment}: cannot read the journal ({error.strerror}): is this a run folder?") from error
+
+
+def _event(line: bytes, segment: Path) -> Event | None:
+    """The event that a whole line tells of; None if it is damaged."""
+    body, _, checksum = line.rpartition(_CHECKSUM)
+    if not body or checksum != b'%08x"}\n' % zlib.crc32(body):
+        return None
+    row = json.loads(body + b"}")
+    state = row.pop("state")
+    return Event(row.pop("t"), row.pop("id"), _STATES.get(state, state), row, segment)
+
+
+class JournalFollower:
+    """Reads a journal that may still be written, from the outside: each call gives the events that have come since the last.
+
+    Of a long journal only the newest `max_bytes` of events are read, in whole segments.
+    """
+
+    def __init__(self, folder: Path, *, max_bytes: int | None = None) -> None:
+        self._folder = folder
+        self._offsets: dict[Path, int] = {}
+        """How far each segment was read."""
+        self._damaged: set[Path] = set()
+        self._first = 0
+        """The number of the first segment that is read."""
+        if max_bytes is not None:
+            self._first = _first_within(segments(folder), max_bytes)
+
+    @property
+    def was_replaced(self) -> bool:
+        """Whether what was read is no longer there: another run has taken the folder's name."""
+        return any(_size_of(segment) < offset for segment, offset in self._offsets.items())
+
+    def new_events(self, max_bytes: int = _MAX_SEGMENT_BYTES) -> Iterator[Event]:
+        """In their order, of at most so many bytes at once."""
+        for segment in segments(self._folder):
+            offset = self._offsets.get(segment, 0)
+            if int(segment.stem) < self._first or segment in self._damaged or _size_of(segment) == offset:
+                continue
+            with segment.open("rb") as file:
+                file.seek(offset)
+                whole = file.read(max_bytes).rpartition(b"\n")[0]
+            for line in whole.splitlines(keepends=True):
+                event = _event(line if line.endswith(b"\n") else line + b"\n", segment)
+                if event is None:
+                    self._damaged.add(segment)
+                    break
+                yield event
+            self._offsets[segment] = offset + len(whole) + bool(whole)
+
+
+def _first_within(paths: Sequence[Path], max_bytes: int) -> int:
+    """The number of the first of the newest segments that have no more bytes together; the last one always counts."""
+    first, total = 0, 0
+    for place, path in enumerate(reversed(paths)):
+        total += _size_of(path)
+        if place and total > max_bytes:
+            break
+        first = int(path.stem)
+    return first
+
+
+def _size_of(path: Path) -> int:
+    """Of a file; -1 where there is none."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return -1
 
 
 def read_journal(folder: Path) -> Iterator[Event]:

@@ -145,8 +145,7 @@ class RunLock:
 
     def _is_alive(self, holder: Holder, draft: Path) -> bool:
         if holder.system == self._mine.system:
-            birth = _birth(holder.pid)
-            return birth is not None and (birth == holder.born or not (birth and holder.born))
+            return _lives(holder)
         os.utime(draft)  # Both times are the file server's: clocks of machines differ.
         try:
             return _modified_s(draft) - _modified_s(self._path) < self._stale_s
@@ -194,6 +193,24 @@ class RunLock:
 
     def _is_held(self) -> bool:
         return _read(self._path) == self._mine
+
+
+def living_holder(folder: Path) -> Holder | None:
+    """Who works in a folder now, as far as a look can tell: nothing is written there."""
+    path = folder / LOCK_FILE
+    try:
+        holder = Holder(**json.loads(path.read_text()))
+        if holder.system != _system():
+            return holder if time.time() - _modified_s(path) < STALE_S else None
+    except (OSError, ValueError, TypeError):  # None, or one that is just being made.
+        return None
+    return holder if _lives(holder) else None
+
+
+def _lives(holder: Holder) -> bool:
+    """Whether a process of this system is still the one that took the lock."""
+    birth = _birth(holder.pid)
+    return birth is not None and (birth == holder.born or not (birth and holder.born))
 
 
 def _read(path: Path) -> Holder | None:

@@ -125,7 +125,7 @@ class RolloutScheduler:
             self._meter.staleness.add(self._admission.version - admitted.version)
             groups.append(flight.group())
         self._admit()
-        self._journal.flush()
+        self._journal.taken([group.number for group in groups])
         return groups
 
     def progress(self) -> str:

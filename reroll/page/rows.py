@@ -1,0 +1,47 @@
+"""A JSONL file that may still grow, row by row."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class RowFollower(Generic[T]):
+    """Every whole row of a file so far, as what `keep` makes of it. Rows that are damaged are passed over."""
+
+    def __init__(self, path: Path, keep: Callable[[dict[str, Any], int], T]) -> None:
+        """`keep` is given a row and the place of its line in the file."""
+        self._path, self._keep = path, keep
+        self._offset = 0
+        self._inode: int | None = None
+        self.rows: list[T] = []
+        self.generation = 0
+        """Counts how often the file was replaced by another: a resumed run forgets what came after its checkpoint."""
+
+    def refresh(self) -> None:
+        """Read what has been added."""
+        try:
+            with self._path.open("rb") as file:
+                self._read(file)
+        except OSError:
+            return  # Not there yet, or no longer.
+
+    def _read(self, file: BinaryIO) -> None:
+        about = os.fstat(file.fileno())
+        if self._inode not in (None, about.st_ino) or about.st_size < self._offset:
+            self._offset, self.rows = 0, []
+            self.generation += 1
+        self._inode = about.st_ino
+        file.seek(self._offset)
+        for line in file:
+            if not line.endswith(b"\n"):
+                break
+            with suppress(ValueError, KeyError, TypeError):
+                self.rows.append(self._keep(json.loads(line), self._offset))
+            self._offset += len(line)

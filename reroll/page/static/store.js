@@ -1,0 +1,129 @@
+// What is known of the run, kept up to date by asking for what has changed.
+
+import { ask } from "./api.js";
+import { OVER } from "./palette.js";
+
+/** A sample: one row of /api/events. Times are seconds after the journal's first event. */
+export class Life {
+  constructor([serial, id, domain, version, trained, reward, tokens, course]) {
+    Object.assign(this, { serial, id, domain, version, trained, reward, tokens, course });
+    this.lane = 0;
+  }
+  get phase() { return this.course[this.course.length - 2]; }
+  get since() { return this.course[this.course.length - 1]; }
+  get start() { return this.course[1]; }
+  get isOver() { return this.phase >= OVER; }
+  get end() { return this.isOver ? this.since : Infinity; }
+  get group() { return this.id.slice(0, this.id.indexOf(".")); }
+}
+
+export class Store {
+  constructor() {
+    this.run = null;
+    this.clear();
+  }
+
+  clear() {
+    this.boot = null;
+    this.lives = new Map();
+    this.ordered = []; // By admission.
+    this.numLanes = 0;
+    this.marks = [];
+    this.revision = 0;
+    this.firstS = 0;
+    this.metrics = new Map(); // By run; "" is this one.
+  }
+
+  /** How late it is, on the journal's clock: the run's end if it has ended. */
+  get nowS() {
+    const { run } = this;
+    if (!run?.first_s) return 0;
+    if (run.status !== "running") return run.last_s - this.firstS;
+    return run.now_s + (performance.now() - this.runAskedMs) / 1000 - this.firstS;
+  }
+
+  async refreshRun() {
+    const run = await ask("run");
+    if (this.boot && run.boot !== this.boot) this.clear(); // Another server, or another run in this folder.
+    this.runAskedMs = performance.now();
+    this.run = run;
+    this.boot = run.boot;
+  }
+
+  /** Ask for what has happened. `onPart` is called after every part of a long answer. */
+  async refreshEvents(onPart = () => {}) {
+    for (;;) {
+      const answer = await ask("events", { since: this.revision, marks: this.marks.length });
+      if (this.boot && answer.boot !== this.boot) { this.clear(); return; }
+      this.firstS = answer.first_s;
+      for (const row of answer.lives) this.lives.set(row[0], new Life(row));
+      for (const [time, kind, version] of answer.marks) this.marks.push({ time, kind, version });
+      this.revision = answer.revision;
+      if (answer.lives.length) this.arrange();
+      onPart();
+      if (!answer.more) return;
+    }
+  }
+
+  async refreshMetrics(run = "") {
+    const known = this.metrics.get(run) ?? { generation: 0, rows: [] };
+    for (;;) {
+      const answer = await ask("metrics", { run, since: known.rows.length, generation: known.generation });
+      known.rows.length = answer.start;
+      known.rows.push(...answer.rows);
+      known.generation = answer.generation;
+      this.metrics.set(run, known);
+      if (!answer.more) return;
+    }
+  }
+
+  rows(run = "") { return this.metrics.get(run)?.rows ?? []; }
+
+  /** Give every sample a lane of its own for as long as it lives. */
+  arrange() {
+    this.ordered = [...this.lives.values()].sort((a, b) => a.serial - b.serial);
+    const free = new Heap((lane) => lane), busy = new Heap(([end]) => end);
+    let num = 0;
+    for (const life of this.ordered) {
+      while (busy.size && busy.top[0] <= life.start) free.push(busy.pop()[1]);
+      life.lane = free.size ? free.pop() : num++;
+      busy.push([life.end, life.lane]);
+    }
+    this.numLanes = num;
+  }
+
+  get living() { return this.ordered.filter((life) => !life.isOver); }
+}
+
+/** The smallest first. */
+class Heap {
+  constructor(key) { this.key = key; this.items = []; }
+  get size() { return this.items.length; }
+  get top() { return this.items[0]; }
+  push(item) {
+    const { items, key } = this;
+    let place = items.push(item) - 1;
+    while (place > 0) {
+      const above = (place - 1) >> 1;
+      if (key(items[above]) <= key(item)) break;
+      items[place] = items[above];
+      place = above;
+    }
+    items[place] = item;
+  }
+  pop() {
+    const { items, key } = this, first = items[0], last = items.pop();
+    if (!items.length) return first;
+    let place = 0;
+    for (;;) {
+      let below = 2 * place + 1;
+      if (below >= items.length) break;
+      if (below + 1 < items.length && key(items[below + 1]) < key(items[below])) below++;
+      if (key(items[below]) >= key(last)) break;
+      items[place] = items[below];
+      place = below;
+    }
+    items[place] = last;
+    return first;
+  }
+}
