@@ -15,12 +15,13 @@ from reroll.cli.audit import audit
 from reroll.cli.chat import chat
 from reroll.cli.eval import evaluate
 from reroll.cli.init import init
-from reroll.cli.page import page
+from reroll.cli.page import page as serve_page
 from reroll.cli.plan import plan
 from reroll.cli.reference import print_explanation, schema
 from reroll.cli.replay import replay
 from reroll.cli.rewards import rewards
 from reroll.cli.show import show
+from reroll.cli.trace import trace
 from reroll.config.imports import search_in
 from reroll.config.load import dump_config, load_config
 from reroll.config.load_part import load_env
@@ -45,7 +46,8 @@ app.command("plan")(plan)
 app.command("chat")(chat)
 app.command("init")(init)
 app.command("show")(show)
-app.command("page")(page)
+app.command("page")(serve_page)
+app.command("trace")(trace)
 app.command("audit")(audit)
 app.command("replay")(replay)
 app.command("eval")(evaluate)
@@ -82,12 +84,17 @@ def train(
     overrides: Overrides = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's last checkpoint.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Start anew over an existing run of this name.")] = False,
+    page: Annotated[
+        bool, typer.Option("--page", help="Serve the run's page beside it, with buttons to pause and save.")
+    ] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Of the page; 0 takes a free one.")] = 7860,
 ) -> None:
     """Train as FILE says, into runs/NAME/."""
     config = load_config(file, overrides or ())
     from reroll.pipeline.run import train as run_training
 
-    outcome = run_training(config, resume=resume, overwrite=overwrite, code_folder=file.parent)
+    page_port = port if page else None
+    outcome = run_training(config, resume=resume, overwrite=overwrite, code_folder=file.parent, page_port=page_port)
     console = Console(highlight=False, soft_wrap=True)
     if outcome.interrupted:
         console.print(f"[yellow]stopped[/] after {outcome.num_steps} steps, saved in {outcome.checkpoint}: go on with --resume")

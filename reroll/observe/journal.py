@@ -336,7 +336,7 @@ def _event(line: bytes, segment: Path) -> Event | None:
     body, _, checksum = line.rpartition(_CHECKSUM)
     if not body or checksum != b'%08x"}\n' % zlib.crc32(body):
         return None
-    row = json.loads(body + b"}")
+    row = json.loads(body.decode() + "}")
     state = row.pop("state")
     return Event(row.pop("t"), row.pop("id"), _STATES.get(state, state), row, segment)
 
@@ -354,6 +354,8 @@ class JournalFollower:
         self._damaged: set[Path] = set()
         self._first = 0
         """The number of the first segment that is read."""
+        self.is_behind = False
+        """Whether the last call left events that were there."""
         if max_bytes is not None:
             self._first = _first_within(segments(folder), max_bytes)
 
@@ -363,21 +365,29 @@ class JournalFollower:
         return any(_size_of(segment) < offset for segment, offset in self._offsets.items())
 
     def new_events(self, max_bytes: int = _MAX_SEGMENT_BYTES) -> Iterator[Event]:
-        """In their order, of at most so many bytes at once."""
+        """In their order, of at most so many bytes at once: `is_behind` says if that left some."""
+        self.is_behind = False
         for segment in segments(self._folder):
-            offset = self._offsets.get(segment, 0)
-            if int(segment.stem) < self._first or segment in self._damaged or _size_of(segment) == offset:
+            if int(segment.stem) < self._first or segment in self._damaged:
                 continue
+            offset = self._offsets.get(segment, 0)
+            if _size_of(segment) == offset:
+                continue
+            if max_bytes <= 0:
+                self.is_behind = True
+                return
             with segment.open("rb") as file:
                 file.seek(offset)
-                whole = file.read(max_bytes).rpartition(b"\n")[0]
-            for line in whole.splitlines(keepends=True):
-                event = _event(line if line.endswith(b"\n") else line + b"\n", segment)
-                if event is None:
+                data = file.read(max_bytes)
+            lines = data[: data.rfind(b"\n") + 1].splitlines(keepends=True)
+            self._offsets[segment] = offset + sum(map(len, lines))
+            for line in lines:
+                if (event := _event(line, segment)) is None:
                     self._damaged.add(segment)
                     break
                 yield event
-            self._offsets[segment] = offset + len(whole) + bool(whole)
+            self.is_behind = len(data) == max_bytes
+            max_bytes -= len(data)
 
 
 def _first_within(paths: Sequence[Path], max_bytes: int) -> int:

@@ -8,7 +8,7 @@ from types import NoneType
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import PydanticUndefined
+from pydantic_core import PydanticUndefined, to_jsonable_python
 
 from reroll.config.explain import with_new_names
 from reroll.config.load import PIPELINES
@@ -56,7 +56,7 @@ def _of_value(value: Any, plain: Any, place: str, *, default: Any) -> Iterator[D
         is_same = type(value) is type(default)
         found = list(_of_node(value, plain, f"{place}.", default=default if is_same else None))
         if "kind" in plain and not is_same:
-            yield Difference(f"{place}.kind", plain["kind"], getattr(default, "kind", None))
+            yield Difference(f"{place}.kind", plain["kind"], _plain(getattr(default, "kind", None)))
         elif not found:
             yield Difference(place, plain, _plain(default))
         yield from (difference for difference in found if difference.path != f"{place}.kind")
@@ -72,9 +72,7 @@ def _of_value(value: Any, plain: Any, place: str, *, default: Any) -> Iterator[D
 
 
 def _plain(default: Any) -> Any:
-    if default is PydanticUndefined:
-        return None
-    return default.model_dump(mode="json") if isinstance(default, BaseModel) else default
+    return None if default is PydanticUndefined else to_jsonable_python(default)
 
 
 def between(here: Any, there: Any, path: str = "") -> list[Difference]:

@@ -35,6 +35,7 @@ MAX_RUNS = 200
 _MAX_FOLLOWED_RUNS = 16
 _MAX_EVENT_BYTES = 1 << 28
 """Of the journal's events, the newest: about half a million samples."""
+_BYTES_AT_ONCE = 1 << 22
 _MAX_SEARCHED = 3_000
 """Samples whose words are searched, the newest that fit the other wishes."""
 _MAX_WORDS = 4_000
@@ -80,10 +81,17 @@ class RunData:
         self._logged = RowFollower(self.folder.samples_path, _logged_row)
 
     def refresh(self) -> None:
-        """Read what the run has written since the last time."""
+        """Read what the run has written since the last time; of much, a part that takes no longer than a second."""
         if self._journal.was_replaced:
             self._start()
-        self._lives.take(self._journal.new_events())
+        self._lives.take(self._journal.new_events(_BYTES_AT_ONCE))
+
+    def _catch_up(self) -> None:
+        """Read all that there is."""
+        self.refresh()
+        while self._journal.is_behind:
+            self.refresh()
+        self._logged.refresh()
 
     def run(self) -> Json:
         """What the run is, how far it came, and whether it goes on."""
@@ -124,8 +132,11 @@ class RunData:
             return {
                 "boot": self.boot,
                 "first_s": first_s,
+                "last_s": self._lives.last_s or first_s,
                 "revision": revision,
-                "more": revision < self._lives.revision or marks + len(new_marks) < len(self._lives.marks),
+                "more": self._journal.is_behind
+                or revision < self._lives.revision
+                or marks + len(new_marks) < len(self._lives.marks),
                 "lives": [_life_row(life, first_s) for life in lives],
                 "marks": [[_after(mark.time_s, first_s), mark.kind, mark.version] for mark in new_marks],
             }
@@ -151,10 +162,8 @@ class RunData:
         limit: int = 50,
     ) -> Json:
         """A part of the table of samples that have ended: of the journal's, or without one of the logged."""
-        self._decoder.warm_up()
         with self._lock:
-            self.refresh()
-            self._logged.refresh()
+            self._catch_up()
             rows = [_sample_row(life) for life in self._lives.newest_first() if life.phase >= Phase.DONE]
             source = "journal"
             if not self._lives.revision:
@@ -170,13 +179,13 @@ class RunData:
             rows.sort(key=lambda row: sign * row[name])
         limit = min(limit, MAX_SAMPLES_SENT)
         shown = [{key: value for key, value in row.items() if key != "serial"} for row in rows[offset : offset + limit]]
+        self._decoder.warm_up()
         return {"source": source, "total": len(rows), "offset": offset, "rows": shown, "domains": domains, "phases": phases}
 
     def sample(self, id: str) -> Json:
         """One sample turn by turn, token by token, and its siblings. Raises Unknown."""
         with self._lock:
-            self.refresh()
-            self._logged.refresh()
+            self._catch_up()
             life = self._lives.find(id)
             siblings = [_sample_row(sibling) for sibling in self._lives.group(life.group)] if life else []
         episode = self._episode(id, life)

@@ -1,11 +1,14 @@
-"""Serves the page of one run: a few static files, and what `RunData` answers. It reads, and changes nothing."""
+"""Serves the page of one run: a few static files, and what `RunData` answers. Beside a run, a token lets it ask for more."""
 
 from __future__ import annotations
 
 import gzip
 import ipaddress
+import json
 import socket
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache, partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,6 +19,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from reroll.errors import RerollError
 from reroll.observe.files import to_line
+from reroll.page.hands import Hands
 from reroll.page.run_data import RunData, Unknown
 
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 7860
@@ -30,6 +34,10 @@ _HEADERS = {
 }
 """Nothing that a model wrote can become a script, and no other site can read or frame the page."""
 _MIN_GZIP_BYTES = 1 << 14
+_POLL_S = 0.1
+"""How often it is asked whether to close."""
+TOKEN_HEADER = "X-Reroll-Token"
+"""One that no form can send: another site's script would have to ask first, and is refused."""
 
 
 class PageServer(ThreadingHTTPServer):
@@ -41,6 +49,8 @@ class PageServer(ThreadingHTTPServer):
 
     def __init__(self, data: RunData, *, host: str = DEFAULT_HOST, port: int = DEFAULT_PORT) -> None:
         self.data = data
+        self.hands: Hands | None = None
+        """What the page may ask of the run; None beside a folder alone."""
         self.names = {"localhost", host.lower(), socket.gethostname().lower()}
         """What this server may be called in a browser's address, beside numbers."""
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -50,6 +60,17 @@ class PageServer(ThreadingHTTPServer):
             raise RerollError(
                 f"the page cannot listen on {host}:{port} ({error.strerror}): choose another --port, or 0"
             ) from None
+
+    @contextmanager
+    def in_background(self) -> Iterator[None]:
+        """While this is open, a thread answers."""
+        thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": _POLL_S}, name="page", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self.shutdown()
+            thread.join()
 
     @property
     def url(self) -> str:
@@ -84,8 +105,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """A file, or an answer."""
-        if not self.server.is_called(self.headers.get("Host", "")):
-            self._send_json(HTTPStatus.FORBIDDEN, {"error": "this server is not known by that name: use 127.0.0.1"})
+        if not self._is_welcome():
             return
         url = urlsplit(self.path)
         if url.path.startswith("/api/"):
@@ -98,18 +118,52 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._send_json(HTTPStatus.NOT_FOUND, {"error": f"there is no {url.path}"})
 
+    def do_POST(self) -> None:
+        """Have the run do something. Whoever holds no token may only look."""
+        if not self._is_welcome():
+            return
+        hands, deed = self.server.hands, urlsplit(self.path).path.removeprefix("/api/hands/")
+        origin, host = self.headers.get("Origin"), self.headers.get("Host")
+        if hands is None or not hands.is_held_by(self.headers.get(TOKEN_HEADER, "")) or origin not in (None, f"http://{host}"):
+            problem = "only the address that the run printed, with its token, may do that; without it the page is read-only"
+            self._send_json(HTTPStatus.FORBIDDEN, {"error": problem})
+        elif not hands.ask(deed):
+            self._send_json(HTTPStatus.NOT_FOUND, {"error": f"there is no {urlsplit(self.path).path}"})
+        else:
+            self._send_json(HTTPStatus.OK, {"asked": deed})
+
+    def _is_welcome(self) -> bool:
+        is_called = self.server.is_called(self.headers.get("Host", ""))
+        if not is_called:
+            self._send_json(HTTPStatus.FORBIDDEN, {"error": "this server is not known by that name: use 127.0.0.1"})
+        return is_called
+
     def _answer(self, path: str, query: Mapping[str, str]) -> None:
         try:
-            self._send_json(HTTPStatus.OK, answer(self.server.data, path, query))
+            self._send_json(HTTPStatus.OK, self._hands() if path == "hands" else answer(self.server.data, path, query))
         except Unknown as error:
             self._send_json(HTTPStatus.NOT_FOUND, {"error": str(error)})
         except ValueError as error:
             self._send_json(HTTPStatus.BAD_REQUEST, {"error": str(error)})
-        except RerollError as error:
-            self._send_json(HTTPStatus.INTERNAL_SERVER_ERROR, {"error": str(error)})
+        except ConnectionError:  # The browser hung up.
+            raise
+        except Exception as error:  # A fault of ours, or a folder that is damaged: the page says so and goes on.
+            self._send_json(HTTPStatus.INTERNAL_SERVER_ERROR, {"error": f"{type(error).__name__}: {error}"})
+
+    def _hands(self) -> dict[str, Any]:
+        """Whether whoever asks may do more than look, and whether the run is paused."""
+        hands = self.server.hands
+        return {
+            "may": hands is not None and hands.is_held_by(self.headers.get(TOKEN_HEADER, "")),
+            "is_paused": hands is not None and hands.is_paused(),
+        }
 
     def _send_json(self, status: HTTPStatus, answer: Mapping[str, Any]) -> None:
-        self._send(status, to_line(answer).encode(), "application/json")
+        try:
+            text = json.dumps(answer, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        except ValueError:  # Rare: to look for what JSON cannot say takes longer than all the rest.
+            text = to_line(answer)
+        self._send(status, text.encode(), "application/json")
 
     def _send(self, status: HTTPStatus, content: bytes, kind: str) -> None:
         self.send_response(status)

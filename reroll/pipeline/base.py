@@ -15,6 +15,7 @@ from reroll.observe.metrics import Stats
 from reroll.observe.progress import TrainView
 from reroll.observe.run_folder import Checkpoint, RunFolder
 from reroll.observe.trackers import Tracker
+from reroll.pipeline.controls import RunControls
 from reroll.training.cluster import TrainCluster
 
 T = TypeVar("T")
@@ -63,6 +64,7 @@ class RunContext:
     num_steps: int = 0
     """Finished so far."""
     stop: asyncio.Event = field(default_factory=asyncio.Event)
+    controls: RunControls = field(default_factory=RunControls)
 
     async def unless_stopped(self, work: Awaitable[T]) -> T:
         """The result of `work`, or Interrupted as soon as the user asks to stop."""

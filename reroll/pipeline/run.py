@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,9 @@ from reroll.observe.lock import WAIT_S, RunLock
 from reroll.observe.progress import TrainView, progress_bar
 from reroll.observe.run_folder import Checkpoint, RunFolder
 from reroll.observe.trackers import make_tracker
+from reroll.page.hands import Hands
+from reroll.page.run_data import RunData
+from reroll.page.server import PageServer
 from reroll.pipeline.base import Interrupted, Outcome, Pipeline, RunContext
 from reroll.pipeline.checkpoints import Checkpoints
 from reroll.pipeline.distill import DistillPipeline
@@ -38,10 +43,17 @@ from reroll.runtime.foreground import Foreground
 log = logging.getLogger(__name__)
 
 
-def train(config: AnyConfig, *, resume: bool = False, overwrite: bool = False, code_folder: Path | None = None) -> Outcome:
+def train(
+    config: AnyConfig,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    code_folder: Path | None = None,
+    page_port: int | None = None,
+) -> Outcome:
     """Run a config to its end, or until Ctrl-C: then the last finished step is saved and `--resume` goes on from it.
 
-    In a notebook, interrupting the kernel is Ctrl-C.
+    In a notebook, interrupting the kernel is Ctrl-C. With a `page_port` the run's page is served on it; 0 takes a free one.
     Modules that the config imports are looked for in `code_folder` and the working directory.
     Raises ConfigError with everything that `reroll check` would find, and has then changed nothing.
     """
@@ -49,12 +61,22 @@ def train(config: AnyConfig, *, resume: bool = False, overwrite: bool = False, c
     place = RunFolder.place_of(config.run, resume=resume, overwrite=overwrite)
     notes = [f"note: {note}" for note in preflight(config, code_folder=code_folder)]
     resolved = config.model_dump(mode="json")
-    with RunLock(place, wait_s=WAIT_S if resume else 0.0) as lock:
+    with RunLock(place, wait_s=WAIT_S if resume else 0.0) as lock, page_beside(place, page_port) as page:
         folder = RunFolder.create(config.run, resolved=resolved, resume=resume, overwrite=overwrite, lock=lock)
         notes += look_back(folder, config, resolved) if resume else []
         if resume and (outcome := _finished_before(folder, config.run.steps)):
             return outcome
-        return _train_in(folder, config, resolved, notes=notes, code_folder=code_folder)
+        return _train_in(folder, config, resolved, notes=notes, code_folder=code_folder, page=page)
+
+
+@contextmanager
+def page_beside(place: Path, port: int | None) -> Iterator[PageServer | None]:
+    """While this is open, a thread serves the page of the run in this folder; None if no port is given."""
+    if port is None:
+        yield None
+        return
+    with PageServer(RunData(place), port=port) as page, page.in_background():
+        yield page
 
 
 def _finished_before(folder: RunFolder, num_steps: int) -> Outcome | None:
@@ -88,7 +110,13 @@ def pipeline_of(config: AnyConfig) -> type[Pipeline[Any]]:
 
 
 def _train_in(
-    folder: RunFolder, config: AnyConfig, resolved: dict[str, Any], *, notes: list[str], code_folder: Path
+    folder: RunFolder,
+    config: AnyConfig,
+    resolved: dict[str, Any],
+    *,
+    notes: list[str],
+    code_folder: Path,
+    page: PageServer | None,
 ) -> Outcome:
     latest = folder.latest_checkpoint()
     start_step = latest.step if latest else 0
@@ -99,7 +127,7 @@ def _train_in(
         with TrainView(config.run.steps, title, start_step=start_step) as view:
             context, foreground = RunContext(folder, tracker, view, code_folder, notes), Foreground()
             try:
-                outcome = foreground.run(_train(config, context, foreground))
+                outcome = foreground.run(_train(config, context, foreground, page))
             except Exception as error:
                 _leave_reason(context, error, seconds=time.perf_counter() - started_s)
                 raise
@@ -131,14 +159,30 @@ def _leave_reason(context: RunContext, error: Exception, *, seconds: float) -> N
         log.warning("the reason could not be written down: %s", failure)
 
 
-async def _train(config: AnyConfig, context: RunContext, foreground: Foreground) -> Outcome:
+async def _train(config: AnyConfig, context: RunContext, foreground: Foreground, page: PageServer | None) -> Outcome:
     def ask_to_stop() -> None:
         context.view.note("stopping: the current update is finished and saved (Ctrl-C again quits at once)")
         context.stop.set()
 
+    if page is not None:
+        page.hands = _hands(context, ask_to_stop)
+        context.view.note(f"page: {page.url}?token={page.hands.token}")
     async with pipeline_of(config).open(config, context) as pipeline:
         with settled_heap(), foreground.on_interrupt(ask_to_stop):
             return await TrainLoop(pipeline).run()
+
+
+def _hands(context: RunContext, ask_to_stop: Callable[[], None]) -> Hands:
+    """What the page's thread may have this loop do."""
+    loop, controls = asyncio.get_running_loop(), context.controls
+    deeds = {
+        "pause": controls.pause,
+        "resume": controls.resume,
+        "checkpoint": controls.ask_for_checkpoint,
+        "stop": ask_to_stop,
+    }
+    in_loop = {name: partial(loop.call_soon_threadsafe, deed) for name, deed in deeds.items()}
+    return Hands(in_loop, is_paused=lambda: controls.is_paused)
 
 
 class TrainLoop:
@@ -182,6 +226,7 @@ class TrainLoop:
             await self._checkpoints.raise_if_failed()
             self._context.folder.check_owned()
             try:
+                await self._heed_wishes(num_steps)
                 num_steps = await self._step_and_log(num_steps)
                 if num_steps == total:
                     await self._pipeline.finish()
@@ -191,6 +236,17 @@ class TrainLoop:
                 break
             if num_steps < total and _is_due(num_steps, self._config.checkpoint.every):
                 self._context.tracker.log(num_steps, await self._take_checkpoint(num_steps))
+
+    async def _heed_wishes(self, num_steps: int) -> None:
+        """Between two steps: save if the user asks for it, and wait while the run is paused. Raises Interrupted."""
+        controls, view = self._context.controls, self._context.view
+        while True:
+            if controls.take_checkpoint_wish() and num_steps != self._checkpoints.last_step:
+                self._context.tracker.log(num_steps, await self._take_checkpoint(num_steps))
+            if not controls.is_paused:
+                return
+            with view.doing(lambda: f"paused after {num_steps} steps"):
+                await self._context.unless_stopped(controls.changed())
 
     async def _save_in_spite_of(self, error: Exception) -> None:
         """Save the last finished step of a run that ends by an error, and delete no older one: the error may lie in this one.

@@ -1,10 +1,11 @@
 // The page: tabs, and a loop that asks the server for what is new while somebody looks.
 
-import { Refused } from "./api.js";
+import { Refused, token } from "./api.js";
 import { fill, h, seconds } from "./dom.js";
 import { Store } from "./store.js";
 import { ConfigView } from "./config.js";
 import { CurvesView } from "./curves.js";
+import { Hands } from "./hands.js";
 import { NowView } from "./now.js";
 import { SamplesView } from "./samples.js";
 import { TimeView } from "./time.js";
@@ -13,7 +14,7 @@ const POLL_MS = 1000, IDLE_POLL_MS = 5000, MAX_WAIT_MS = 15000;
 const VIEWS = { now: ["Now", NowView], time: ["Time", TimeView], curves: ["Curves", CurvesView], samples: ["Samples", SamplesView], config: ["Config", ConfigView] };
 
 const store = new Store();
-const views = {};
+const views = {}, hands = new Hands(document.getElementById("hands"));
 let current = null, currentName = "";
 
 /** What stands behind the # of the address: a view's name, and what to show in it. */
@@ -43,7 +44,7 @@ function showHead() {
   const { run } = store, status = document.getElementById("status");
   document.title = `${run.name} · reroll`;
   document.getElementById("name").textContent = run.name;
-  status.textContent = run.status;
+  status.textContent = hands.isPaused ? "paused" : run.status;
   status.className = `pill ${run.status === "ended without a word" ? "crashed" : run.status}`;
   document.querySelector("#progress div").style.width = run.steps ? `${Math.min(100, (100 * run.step) / run.steps)}%` : "0";
   const step = run.steps ? `step ${run.step} of ${run.steps}` : `step ${run.step}`;
@@ -61,6 +62,8 @@ function trouble(text) {
 async function refresh() {
   await store.refreshRun();
   showHead();
+  if (!current) show();
+  if (token) await hands.update(store.run.status === "running");
   await store.refreshMetrics();
   if (store.run.has_journal) await store.refreshEvents(() => current?.update());
   showHead();
@@ -72,7 +75,7 @@ async function loop() {
     try {
       await refresh();
       trouble("");
-      if (current) current.update(); else show();
+      current.update();
       wait = store.run.status === "running" ? POLL_MS : IDLE_POLL_MS;
     } catch (error) {
       if (error instanceof Refused) trouble(error.message);

@@ -31,7 +31,7 @@ export class CurvesView {
     this.overlaid = [];
     this.plots = new Map();
     this.smoothing = h("input", { type: "range", min: 0, max: 0.98, step: 0.01, value: 0, oninput: () => this.update() });
-    this.filter = h("input", { type: "search", placeholder: "other metrics, e.g. engine", oninput: () => this.update(), "aria-label": "find metrics" });
+    this.filter = h("input", { type: "search", placeholder: "other metrics, e.g. engine", style: { flex: "0 1 14rem" }, oninput: () => this.update(), "aria-label": "find metrics" });
     this.runs = h("select", { "aria-label": "lay another run over this one", onchange: (event) => this.add(event.target.value) });
     this.chips = h("span", { class: "legend" });
     this.grid = h("div", { class: "plots" });

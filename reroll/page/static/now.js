@@ -168,7 +168,7 @@ function doneAt(life) {
   return -Infinity;
 }
 
-export const swatch = (colour) => h("span", { class: "swatch", style: { background: colour } });
+export const swatch = (colour, opacity = 1) => h("span", { class: "swatch", style: { background: colour, opacity } });
 const percent = (share) => `${share > 0.995 && share < 1 ? 99 : Math.round(share * 100)} %`;
 
 function fact(list, rows) {

@@ -11,7 +11,9 @@ export const LIVING = [
   { phase: 5, name: "training", about: "in the step that is under way" },
 ];
 export const PHASE_COLOURS = ["#9aa5b1", "#4c8bf5", "#a26bf0", "#eaa221", "#22a699", "#2f9e5b", "#6cbf84", "#8d99a6", "#c08497", "#e5484d", "#5f6b77"];
-const WHEEL = ["#4c8bf5", "#f2994a", "#27ae60", "#b15bd6", "#e5566d", "#12a5b8", "#c9a400", "#8d6e63"];
+/** What only waits is drawn faintly, so that work stands out. */
+export const strength = (phase) => (phase === 0 || phase === 3 || phase === 4 ? 0.5 : 1);
+const WHEEL = ["#4c8bf5", "#f2994a", "#27ae60", "#b15bd6", "#e5566d", "#12a5b8", "#c9a400", "#d6549f"];
 
 /** Neighbouring versions of the weights differ clearly. */
 export const versionColour = (version) => (version === null || version === undefined ? "#9aa5b1" : WHEEL[version % WHEEL.length]);

@@ -71,7 +71,7 @@ export class Plot {
       context.fillText(short(value), LEFT - 6, y(value) + 4);
     }
     context.textAlign = "center";
-    for (const value of ticks(first, last, Math.max(2, Math.floor(width / 90)))) if (Number.isInteger(value)) context.fillText(short(value), x(value), height - 6);
+    for (const value of ticks(first, last, Math.max(2, Math.floor(width / 60)))) if (Number.isInteger(value)) context.fillText(short(value), x(value), height - 6);
     context.textAlign = "left";
   }
 

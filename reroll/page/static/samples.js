@@ -18,11 +18,11 @@ export class SamplesView {
     this.colouring = "probability";
     const changed = () => { this.offset = 0; this.load(); };
     this.sort = h("select", { onchange: changed, "aria-label": "order" }, SORTS.map(([value, label]) => h("option", { value }, label)));
-    this.domain = h("select", { onchange: changed, "aria-label": "domain" });
+    this.domain = h("select", { onchange: changed, "aria-label": "domain" }, h("option", { value: "" }, "every domain"));
     this.phase = h("select", { onchange: changed, "aria-label": "state" }, h("option", { value: "scored" }, "scored"));
     this.step = h("input", { type: "number", min: 1, placeholder: "step", onchange: changed, "aria-label": "step", style: { width: "5.5rem" } });
     this.search = h("input", { type: "search", placeholder: "search ids, prompts and texts", class: "grow", oninput: () => { clearTimeout(this.timer); this.timer = setTimeout(changed, WAIT_MS); } });
-    this.table = h("div", {}, h("p", { class: "faint" }, "…"));
+    this.table = h("div", {}, h("p", { class: "faint" }, "reading …"));
     this.list = h("section", { class: "card" }, h("div", { class: "bar" }, this.sort, this.domain, this.phase, this.step, this.search), this.table);
     this.one = h("div");
     this.element = h("div", {}, this.list, this.one);

@@ -3,6 +3,8 @@
 import { ask } from "./api.js";
 import { OVER } from "./palette.js";
 
+const ARRANGE_MS = 1000; // While a long journal is read, what is there so far is drawn this often.
+
 /** A sample: one row of /api/events. Times are seconds after the journal's first event. */
 export class Life {
   constructor([serial, id, domain, version, trained, reward, tokens, course]) {
@@ -27,6 +29,8 @@ export class Store {
     this.boot = null;
     this.lives = new Map();
     this.ordered = []; // By admission.
+    this.isStale = false; // Whether lives have changed since they were put in order.
+    this.arrangedMs = -Infinity;
     this.numLanes = 0;
     this.marks = [];
     this.revision = 0;
@@ -56,11 +60,15 @@ export class Store {
       const answer = await ask("events", { since: this.revision, marks: this.marks.length });
       if (this.boot && answer.boot !== this.boot) { this.clear(); return; }
       this.firstS = answer.first_s;
+      this.run.last_s = answer.last_s;
       for (const row of answer.lives) this.lives.set(row[0], new Life(row));
       for (const [time, kind, version] of answer.marks) this.marks.push({ time, kind, version });
       this.revision = answer.revision;
-      if (answer.lives.length) this.arrange();
-      onPart();
+      this.isStale ||= answer.lives.length > 0;
+      if (this.isStale && (!answer.more || performance.now() - this.arrangedMs > ARRANGE_MS)) {
+        this.arrange();
+        onPart();
+      }
       if (!answer.more) return;
     }
   }
@@ -90,6 +98,8 @@ export class Store {
       busy.push([life.end, life.lane]);
     }
     this.numLanes = num;
+    this.isStale = false;
+    this.arrangedMs = performance.now();
   }
 
   get living() { return this.ordered.filter((life) => !life.isOver); }

@@ -2,7 +2,7 @@
 
 import { drawing, fill, h, seconds, short, tell, theme } from "./dom.js";
 import { swatch } from "./now.js";
-import { LIVING, OVER, PHASES, PHASE_COLOURS, rewardColour, versionColour } from "./palette.js";
+import { LIVING, OVER, PHASES, PHASE_COLOURS, rewardColour, strength, versionColour } from "./palette.js";
 
 const HEAD = 34, FOOT = 20, MIN_LANE = 5, MAX_LANE = 16, MAX_SINGLE = 4000, MIN_SPAN_S = 0.02;
 const STACK = [5, 4, 3, 2, 1, 0];
@@ -121,7 +121,7 @@ export class TimeView {
 
   draw(context, width, height) {
     const { store } = this, [from, to] = this.window, x = (time) => ((time - from) / (to - from)) * width;
-    const visible = store.ordered.filter((life) => life.start < to && life.end > from);
+    const visible = store.ordered.filter((life) => life.start < to && life.end >= from);
     const isSingle = this.detail === "samples" || (this.detail === "auto" && visible.length <= MAX_SINGLE);
     this.visible = isSingle ? visible : [];
     this.drawSteps(context, x, width, height);
@@ -129,18 +129,18 @@ export class TimeView {
     else this.drawSum(context, visible, from, to, width, height);
     this.drawMarks(context, x, width, height);
     this.drawClock(context, from, to, width, height);
-    this.note.textContent = `${short(visible.length)} samples${isSingle ? "" : ", summed up: come closer to see each"}`;
+    const hint = !isSingle ? `, at most ${short(this.highest)} at once; come closer to see each` : this.isCut ? ", drag up and down to see all" : "";
+    this.note.textContent = `${short(visible.length)} samples${hint}`;
     this.showLegend(isSingle, visible);
   }
 
   drawSteps(context, x, width, height) {
-    const { store } = this, { line, faint, track } = theme();
-    let taken = null, even = false;
+    const { store } = this, { faint, track } = theme();
+    let taken = null, labelledTo = -Infinity;
     for (const mark of store.marks) {
       if (mark.kind === "taken") taken = mark.time;
       if (mark.kind === "begun") taken = null;
       if (mark.kind !== "stepped") continue;
-      even = !even;
       const left = x(taken ?? mark.time), right = x(mark.time);
       taken = null;
       if (right < 0 || left > width) continue;
@@ -150,12 +150,13 @@ export class TimeView {
       context.globalAlpha = 1;
       context.fillStyle = PHASE_COLOURS[5];
       context.fillRect(left, HEAD - 8, Math.max(1, right - left), 5);
-      if (right - left > 26 || this.window[1] - this.window[0] < 1) {
+      context.font = "11px system-ui, sans-serif";
+      const label = `step ${mark.version}`, at = Math.max(2, left), size = context.measureText(label).width;
+      if (at > labelledTo + 6 && Math.min(right, width) - at > size * 0.6) {
         context.fillStyle = faint;
-        context.font = "11px system-ui, sans-serif";
-        context.fillText(`step ${mark.version}`, Math.max(2, left), HEAD - 13);
+        context.fillText(label, at, HEAD - 13);
+        labelledTo = at + size;
       }
-      context.fillStyle = line;
     }
   }
 
@@ -176,6 +177,7 @@ export class TimeView {
       context.font = "11px system-ui, sans-serif";
       context.fillText(`restart from v${mark.version}`, Math.min(place + 5, width - 100), 12);
     }
+    let labelledTo = -Infinity;
     for (const { step, time_s: time } of store.run.checkpoints) {
       const place = x(time - store.firstS);
       if (place < 0 || place > width) continue;
@@ -183,11 +185,11 @@ export class TimeView {
       context.beginPath();
       context.moveTo(place - 4, 2); context.lineTo(place + 4, 2); context.lineTo(place, 9);
       context.fill();
-      if (store.run.checkpoints.length < width / 40) {
-        context.font = "10px system-ui, sans-serif";
-        context.textAlign = place > width - 40 ? "right" : "left";
-        context.fillText(`saved ${step}`, place + (place > width - 40 ? -7 : 7), 10);
-        context.textAlign = "left";
+      context.font = "10px system-ui, sans-serif";
+      const label = `saved ${step}`, size = context.measureText(label).width, left = place + 7 + size > width ? place - 7 - size : place + 7;
+      if (Math.min(left, place - 4) > labelledTo + 4) {
+        context.fillText(label, left, 10);
+        labelledTo = Math.max(left + size, place + 4);
       }
     }
   }
@@ -198,6 +200,7 @@ export class TimeView {
     const row = new Map(lanes.map((lane, place) => [lane, place]));
     const size = (this.size = Math.min(MAX_LANE, Math.max(MIN_LANE, space / Math.max(1, lanes.length))));
     this.top = Math.max(0, Math.min(this.top, lanes.length * size - space));
+    this.isCut = lanes.length * size > space + 1;
     this.rowOf = row;
     context.save();
     context.beginPath();
@@ -214,7 +217,7 @@ export class TimeView {
         const left = x(course[place + 1]), right = x(place + 2 < course.length ? course[place + 3] : now);
         if (right < 0 || left > width) continue;
         context.fillStyle = paint ?? PHASE_COLOURS[phase];
-        context.globalAlpha = paint && phase !== 1 ? 0.4 : 1;
+        context.globalAlpha = strength(phase);
         context.fillRect(left, y, Math.max(0.7, right - left - (right - left > 3 ? 0.5 : 0)), thick);
       }
       context.globalAlpha = 1;
@@ -280,6 +283,7 @@ export class TimeView {
     const bottom = height - FOOT, unit = (bottom - HEAD - 4) / highest, base = new Float32Array(columns + 1);
     STACK.forEach((phase, index) => {
       context.fillStyle = PHASE_COLOURS[phase];
+      context.globalAlpha = strength(phase);
       context.beginPath();
       context.moveTo(0, bottom - base[0] * unit);
       for (let column = 0; column < columns; column++) context.lineTo(column, bottom - (base[column] + sums[index][column]) * unit);
@@ -287,9 +291,8 @@ export class TimeView {
       context.fill();
       for (let column = 0; column < columns; column++) base[column] += sums[index][column];
     });
-    context.fillStyle = theme().faint;
-    context.font = "11px system-ui, sans-serif";
-    context.fillText(`at most ${short(Math.round(highest))} in flight`, 0, HEAD - 22);
+    context.globalAlpha = 1;
+    this.highest = Math.round(highest);
   }
 
   drawClock(context, from, to, width, height) {
@@ -306,14 +309,14 @@ export class TimeView {
   }
 
   showLegend(isSingle, visible) {
-    let entries = LIVING.map(({ phase, name }) => [PHASE_COLOURS[phase], name]);
+    let entries = LIVING.map(({ phase, name }) => [PHASE_COLOURS[phase], name, strength(phase)]);
     if (isSingle && this.colouring === "version") entries = [...new Set(visible.map((life) => life.version))].sort((a, b) => a - b).slice(-12).map((version) => [versionColour(version), `v${version}`]);
     if (isSingle && this.colouring === "domain") entries = this.domains(visible).map((name, place) => [versionColour(place), name]);
     if (isSingle && this.colouring === "reward") entries = [[rewardColour(0, 0, 1), "lowest reward"], [rewardColour(1, 0, 1), "highest"], [rewardColour(null), "none yet"]];
     const key = JSON.stringify(entries);
     if (key === this.legendKey) return;
     this.legendKey = key;
-    fill(this.legend, entries.map(([colour, name]) => h("span", {}, swatch(colour), name)));
+    fill(this.legend, entries.map(([colour, name, opacity = 1]) => h("span", {}, swatch(colour, opacity), name)));
   }
 
   lifeAt(px, py) {

@@ -58,6 +58,21 @@ def test_answers_are_bounded_and_say_that_there_is_more(run: Path, monkeypatch: 
     assert len(data.samples(limit=10**9)["rows"]) == 1
 
 
+def test_a_long_journal_is_read_in_parts_and_whole_where_a_sample_is_asked_for(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_data, "_BYTES_AT_ONCE", 300)
+    data = RunData(run)
+    answers = [data.events(since=0, marks=0)]
+    while answers[-1]["more"]:
+        answers.append(data.events(since=answers[-1]["revision"], marks=sum(len(answer["marks"]) for answer in answers)))
+    assert len(answers) > 3
+    last = {row[1]: row[-1][-2] for answer in answers for row in answer["lives"]}
+    assert last == {"0.0": 6, "0.1": 6, "1.0": 3, "1.1": 0}
+    assert [kind for answer in answers for _, kind, _ in answer["marks"]] == ["begun", "taken", "stepped"]
+    assert RunData(run).sample("1.0")["life"]["reward"] == 1.0
+
+
 def test_another_run_in_the_folder_voids_what_was_told(run: Path) -> None:
     data = RunData(run)
     before = data.events(since=0, marks=0)["boot"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,18 +11,15 @@ from pathlib import Path
 import pytest
 
 from reroll.errors import RerollError
+from reroll.page.hands import Hands
 from reroll.page.run_data import RunData
-from reroll.page.server import PageServer, static_files
+from reroll.page.server import TOKEN_HEADER, PageServer, static_files
 
 
 @pytest.fixture
 def server(run: Path) -> Iterator[PageServer]:
-    with PageServer(RunData(run), port=0) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+    with PageServer(RunData(run), port=0) as server, server.in_background():
         yield server
-        server.shutdown()
-        thread.join()
 
 
 def ask(
@@ -48,7 +44,15 @@ def test_the_page_and_all_that_it_loads_come_from_here(server: PageServer) -> No
 
 
 def test_every_question_has_an_answer(server: PageServer) -> None:
-    for path in ("run", "events?since=0&marks=0", "metrics", "samples?search=p1&limit=5", "sample/0.1", "config?against=two"):
+    for path in (
+        "run",
+        "events?since=0&marks=0",
+        "metrics",
+        "samples?search=p1&limit=5",
+        "sample/0.1",
+        "config",
+        "config?against=two",
+    ):
         response, body = ask(server, f"/api/{path}")
         assert response.status == 200, (path, body)
         assert response.headers["Content-Type"] == "application/json; charset=utf-8"
@@ -103,10 +107,66 @@ def test_nothing_can_be_changed(server: PageServer, method: str) -> None:
     assert ask(server, "/api/run", method=method)[0].status in (403, 405, 501)
 
 
+@pytest.fixture
+def asked(server: PageServer) -> list[str]:
+    """What the run beside the page was asked for."""
+    deeds: list[str] = []
+    server.hands = Hands({"pause": lambda: deeds.append("pause")}, is_paused=lambda: bool(deeds))
+    return deeds
+
+
+def test_whoever_holds_the_token_may_act(server: PageServer, asked: list[str]) -> None:
+    assert server.hands is not None
+    key = {TOKEN_HEADER: server.hands.token}
+    own = key | {"Origin": server.url.rstrip("/")}
+    assert json.loads(ask(server, "/api/hands", headers=key)[1]) == {"may": True, "is_paused": False}
+    assert ask(server, "/api/hands/pause", method="POST", headers=own)[0].status == 200
+    assert asked == ["pause"]
+    assert json.loads(ask(server, "/api/hands", headers=key)[1]) == {"may": True, "is_paused": True}
+    assert ask(server, "/api/hands/dance", method="POST", headers=key)[0].status == 404
+    assert ask(server, "/api/hands/pause", headers=key)[0].status == 404  # Looking does nothing.
+    assert asked == ["pause"]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {TOKEN_HEADER: "guess"},
+        {TOKEN_HEADER: "ü"},
+        {TOKEN_HEADER: "TOKEN", "Origin": "https://evil.example"},
+        {TOKEN_HEADER: "TOKEN", "Host": "evil.example"},
+        {TOKEN_HEADER: "TOKEN", "Origin": "null"},
+    ],
+)
+def test_nobody_else_may_act(server: PageServer, asked: list[str], headers: dict[str, str]) -> None:
+    assert server.hands is not None
+    shown = {name: value.replace("TOKEN", server.hands.token) for name, value in headers.items()}
+    response, body = ask(server, f"/api/hands/pause?token={server.hands.token}", method="POST", headers=shown)
+    assert (response.status, asked) == (403, [])
+    assert server.hands.token.encode() not in body
+    for path in ("/", "/api/run", "/api/hands"):
+        assert server.hands.token.encode() not in ask(server, path)[1]
+
+
+def test_a_page_of_a_folder_alone_has_no_hands(server: PageServer) -> None:
+    assert ask(server, "/api/hands/stop", method="POST", headers={TOKEN_HEADER: ""})[0].status == 403
+    assert json.loads(ask(server, "/api/hands")[1]) == {"may": False, "is_paused": False}
+
+
 def test_a_hundred_open_tabs_are_answered(server: PageServer) -> None:
     with ThreadPoolExecutor(100) as tabs:
         answers = list(tabs.map(lambda _: ask(server, "/api/events?since=0")[0].status, range(300)))
     assert answers == [200] * 300
+
+
+def test_a_fault_is_told_and_the_next_question_answered(run: Path, server: PageServer) -> None:
+    (run / "config.yaml").write_text("pipeline: {rlvr: [")
+    assert ask(server, "/api/run")[0].status == 200  # As if it were just being written.
+    (run.parent / "two" / "config.yaml").write_text("pipeline: {rlvr: [")
+    response, body = ask(server, "/api/config?against=two")
+    assert response.status == 500
+    assert "cannot read" in json.loads(body)["error"]
 
 
 def test_a_taken_port_is_named_with_the_fix(run: Path, server: PageServer) -> None:

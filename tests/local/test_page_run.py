@@ -1,0 +1,89 @@
+"""A run with its page beside it: what it shows while the run goes on, and that it is paused, saved and stopped by hand."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+import pytest
+
+from reroll.config.load import parse_config
+from reroll.page.run_data import RunData
+from reroll.page.server import TOKEN_HEADER
+from reroll.pipeline.base import Outcome
+from reroll.pipeline.run import train
+
+
+def until(holds: Callable[[], Any], *, patience_s: float = 120.0) -> Any:
+    """The first answer that is true."""
+    deadline_s = time.monotonic() + patience_s
+    while not (found := holds()):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+    return found
+
+
+def test_a_run_is_watched_paused_saved_and_stopped_from_its_page(
+    rlvr_tree: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rlvr_tree["run"] |= {"steps": 10_000}
+    rlvr_tree["data"]["eval"] = []
+    config = parse_config(rlvr_tree, folder=tmp_path)
+    outcomes: list[Outcome] = []
+    run = threading.Thread(target=lambda: outcomes.append(train(config, code_folder=tmp_path, page_port=0)))
+    run.start()
+    printed = ""
+
+    def address() -> re.Match[str] | None:
+        nonlocal printed
+        assert run.is_alive()
+        printed += capsys.readouterr().out
+        return re.search(r"page: (http://\S+)\?token=(\S+)", printed)
+
+    url, token = until(address).groups()
+
+    def ask(path: str, *, method: str = "GET") -> dict[str, Any]:
+        with urlopen(Request(f"{url}api/{path}", method=method, headers={TOKEN_HEADER: token})) as response:
+            answer: dict[str, Any] = json.loads(response.read())
+            return answer
+
+    try:
+        until(lambda: ask("run")["step"] >= 2)
+        assert ask("run")["status"] == "running"
+        assert ask("events?since=0")["lives"]
+        ask("hands/pause", method="POST")
+        assert until(lambda: ask("hands")["is_paused"])
+        ask("hands/checkpoint", method="POST")  # Heeded once the step under way is over: nothing moves after it.
+        [saved] = until(lambda: ask("run")["checkpoints"])
+        assert saved["step"] == ask("run")["step"]
+        ask("hands/resume", method="POST")
+        until(lambda: ask("run")["step"] > saved["step"])
+    finally:
+        ask("hands/stop", method="POST")
+        run.join()
+    [outcome] = outcomes
+    assert outcome.interrupted
+    assert outcome.num_steps > saved["step"]
+    assert RunData(outcome.folder).run()["status"] == "interrupted"
+
+
+def test_the_page_of_a_finished_run_tells_all_of_it(rlvr_tree: dict[str, Any], tmp_path: Path) -> None:
+    outcome = train(parse_config(rlvr_tree, folder=tmp_path), code_folder=tmp_path)
+    data = RunData(outcome.folder)
+    assert (data.run()["status"], data.run()["step"]) == ("finished", 3)
+    trained = data.samples(phase="trained", limit=200)
+    assert trained["total"] == 3 * 4 * 4
+    assert {row["status"] for row in trained["rows"]} <= {"completed", "truncated"}
+    answer = data.sample(trained["rows"][-1]["id"])
+    assert len(answer["siblings"]) == 4
+    [turn] = answer["episode"]["turns"]
+    assert turn["shown"][-1]["content"].startswith("say ")
+    assert len(turn["pieces"]) == len(turn["logp"]) == answer["life"]["tokens"]
+    steps = [kind for _, kind, _ in data.events(since=0, marks=0)["marks"]]
+    assert steps == ["begun", *["taken", "stepped"] * 3]
