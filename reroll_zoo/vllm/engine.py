@@ -18,13 +18,14 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.executor.abstract import Executor
 
-from reroll.config.parts import LoraConfig, VllmEngineConfig
-from reroll.infer.external import ExternalEngine
+from reroll.config.parts import LoraConfig
 from reroll.infer.hf_weights import HFWeightAssembler
 from reroll.infer.sequence import end_ids, sampling_until_min_tokens
-from reroll.infer.vllm.sampling import SamplingProcessor, sampling_args
-from reroll.infer.vllm.steps import SamplingExecutor, StepQueue, TakenStep
 from reroll.models.load import Precision, load_tokenizer, resolve_base
+from reroll_zoo.external_engine import ExternalEngine
+from reroll_zoo.vllm.config import VllmEngineConfig
+from reroll_zoo.vllm.sampling import SamplingProcessor, sampling_args
+from reroll_zoo.vllm.steps import SamplingExecutor, StepQueue, TakenStep
 
 _CPU_BLOCK_TOKENS = 32
 """The smallest blocks that vLLM's attention takes on a CPU: the smaller they are, the more of a context siblings share."""

@@ -16,7 +16,7 @@ from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
-from reroll.infer.vllm.sampling import SamplingProcessor, StepLogprobs
+from reroll_zoo.vllm.sampling import SamplingProcessor, StepLogprobs
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from vllm import SamplingParams as VllmParams
 from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
 
 from reroll.infer.embedded.sampler import RowSampling, sample
-from reroll.infer.vllm.sampling import SamplingProcessor, sampling_args
+from reroll_zoo.vllm.sampling import SamplingProcessor, sampling_args
 
 
 def params(row, *, name="a", num_held_back=0):
