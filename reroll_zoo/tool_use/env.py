@@ -7,13 +7,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from reroll.config.env_tools import ToolLimits
 from reroll.envs.base import InvalidAction, StepResult
-from reroll.envs.tools.answers import final_answer, same_answer
-from reroll.envs.tools.calls import Call, MalformedCall, find_calls, write_call
-from reroll.envs.tools.tool import Tool, ToolError, run_call
 from reroll.errors import EnvError
+from reroll.tokens.tool_calls import Call, MalformedCall, find_calls, write_call
 from reroll.types import Message
+from reroll_zoo.tool_use.answers import final_answer, same_answer
+from reroll_zoo.tool_use.config import ToolLimits
+from reroll_zoo.tool_use.tool import Tool, ToolError, run_call
 
 RULES = "When you know the answer, write it as <answer>...</answer>."
 _NO_CALLS_LEFT = "No calls are left: answer now."

@@ -14,12 +14,12 @@ import pytest
 
 pytest.importorskip("mcp.server.mcpserver", reason="needs mcp 2", exc_type=ImportError)
 
-from reroll.config.env_tools import McpHttpConfig, McpStdioConfig, ToolEnv
-from reroll.envs.tools.calls import write_call
-from reroll.envs.tools.mcp import McpServer
-from reroll.envs.tools.tasks import ToolTasks
-from reroll.envs.tools.tool import Tool, ToolError
 from reroll.errors import EnvError
+from reroll.tokens.tool_calls import write_call
+from reroll_zoo.tool_use.config import McpHttpConfig, McpStdioConfig, ToolEnv
+from reroll_zoo.tool_use.mcp import McpServer
+from reroll_zoo.tool_use.tasks import ToolTasks
+from reroll_zoo.tool_use.tool import Tool, ToolError
 
 SERVER = '''
 import os, sys, time
@@ -154,7 +154,7 @@ def _wait_for(port: int) -> None:
 
 
 def test_a_server_that_never_answers_fails_the_episode_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reroll.envs.tools.mcp._START_S", 0.2)
+    monkeypatch.setattr("reroll_zoo.tool_use.mcp._START_S", 0.2)
     silent = McpStdioConfig(kind="mcp_stdio", command="sleep", args=["600"])
     with pytest.raises(EnvError, match=r"sleep did not start: it took more than 0.2 s"), McpServer(silent):
         pass

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from reroll.envs.tools.calls import Call
-from reroll.envs.tools.schema import describe_function, find_problem
+from reroll.tokens.tool_calls import Call
 from reroll.types import ToolSchema
+from reroll_zoo.tool_use.schema import describe_function, find_problem
 
 
 class ToolError(Exception):

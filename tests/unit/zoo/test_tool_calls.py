@@ -12,16 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from reroll.config.env_tools import ActionConfig, ToolEnv, ToolLimits
+from reroll.config.actions import ActionConfig
 from reroll.envs.actions import parsed
 from reroll.envs.base import InvalidAction
-from reroll.envs.tools.answers import final_answer, same_answer, same_number
-from reroll.envs.tools.calls import Call, MalformedCall, find_calls, write_call
-from reroll.envs.tools.env import Task, ToolLoop
-from reroll.envs.tools.schema import describe_function, find_problem
-from reroll.envs.tools.tasks import ToolTasks
-from reroll.envs.tools.tool import Tool, ToolError, function_tool, run_call
 from reroll.errors import ConfigError, DataError, EnvError
+from reroll.tokens.tool_calls import Call, MalformedCall, find_calls, write_call
+from reroll_zoo.tool_use.answers import final_answer, same_answer, same_number
+from reroll_zoo.tool_use.config import ToolEnv, ToolLimits
+from reroll_zoo.tool_use.env import Task, ToolLoop
+from reroll_zoo.tool_use.schema import describe_function, find_problem
+from reroll_zoo.tool_use.tasks import ToolTasks
+from reroll_zoo.tool_use.tool import Tool, ToolError, function_tool, run_call
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
@@ -454,7 +455,7 @@ def test_a_config_without_tools_is_refused(node: dict[str, Any]) -> None:
 
 
 def test_without_the_mcp_package_the_install_line_is_given(node: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "reroll.envs.tools.mcp", None)
+    monkeypatch.setitem(sys.modules, "reroll_zoo.tool_use.mcp", None)
     env = make({**node, "tools": [{"kind": "mcp_stdio", "command": "x"}]})
     with pytest.raises(ConfigError, match=r"pip install 'reroll\[mcp\]'"):
         env.reset(0)

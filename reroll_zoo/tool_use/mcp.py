@@ -15,9 +15,9 @@ import httpx2
 from mcp import Client, StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 
-from reroll.config.env_tools import McpHttpConfig, McpStdioConfig
-from reroll.envs.tools.tool import Tool, ToolError
 from reroll.errors import EnvError
+from reroll_zoo.tool_use.config import McpHttpConfig, McpStdioConfig
+from reroll_zoo.tool_use.tool import Tool, ToolError
 
 _START_S = 30.0
 """How long a server may take to start and to list its tools."""

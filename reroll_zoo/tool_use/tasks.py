@@ -5,15 +5,15 @@ from __future__ import annotations
 from contextlib import ExitStack
 from functools import lru_cache
 
-from reroll.config.data import RowSource
-from reroll.config.env_tools import FunctionToolConfig, McpHttpConfig, McpStdioConfig, PythonToolConfig, ToolConfig, ToolEnv
+from reroll.config.data_base import RowSource
 from reroll.config.imports import import_object
 from reroll.data.sources import load_source
-from reroll.envs.tools.env import Task, ToolLoop
-from reroll.envs.tools.python import python_tool
-from reroll.envs.tools.tool import Tool, function_tool
 from reroll.errors import ConfigError, DataError, Violation
 from reroll.types import Message
+from reroll_zoo.tool_use.config import FunctionToolConfig, McpHttpConfig, McpStdioConfig, PythonToolConfig, ToolConfig, ToolEnv
+from reroll_zoo.tool_use.env import Task, ToolLoop
+from reroll_zoo.tool_use.python import python_tool
+from reroll_zoo.tool_use.tool import Tool, function_tool
 
 
 class ToolTasks(ToolLoop):
@@ -37,7 +37,7 @@ class ToolTasks(ToolLoop):
         self.close()
         if self._servers:
             try:
-                from reroll.envs.tools.mcp import McpServer
+                from reroll_zoo.tool_use.mcp import McpServer
             except ModuleNotFoundError as error:
                 raise ConfigError([Violation("tools", f"MCP needs a package: {error}", "pip install 'reroll[mcp]'")]) from error
             servers = [self._running.enter_context(McpServer(config)) for config in self._servers]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+CALL_OPENS, _CALL_ENDS = "<tool_call>", "</tool_call>"
 _FORM = '<tool_call>{"name": "tool name", "arguments": {"argument name": value}}</tool_call>'
 
 
@@ -28,12 +28,12 @@ class MalformedCall:
 
 def find_calls(text: str) -> list[Call | MalformedCall]:
     """The calls in a turn, in order. The last one need not be closed: many models end their turn instead."""
-    return [_read_call(part.partition(_CLOSE)[0]) for part in text.split(_OPEN)[1:]]
+    return [_read_call(part.partition(_CALL_ENDS)[0]) for part in text.split(CALL_OPENS)[1:]]
 
 
 def write_call(name: str, arguments: Mapping[str, Any]) -> str:
     """A call as a policy writes it."""
-    return f"{_OPEN}{json.dumps({'name': name, 'arguments': dict(arguments)}, ensure_ascii=False)}{_CLOSE}"
+    return f"{CALL_OPENS}{json.dumps({'name': name, 'arguments': dict(arguments)}, ensure_ascii=False)}{_CALL_ENDS}"
 
 
 def _read_call(block: str) -> Call | MalformedCall:

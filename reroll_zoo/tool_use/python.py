@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from reroll.config.sandbox import SandboxConfig
-from reroll.envs.tools.tool import Tool, ToolError
 from reroll.sandbox.base import Limits, Program, Ran
 from reroll.sandbox.blocking import shared_sandbox
+from reroll_zoo.tool_use.tool import Tool, ToolError
 
 _OUTPUT_KB = 256
 

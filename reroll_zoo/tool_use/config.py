@@ -1,55 +1,19 @@
-"""How the policy's words become an action, and the environments in which it calls tools."""
+"""The tools that a policy may call, and the environments in which it does."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from reroll.config.base import ImportPath, Node, Pattern
-from reroll.config.data import RowSource
+from reroll.config.base import ImportPath, Node
+from reroll.config.data_base import RowSource
 from reroll.config.env_base import EnvConfig
+from reroll.config.imports import import_object
 from reroll.config.sandbox import LocalSandbox, SandboxConfig
-
-
-class ActionForm(Node):
-    """What all forms of an action share."""
-
-    thinking: Literal["strip", "keep"] = "strip"
-    """`strip` looks only at what follows `</think>`; a turn that opens `<think>` and does not close it has no action."""
-
-
-class TagAction(ActionForm):
-    """The action stands in a tag, `<answer>…</answer>`; the last one counts."""
-
-    kind: Literal["tag"]
-    tag: str = Field(default="answer", pattern=r"^[A-Za-z][\w-]*$", examples=["answer"])
-    """The tag's name."""
-
-
-class LastLineAction(ActionForm):
-    """The action is the last line that is not blank."""
-
-    kind: Literal["last_line"]
-
-
-class RegexAction(ActionForm):
-    """The action is the first group of a regular expression, or all of its match if it has none; the last match counts."""
-
-    kind: Literal["regex"]
-    pattern: Pattern
-    """A turn that it searches for more than a second holds no action."""
-    rule: str = Field(min_length=1)
-    """How the policy is told to write an action, e.g. `Write your action as ACTION: move.`"""
-
-
-class TextAction(ActionForm):
-    """All that the policy writes is the action. Environments with tools need this form."""
-
-    kind: Literal["text"]
-
-
-ActionConfig = Annotated[TagAction | LastLineAction | RegexAction | TextAction, Field(discriminator="kind")]
+from reroll.errors import EnvError
 
 
 class PythonToolConfig(Node):
@@ -115,7 +79,7 @@ class ToolEnv(ToolLimits):
     Answers are compared as numbers where both are numbers, else as words, without case, articles and punctuation.
     """
 
-    runs: ClassVar[str] = "reroll.envs.tools.tasks:ToolTasks"
+    runs: ClassVar[str] = "reroll_zoo.tool_use.tasks:ToolTasks"
 
     kind: Literal["tools"] = "tools"
     tasks: RowSource
@@ -125,3 +89,18 @@ class ToolEnv(ToolLimits):
 
     def prepare(self) -> None:
         self.make().close()  # It opens the sandbox of its tools, or says what the machine lacks.
+
+    def rehearsals(self) -> Iterator[tuple[str, Callable[[], object]]]:
+        for index, tool in enumerate(self.tools):
+            if isinstance(tool, FunctionToolConfig):
+                yield f"tools.{index}.path", partial(_rehearse, tool)
+
+
+def _rehearse(tool: FunctionToolConfig) -> None:
+    from reroll_zoo.tool_use.tool import function_tool
+
+    function = import_object(tool.path)
+    try:
+        function_tool(function)
+    except ValueError as error:
+        raise EnvError(str(error)) from error
