@@ -12,8 +12,8 @@ from reroll.config.base import ImportPath, Node
 from reroll.config.data_base import RowSource
 from reroll.config.env_base import EnvConfig
 from reroll.config.imports import import_object
-from reroll.config.sandbox import LocalSandbox, SandboxConfig
 from reroll.errors import EnvError
+from reroll_zoo.sandbox.config import LocalSandbox, SandboxConfig
 
 
 class PythonToolConfig(Node):

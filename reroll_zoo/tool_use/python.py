@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from reroll.config.sandbox import SandboxConfig
-from reroll.sandbox.base import Limits, Program, Ran
-from reroll.sandbox.blocking import shared_sandbox
+from reroll_zoo.sandbox.base import Limits, Program, Ran
+from reroll_zoo.sandbox.blocking import shared_sandbox
+from reroll_zoo.sandbox.config import SandboxConfig
 from reroll_zoo.tool_use.tool import Tool, ToolError
 
 _OUTPUT_KB = 256

@@ -10,9 +10,9 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from reroll.config.sandbox import LocalSandbox, SandboxConfig
 from reroll.tokens.tool_calls import Call
 from reroll.types import Message
+from reroll_zoo.sandbox.config import LocalSandbox, SandboxConfig
 from reroll_zoo.tool_use.answers import same_number
 from reroll_zoo.tool_use.config import ToolLimits
 from reroll_zoo.tool_use.env import Task, ToolLoop

@@ -6,11 +6,11 @@ from typing import NoReturn
 
 import pytest
 
-from reroll.config.sandbox import LocalSandbox
 from reroll.envs.make import import_problems, make_env
 from reroll.errors import SandboxError
-from reroll.sandbox import blocking
 from reroll.tokens.tool_calls import write_call
+from reroll_zoo.sandbox import blocking
+from reroll_zoo.sandbox.config import LocalSandbox
 from reroll_zoo.tool_use.config import PythonToolConfig
 from reroll_zoo.tool_use.env import Task
 from reroll_zoo.tool_use.python import python_tool

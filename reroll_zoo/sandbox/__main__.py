@@ -1,4 +1,4 @@
-"""`python -m reroll.sandbox [LEVEL]`: the level that programs get on this machine, and a table of what it holds back."""
+"""`python -m reroll_zoo.sandbox [LEVEL]`: the level that programs get on this machine, and a table of what it holds back."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
-from reroll.config.sandbox import LocalSandbox
 from reroll.errors import SandboxError
-from reroll.sandbox.local import LEVELS, LocalPool
-from reroll.sandbox.selftest import Finding, try_out
+from reroll_zoo.sandbox.config import LocalSandbox
+from reroll_zoo.sandbox.local import LEVELS, LocalPool
+from reroll_zoo.sandbox.selftest import Finding, try_out
 
 
 def main(arguments: list[str]) -> int:
     """0 if the sandbox keeps what its level promises, 1 if it does not, 2 if there is none."""
-    parser = argparse.ArgumentParser(prog="python -m reroll.sandbox", description="What a sandbox on this machine holds back.")
+    parser = argparse.ArgumentParser(
+        prog="python -m reroll_zoo.sandbox", description="What a sandbox on this machine holds back."
+    )
     parser.add_argument("level", nargs="?", choices=("auto", *LEVELS), default="auto", help="default: the best there is")
     level = parser.parse_args(arguments).level
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-from reroll.sandbox.inside import kernel
+from reroll_zoo.sandbox.inside import kernel
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc/ld.so.cache")
 """Libraries and tools of the system. They hold no one's data."""

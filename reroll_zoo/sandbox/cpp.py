@@ -8,8 +8,8 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 
 from reroll.errors import SandboxError
-from reroll.sandbox.base import Limits
-from reroll.sandbox.inside.wire import Job, Result
+from reroll_zoo.sandbox.base import Limits
+from reroll_zoo.sandbox.inside.wire import Job, Result
 
 _COMMAND = ("g++", "-O1", "-std=gnu++17", "-x", "c++", "-", "-o", "main")
 _LIMITS = Limits(cpu_s=20, wall_s=40, memory_mb=1536, file_mb=32)

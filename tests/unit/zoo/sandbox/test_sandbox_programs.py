@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from reroll.config.sandbox import LocalSandbox
 from reroll.errors import SandboxError
-from reroll.sandbox.base import Limits, Program, Ran
-from reroll.sandbox.cpp import Compiler
-from reroll.sandbox.inside.wire import Job, Result
-from reroll.sandbox.local import LocalPool
-from reroll.sandbox.make import open_sandbox
+from reroll_zoo.sandbox.base import Limits, Program, Ran
+from reroll_zoo.sandbox.config import LocalSandbox
+from reroll_zoo.sandbox.cpp import Compiler
+from reroll_zoo.sandbox.inside.wire import Job, Result
+from reroll_zoo.sandbox.local import LocalPool
+from reroll_zoo.sandbox.make import open_sandbox
 
 if TYPE_CHECKING:
     from conftest import Box

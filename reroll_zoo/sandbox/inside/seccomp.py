@@ -7,7 +7,7 @@ import errno
 import struct
 from collections.abc import Iterable, Sequence
 
-from reroll.sandbox.inside import calls, kernel
+from reroll_zoo.sandbox.inside import calls, kernel
 
 _COLUMN = {"x86_64": 0, "aarch64": 1}
 _AUDIT_ARCH = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}

@@ -10,11 +10,11 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from reroll.config.sandbox import RemoteSandbox
 from reroll.errors import SandboxError
-from reroll.sandbox import remote
-from reroll.sandbox.base import Limits, Program
-from reroll.sandbox.make import open_sandbox
+from reroll_zoo.sandbox import remote
+from reroll_zoo.sandbox.base import Limits, Program
+from reroll_zoo.sandbox.config import RemoteSandbox
+from reroll_zoo.sandbox.make import open_sandbox
 
 FINISHED = {"status": "Finished", "execution_time": 0.25, "return_code": 0, "stdout": "42\n", "stderr": ""}
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from reroll.sandbox.inside import landlock
+from reroll_zoo.sandbox.inside import landlock
 
 if TYPE_CHECKING:
     from conftest import Box
@@ -128,7 +128,7 @@ def test_landlock_by_itself_holds_signals_and_abstract_sockets_back(bystander: s
         pytest.skip("Linux 6.12 has scopes")
     script = f"""
 import os, socket
-from reroll.sandbox.inside import landlock
+from reroll_zoo.sandbox.inside import landlock
 ours = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 landlock.restrict(readable=[], scratch={str(tmp_path)!r})
 for act in (lambda: os.kill({bystander.pid}, 0), lambda: ours.sendto(b"x", b"\\0" + NAME)):

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from reroll.config.base import Node
+from reroll.config.reward_base import RewardConfig
 
 SandboxLevel = Literal["rlimits", "landlock", "namespaces"]
 
@@ -38,3 +39,10 @@ class RemoteSandbox(Node):
 
 
 SandboxConfig = Annotated[LocalSandbox | RemoteSandbox, Field(discriminator="kind")]
+
+
+class SandboxedReward(RewardConfig):
+    """A reward that runs what the policy wrote, in a sandbox that it takes from `reroll_zoo.sandbox.make.join_sandbox`."""
+
+    sandbox: SandboxConfig = LocalSandbox()
+    """Where programs run."""

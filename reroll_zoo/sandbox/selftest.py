@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from reroll.sandbox.base import Limits, Program, Ran, Sandbox, Status
+from reroll_zoo.sandbox.base import Limits, Program, Ran, Sandbox, Status
 
 _EVERYWHERE = ("namespaces", "landlock", "rlimits")
 _LIMITS = Limits(cpu_s=1, wall_s=60, memory_mb=256, processes=8, file_mb=4, output_kb=64)

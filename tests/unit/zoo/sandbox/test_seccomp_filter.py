@@ -7,8 +7,8 @@ import struct
 
 import pytest
 
-from reroll.sandbox.inside import calls, kernel
-from reroll.sandbox.inside.seccomp import assemble
+from reroll_zoo.sandbox.inside import calls, kernel
+from reroll_zoo.sandbox.inside.seccomp import assemble
 
 ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 COLUMN = {"x86_64": 0, "aarch64": 1}

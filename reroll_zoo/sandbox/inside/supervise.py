@@ -13,10 +13,10 @@ import time
 from contextlib import suppress
 from typing import NoReturn
 
-from reroll.sandbox.base import Limits
-from reroll.sandbox.inside import kernel, usage
-from reroll.sandbox.inside.jail import Jail, die_with_parent, set_limit
-from reroll.sandbox.inside.wire import STARTED, Job, Result, pack_failure, pack_result, receive_job
+from reroll_zoo.sandbox.base import Limits
+from reroll_zoo.sandbox.inside import kernel, usage
+from reroll_zoo.sandbox.inside.jail import Jail, die_with_parent, set_limit
+from reroll_zoo.sandbox.inside.wire import STARTED, Job, Result, pack_failure, pack_result, receive_job
 
 _CHECK_EVERY_S = 0.1
 _STDERR_KEPT = 16 * 1024

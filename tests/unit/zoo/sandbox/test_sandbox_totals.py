@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from reroll.config.sandbox import LocalSandbox
 from reroll.errors import SandboxError
-from reroll.sandbox import warm
-from reroll.sandbox.base import Limits, Program, Ran
-from reroll.sandbox.inside import cgroup, usage
-from reroll.sandbox.local import LocalPool
+from reroll_zoo.sandbox import warm
+from reroll_zoo.sandbox.base import Limits, Program, Ran
+from reroll_zoo.sandbox.config import LocalSandbox
+from reroll_zoo.sandbox.inside import cgroup, usage
+from reroll_zoo.sandbox.local import LocalPool
 
 if TYPE_CHECKING:
     from conftest import Box

@@ -6,7 +6,7 @@ import os
 import stat
 from contextlib import suppress
 
-from reroll.sandbox.inside.tree import MAX_FILES
+from reroll_zoo.sandbox.inside.tree import MAX_FILES
 
 ENDLESS = 1 << 62
 """More bytes than any limit: what cannot be counted counts as that."""

@@ -8,12 +8,12 @@ import shutil
 import socket
 from collections.abc import Sequence
 
-from reroll.config.sandbox import LocalSandbox, SandboxLevel
 from reroll.errors import SandboxError
-from reroll.sandbox.base import Program, Ran, Status
-from reroll.sandbox.cpp import Compiler
-from reroll.sandbox.inside.wire import STARTED, Job, Result, pack_job
-from reroll.sandbox.warm import START_TIMEOUT_S, InterpreterLost, WarmInterpreter
+from reroll_zoo.sandbox.base import Program, Ran, Status
+from reroll_zoo.sandbox.config import LocalSandbox, SandboxLevel
+from reroll_zoo.sandbox.cpp import Compiler
+from reroll_zoo.sandbox.inside.wire import STARTED, Job, Result, pack_job
+from reroll_zoo.sandbox.warm import START_TIMEOUT_S, InterpreterLost, WarmInterpreter
 
 LEVELS: tuple[SandboxLevel, ...] = ("namespaces", "landlock", "rlimits")
 """From the strongest to the weakest."""

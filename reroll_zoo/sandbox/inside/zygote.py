@@ -16,10 +16,10 @@ import socket
 import sys
 from contextlib import suppress
 
-from reroll.sandbox.inside import kernel, program
-from reroll.sandbox.inside.jail import Jail, Settings, make_jail
-from reroll.sandbox.inside.supervise import supervise
-from reroll.sandbox.inside.wire import Job
+from reroll_zoo.sandbox.inside import kernel, program
+from reroll_zoo.sandbox.inside.jail import Jail, Settings, make_jail
+from reroll_zoo.sandbox.inside.supervise import supervise
+from reroll_zoo.sandbox.inside.wire import Job
 
 _IMPORTED = (
     "array",

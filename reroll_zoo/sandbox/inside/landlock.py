@@ -9,8 +9,8 @@ import os
 import struct
 from collections.abc import Iterable
 
-from reroll.sandbox.inside import kernel
-from reroll.sandbox.inside.tree import DEVICES, SYSTEM, ZEROS
+from reroll_zoo.sandbox.inside import kernel
+from reroll_zoo.sandbox.inside.tree import DEVICES, SYSTEM, ZEROS
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _ASK_VERSION = 1

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from reroll.config.sandbox import LocalSandbox
 from reroll.errors import SandboxError
-from reroll.sandbox.base import Language, Limits, Program, Ran
-from reroll.sandbox.local import LEVELS, LocalPool
+from reroll_zoo.sandbox.base import Language, Limits, Program, Ran
+from reroll_zoo.sandbox.config import LocalSandbox
+from reroll_zoo.sandbox.local import LEVELS, LocalPool
 
 QUICK = Limits(cpu_s=10, wall_s=60, memory_mb=256, processes=8, file_mb=4, output_kb=64)
 """Little of everything but time, which runs out for what hangs alone."""

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import reroll
-from reroll.config.sandbox import SandboxLevel
+import reroll_zoo
 from reroll.errors import SandboxError
-from reroll.sandbox.base import Limits
-from reroll.sandbox.inside.cgroup import make_group, remove_group
-from reroll.sandbox.inside.jail import remove
-from reroll.sandbox.inside.wire import STARTED, Job, Result, pack_job, unpack_result
+from reroll_zoo.sandbox.base import Limits
+from reroll_zoo.sandbox.config import SandboxLevel
+from reroll_zoo.sandbox.inside.cgroup import make_group, remove_group
+from reroll_zoo.sandbox.inside.jail import remove
+from reroll_zoo.sandbox.inside.wire import STARTED, Job, Result, pack_job, unpack_result
 
 START_TIMEOUT_S = 30.0
 """How long it may take an interpreter to start, or to clean up after a program, before it takes the next."""
@@ -28,7 +28,7 @@ _BOOT = """
 import sys
 root, control, settings = sys.argv[1:]
 sys.path.append(root)
-from reroll.sandbox.inside.zygote import main
+from reroll_zoo.sandbox.inside.zygote import main
 sys.path.remove(root)
 main(int(control), settings)
 """
@@ -67,7 +67,7 @@ class WarmInterpreter:
             "preload": list(preload),
         }
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        root = str(Path(reroll.__file__).parent.parent)
+        root = str(Path(reroll_zoo.__file__).parent.parent)
         flags = ["-s", "-S", "-P", "-B"]  # No user's packages and no others, no working directory, no bytecode.
         with theirs:
             self._process = subprocess.Popen(

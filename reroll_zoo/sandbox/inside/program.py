@@ -14,7 +14,7 @@ import types
 from collections.abc import Callable
 from typing import NoReturn
 
-from reroll.sandbox.inside.wire import Job
+from reroll_zoo.sandbox.inside.wire import Job
 
 _NAME = "main.py"
 
@@ -41,7 +41,7 @@ def _execute(command: tuple[str, ...]) -> NoReturn:
 
 def _run_python(source: bytes, folder: str) -> NoReturn:
     """As `python main.py` would: a fresh `__main__`, streams of its own, a traceback and code 1 for what it does not catch."""
-    for name in [name for name in sys.modules if name.partition(".")[0] == "reroll"]:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "reroll_zoo"]:
         del sys.modules[name]
     signal.signal(signal.SIGINT, signal.default_int_handler)
     _open_streams()

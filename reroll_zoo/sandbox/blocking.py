@@ -7,11 +7,11 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import CancelledError
 
-from reroll.config.sandbox import SandboxConfig
 from reroll.errors import SandboxError
 from reroll.runtime.devices import num_usable_cores
-from reroll.sandbox.base import Program, Ran
-from reroll.sandbox.make import open_sandbox
+from reroll_zoo.sandbox.base import Program, Ran
+from reroll_zoo.sandbox.config import SandboxConfig
+from reroll_zoo.sandbox.make import open_sandbox
 
 
 class BlockingSandbox:

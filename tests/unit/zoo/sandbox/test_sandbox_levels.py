@@ -16,12 +16,12 @@ from typing import get_args
 
 import pytest
 
-from reroll.config.sandbox import LocalSandbox, SandboxLevel
 from reroll.errors import SandboxError
-from reroll.sandbox import __main__ as command
-from reroll.sandbox import local, selftest, warm
-from reroll.sandbox.base import Limits, Program, Ran
-from reroll.sandbox.local import LEVELS, LocalPool
+from reroll_zoo.sandbox import __main__ as command
+from reroll_zoo.sandbox import local, selftest, warm
+from reroll_zoo.sandbox.base import Limits, Program, Ran
+from reroll_zoo.sandbox.config import LocalSandbox, SandboxLevel
+from reroll_zoo.sandbox.local import LEVELS, LocalPool
 
 HELLO = Program(source="print('hello')")
 ENDLESS = Program(source="import time; time.sleep(600)", limits=Limits(wall_s=600))
@@ -130,7 +130,7 @@ async def test_the_level_is_told_at_the_start(caplog: pytest.LogCaptureFixture) 
 
 
 async def test_what_a_program_cannot_be_locked_in_with_stops_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    break_filter = "from reroll.sandbox.inside import seccomp\nseccomp._MODE_FILTER = 77\nsys.path.remove(root)"
+    break_filter = "from reroll_zoo.sandbox.inside import seccomp\nseccomp._MODE_FILTER = 77\nsys.path.remove(root)"
     monkeypatch.setattr(warm, "_BOOT", warm._BOOT.replace("sys.path.remove(root)", break_filter))
     with pytest.raises(SandboxError, match=r"could not lock a program in: .*prctl"):
         LocalPool(LocalSandbox(), num_processes=1)
@@ -208,9 +208,9 @@ async def test_all_ends_with_a_controller_that_is_killed(level: str, tmp_path: P
     await open_pool(level).close()  # Skips where there is no such level.
     script = f"""
 import asyncio, sys
-from reroll.config.sandbox import LocalSandbox
-from reroll.sandbox.base import Limits, Program
-from reroll.sandbox.local import LocalPool
+from reroll_zoo.sandbox.config import LocalSandbox
+from reroll_zoo.sandbox.base import Limits, Program
+from reroll_zoo.sandbox.local import LocalPool
 async def main():
     pool = LocalPool(LocalSandbox(level={level!r}), num_processes=2)
     nap = Program(source="import time; time.sleep(600)", limits=Limits(wall_s=600))

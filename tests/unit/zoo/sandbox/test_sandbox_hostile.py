@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from reroll.config.sandbox import LocalSandbox
-from reroll.sandbox.base import Limits, Program
-from reroll.sandbox.make import open_sandbox
+from reroll_zoo.sandbox.base import Limits, Program
+from reroll_zoo.sandbox.config import LocalSandbox
+from reroll_zoo.sandbox.make import open_sandbox
 
 if TYPE_CHECKING:
     from conftest import Box

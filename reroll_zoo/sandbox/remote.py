@@ -7,9 +7,9 @@ from typing import Any
 
 import aiohttp
 
-from reroll.config.sandbox import RemoteSandbox
 from reroll.errors import SandboxError
-from reroll.sandbox.base import Program, Ran, Status
+from reroll_zoo.sandbox.base import Program, Ran, Status
+from reroll_zoo.sandbox.config import RemoteSandbox
 
 _COMPILE_TIMEOUT_S = 40.0
 _FIRST_DELAY_S = 0.5

@@ -8,7 +8,7 @@ import struct
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from reroll.sandbox.base import Limits
+from reroll_zoo.sandbox.base import Limits
 
 STARTED = b"+"
 """What a supervisor sends first: it has the job."""

@@ -11,9 +11,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from reroll.sandbox.inside import kernel, landlock, seccomp, tree, usage
-from reroll.sandbox.inside.cgroup import ControlGroup
-from reroll.sandbox.inside.wire import Job
+from reroll_zoo.sandbox.inside import kernel, landlock, seccomp, tree, usage
+from reroll_zoo.sandbox.inside.cgroup import ControlGroup
+from reroll_zoo.sandbox.inside.wire import Job
 
 _ZYGOTE_NAMESPACES = (
     kernel.CLONE_NEWNS
