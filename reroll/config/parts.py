@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, TypeVar
 
@@ -186,24 +186,10 @@ class ExternalEngineConfig(EngineConfig):
     """While another role holds its device: true frees KV cache and weights, and requests in flight are prefilled again when the
     engine is back; false only pauses."""
 
-
-class VllmEngineConfig(ExternalEngineConfig):
-    """vLLM, in the worker's process. Needs the extra `vllm`."""
-
-    runs: ClassVar[str] = "reroll.infer.vllm.engine:VllmEngine"
-    packages: ClassVar[Mapping[str, str]] = {"vllm": "reroll[vllm]"}
-
-    kind: Literal["vllm"] = "vllm"
-    cpu_cache_gib: float = Field(default=1.0, gt=0)
-    """Memory for the cache where the engine runs on the CPU."""
-
-    def violations(self, runtime: RuntimeConfig) -> Iterator[Violation]:
-        if self.num_workers > 1 and isinstance(runtime, LocalRuntimeConfig):
-            yield Violation(
-                "engine.num_workers",
-                "a process holds one vLLM engine, and the local runtime is one process",
-                "set it to 1, or runtime.kind to processes or ray",
-            )
+    @property
+    def cpu_pool_gib(self) -> float:
+        """Memory for the KV cache where the engine runs on the CPU."""
+        return 0.0
 
 
 class DomainRolloutConfig(Node):

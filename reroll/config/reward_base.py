@@ -8,7 +8,6 @@ from pydantic import Field
 
 from reroll.config.base import Pattern
 from reroll.config.registry import KindConfig
-from reroll.config.sandbox import LocalSandbox, SandboxConfig
 
 
 class RewardConfig(KindConfig):
@@ -57,11 +56,3 @@ class Extracting(InProcess):
     @property
     def verdict_on_hang(self) -> float | None:
         return self.wrong
-
-
-class SandboxedReward(RewardConfig):
-    """A reward that runs what the policy wrote. What it `runs` is called with the node and a `reroll.sandbox.base.Sandbox`, and
-    gives something to await: `async (prompt, trajectory) -> Score`."""
-
-    sandbox: SandboxConfig = LocalSandbox()
-    """Where programs run."""

@@ -18,7 +18,6 @@ from reroll.config.parts import (
     FixedModelConfig,
     LocalRuntimeConfig,
     ModelConfig,
-    VllmEngineConfig,
 )
 from reroll.config.preference import DpoConfig, RewardModelConfig
 from reroll.config.reward_judge import HostedJudge, JudgeReward, ModelReward
@@ -255,8 +254,8 @@ class _Reader:
 
     def _pooled(self, engine: ExternalEngineConfig, shape: ModelShape, value_bytes: int) -> RoleMemory:
         longest = min(engine.max_model_len or self.longest, self.longest, shape.max_positions)
-        if isinstance(engine, VllmEngineConfig) and self._devices("engine", engine.devices) == ("cpu",):
-            pool = shape.num_parameters * value_bytes + int(engine.cpu_cache_gib * GIB)
+        if self._devices("engine", engine.devices) == ("cpu",):
+            pool = shape.num_parameters * value_bytes + int(engine.cpu_pool_gib * GIB)
         else:
             spec = self.cluster.part(self._devices("engine", engine.devices)).spec
             pool = int(spec.memory_gib * GIB * engine.gpu_memory_utilization)

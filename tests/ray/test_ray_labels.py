@@ -13,12 +13,13 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from reroll.config.parts import DeviceSelection, RayRuntimeConfig, VllmEngineConfig
+from reroll.config.parts import DeviceSelection, RayRuntimeConfig
 from reroll.errors import RerollError
 from reroll.plan.roles import engine_ranks
 from reroll.runtime import make_runtime
 from reroll.runtime.base import Placement, Runtime, WorkerInfo
 from reroll.runtime.devices import DeviceMap
+from reroll_zoo.vllm.config import VllmEngineConfig
 
 LABELS = {
     "head": {"pool": "rollout", "gpu-memory-gb": "24"},
