@@ -88,12 +88,24 @@ class SamplingParams(_Plain):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenTokens(_Plain):
+    """The beginning of a completion that is not over yet: ids, log-probs and versions as in `Completion`."""
+
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    versions: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Request(_Plain):
     """One completion asked of an engine."""
 
     id: str
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams
+    written: WrittenTokens = WrittenTokens()
+    """Written already, by this engine or another: the completion begins with it and goes on after it, and since a token is
+    drawn from (seed, position, weights), comes out as if it had been written in one go."""
 
 
 class FinishReason(StrEnum):

@@ -50,6 +50,8 @@ class Engine(ABC):
     def submit(self, request: Request) -> None:
         """Queue a request. Siblings (equal `prompt_ids`) submitted together share one prefill.
 
+        What it says is `written` is read as context; its tokens are neither drawn again nor counted as generated.
+
         Raises ValueError, naming the request, if it can never run (an empty prompt, or one longer than the model takes).
         """
 

@@ -58,7 +58,12 @@ class ExternalEngine(Engine):
 
     def submit(self, request: Request) -> None:
         check_request(request, max_length=self._max_length)
-        external_id = self._admit(SequenceState(request, self._end_ids | frozenset(request.sampling.stop_token_ids)))
+        state = SequenceState(request, self._end_ids | frozenset(request.sampling.stop_token_ids))
+        reason = state.finish_reason(self._tokenizer, max_length=self._max_length)
+        if reason is not None:  # All of it was written before.
+            self._reports.append(state.finish(reason))
+            return
+        external_id = self._admit(state)
         if not self._asleep:
             self._submit_external(external_id)
 

@@ -38,17 +38,19 @@ def end_ids(folder: str, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
 
 @dataclass(slots=True, eq=False)
 class SequenceState:
-    """A request and the tokens generated for it so far."""
+    """A request and the tokens generated for it so far, here or before it came here."""
 
     request: Request
     end_ids: frozenset[int]
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[tuple[int, int]] = field(default_factory=list)
+    tokens: list[int] = field(init=False)
+    logprobs: list[float] = field(init=False)
+    versions: list[tuple[int, int]] = field(init=False)
     length: int = field(init=False)
     """Number of tokens in the context: prompt and completion."""
 
     def __post_init__(self) -> None:
+        written = self.request.written
+        self.tokens, self.logprobs, self.versions = list(written.token_ids), list(written.logprobs), list(written.versions)
         self.length = len(self.request.prompt_ids) + len(self.tokens)
 
     @property

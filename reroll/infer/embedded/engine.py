@@ -129,7 +129,12 @@ class EmbeddedEngine(Engine):
 
     def submit(self, request: Request) -> None:
         check_request(request, max_length=self._max_length)
-        self._waiting.append(_Sequence(request, self._end_ids | frozenset(request.sampling.stop_token_ids)))
+        sequence = _Sequence(request, self._end_ids | frozenset(request.sampling.stop_token_ids))
+        reason = sequence.finish_reason(self._tokenizer, max_length=self._max_length)
+        if reason is None:
+            self._waiting.append(sequence)
+        else:  # All of it was written before.
+            self._reports.append(sequence.finish(reason))
 
     @torch.inference_mode()
     def abort(self, request_id: str) -> None:
