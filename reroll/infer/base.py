@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from reroll.types import Completion, Request
+from reroll.types import Completion, Request, TokenBlock
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,10 @@ class Engine(ABC):
     @abstractmethod
     def step(self) -> list[Finished]:
         """Write one token for every running request; report those that ended."""
+
+    @abstractmethod
+    def new_tokens(self) -> TokenBlock | None:
+        """What was written since the last call for requests that have not ended; None if nothing was."""
 
     @property
     @abstractmethod

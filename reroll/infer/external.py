@@ -12,9 +12,9 @@ from transformers import PreTrainedTokenizerBase
 from reroll.config.parts import LoraConfig
 from reroll.infer.base import Engine, EngineCounts, Finished
 from reroll.infer.hf_weights import HFWeightAssembler
-from reroll.infer.sequence import SequenceState, check_request
+from reroll.infer.sequence import SequenceState, check_request, tell
 from reroll.models.load import DTYPES, Precision, load_model, resolve_base, resolve_model
-from reroll.types import FinishReason, Request
+from reroll.types import FinishReason, Request, TokenBlock
 
 
 class ExternalEngine(Engine):
@@ -87,6 +87,9 @@ class ExternalEngine(Engine):
             self._step_external()
         reports, self._reports = self._reports, []
         return reports
+
+    def new_tokens(self) -> TokenBlock | None:
+        return tell(self._states.values())
 
     def load_part(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """In place where the external engine can load some at a time; else they wait on the host."""

@@ -15,7 +15,7 @@ from engine_probe import (
 )
 
 from reroll.config.parts import LoraConfig
-from reroll.types import FinishReason, WrittenTokens
+from reroll.types import FinishReason, PartialCompletion, WrittenTokens
 
 
 def mixed_requests(num_prompts=5, num_siblings=3, **sampling):
@@ -100,6 +100,47 @@ def test_a_request_of_which_all_is_written_is_reported_as_it_is(make, end):
     engine = make()
     assert finish(engine, [replace(request, written=begun(whole, len(whole.token_ids)))])["a"] == whole
     assert engine.counts.num_tokens == 0
+
+
+def told(engine, partials):
+    """Add what an engine tells of to what it told before."""
+    block, end = engine.new_tokens(), 0
+    if block is None:
+        return 0
+    for name, start, count, version in zip(block.request_ids, block.starts, block.counts, block.versions, strict=True):
+        begin, end = end, end + count
+        assert start == partials[name].num_tokens
+        partials[name].add(block.token_ids[begin:end], block.logprobs[begin:end], version)
+    assert end == len(block.token_ids) == len(block.logprobs)
+    return end
+
+
+def test_tokens_of_unfinished_requests_are_told_once_and_in_order_with_their_versions(make, setup):
+    engine = make(max_running=3)
+    requests = [ask(str(i), [5 + i, 9], max_tokens=12 + i, min_tokens=12 + i, seed=i) for i in range(4)]
+    partials = {request.id: PartialCompletion() for request in requests}
+    for request in requests:
+        engine.submit(request)
+    assert engine.new_tokens() is None
+    for _ in range(3):
+        engine.step()
+    assert told(engine, partials) >= 6
+    assert engine.new_tokens() is None
+    engine.step()
+    engine.load_weights(dict(perturbed(load(setup[1])).named_parameters()), version=3)
+    for _ in range(2):
+        engine.step()
+    engine.sleep()
+    assert told(engine, partials) >= 6
+    engine.wake()
+    done = finish(engine)
+    for name, partial in partials.items():
+        written = partial.written()
+        assert written.token_ids == done[name].token_ids[: partial.num_tokens]
+        assert written.logprobs == done[name].logprobs[: partial.num_tokens]
+        assert sum(count for _, count in written.versions) == partial.num_tokens
+    assert [version for version, _ in partials["0"].versions] == [0, 3]
+    assert engine.new_tokens() is None
 
 
 def test_siblings_differ_by_seed_and_repeat_with_it(make):
