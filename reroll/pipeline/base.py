@@ -19,6 +19,7 @@ from reroll.observe.progress import TrainView
 from reroll.observe.run_folder import Checkpoint, RunFolder
 from reroll.observe.trackers import Tracker
 from reroll.pipeline.checkpoints import Checkpoints
+from reroll.pipeline.restarts import Restarts
 from reroll.pipeline.resume import STATE_FILE, read_state
 from reroll.runtime.cores import busy_remark, core_watch
 from reroll.training.cluster import TrainCluster
@@ -42,6 +43,8 @@ class Outcome:
     interrupted: bool
     evals: dict[int, dict[str, float]] = field(default_factory=dict)
     """Held-out metrics by number of finished steps."""
+    restarts: int = 0
+    """How often it was started anew, by itself, since the user started or resumed it."""
 
     def as_dict(self) -> dict[str, Any]:
         first, last = (self.evals[min(self.evals)], self.evals[max(self.evals)]) if self.evals else (None, None)
@@ -49,6 +52,7 @@ class Outcome:
             "status": "interrupted" if self.interrupted else "finished",
             "steps": self.num_steps,
             "seconds": round(self.seconds, 1),
+            "restarts": self.restarts,
             "before": first,
             "after": last,
             "checkpoint": str(self.checkpoint),
@@ -66,6 +70,8 @@ class RunContext:
     """Modules that the config names may lie here."""
     notes: list[str] = field(default_factory=list)
     """What to tell once models are loaded, and a resumed run has its checkpoint."""
+    restarts: Restarts = field(default_factory=Restarts)
+    """How often the run was started anew."""
     num_steps: int = 0
     """Finished so far."""
     stop: asyncio.Event = field(default_factory=asyncio.Event)
@@ -166,7 +172,15 @@ class Pipeline(ABC, Generic[C]):
                 raise
             checkpoint = await self._last_checkpoint(context.num_steps)
         seconds, interrupted = time.perf_counter() - started, context.stop.is_set()
-        return Outcome(context.folder.path, checkpoint, context.num_steps, seconds, interrupted, self.evals)
+        return Outcome(
+            context.folder.path,
+            checkpoint,
+            context.num_steps,
+            seconds,
+            interrupted,
+            evals=self.evals,
+            restarts=context.restarts.num,
+        )
 
     async def _loop(self) -> None:
         """Go on to the last step, or until the user stops it."""
@@ -213,6 +227,7 @@ class Pipeline(ABC, Generic[C]):
         started = time.perf_counter()
         stats = await self.step(step)
         self.context.num_steps, self._num_updates = step + 1, self._count_updates()
+        self.context.restarts.reached(step + 1)
         seconds = time.perf_counter() - started
         values = stats.values_by_name()
         core_wait = core_watch().take_wait()
@@ -220,6 +235,7 @@ class Pipeline(ABC, Generic[C]):
             "time/step_s": seconds,
             "throughput/tokens_per_s": values["tokens"] / seconds,
             "machine/core_wait": core_wait,
+            "run/restarts": self.context.restarts.num,
         }
         self.context.tracker.log(step + 1, values)
         self.context.view.update(step + 1, values, remark=busy_remark(core_wait))

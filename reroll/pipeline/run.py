@@ -13,7 +13,7 @@ from typing import Any
 from reroll.config.imports import import_object, search_in
 from reroll.config.tree import AnyConfig, RlvrConfig
 from reroll.data.sources import load_eval
-from reroll.errors import ConfigError, RunFolderError, Violation
+from reroll.errors import ConfigError, RerollError, RunFolderError, Violation
 from reroll.observe.curve import draw_curve
 from reroll.observe.lock import WAIT_S, RunLock
 from reroll.observe.progress import TrainView, progress_bar
@@ -25,6 +25,7 @@ from reroll.pipeline.episode_runner import open_episode_runner
 from reroll.pipeline.evaluate import EvalResult, num_episodes
 from reroll.pipeline.preference import DpoPipeline, RewardModelPipeline
 from reroll.pipeline.preflight import preflight
+from reroll.pipeline.restarts import Restarts
 from reroll.pipeline.resume import finished_before, look_back
 from reroll.pipeline.rlvr import RlvrPipeline
 from reroll.pipeline.sft import SftPipeline
@@ -34,10 +35,18 @@ from reroll.runtime.foreground import Foreground
 log = logging.getLogger(__name__)
 
 
-def train(config: AnyConfig, *, resume: bool = False, overwrite: bool = False, code_folder: Path | None = None) -> Outcome:
+def train(
+    config: AnyConfig,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    code_folder: Path | None = None,
+    restarts: Restarts | None = None,
+) -> Outcome:
     """Run a config to its end, or until Ctrl-C: then the last finished step is saved and `--resume` goes on from it.
 
-    In a notebook, interrupting the kernel is Ctrl-C.
+    In a notebook, interrupting the kernel is Ctrl-C. A run that loses workers which it cannot do without is started anew, and
+    goes on, as often as `run.restarts` allows; `restarts` counts, for a caller that starts this process anew.
     Modules that the config imports are looked for in `code_folder` and the working directory.
     Raises ConfigError with everything that `reroll check` would find, and has then changed nothing.
     """
@@ -45,12 +54,24 @@ def train(config: AnyConfig, *, resume: bool = False, overwrite: bool = False, c
     place = RunFolder.place_of(config.run, resume=resume, overwrite=overwrite)
     notes = [f"note: {note}" for note in preflight(config, code_folder=code_folder)]
     resolved = config.model_dump(mode="json")
+    restarts = restarts or Restarts()
     with RunLock(place, wait_s=WAIT_S if resume else 0.0) as lock:
-        folder = RunFolder.create(config.run, resolved=resolved, resume=resume, overwrite=overwrite, lock=lock)
-        notes += look_back(folder, config, resolved) if resume else []
-        if resume and (outcome := _finished_before(folder, config.run.steps)):
-            return outcome
-        return _train_in(folder, config, resolved, notes=notes, code_folder=code_folder)
+        while True:
+            folder = RunFolder.create(config.run, resolved=resolved, resume=resume, overwrite=overwrite, lock=lock)
+            restarts.begin(config.run.restarts)
+            notes += look_back(folder, config, resolved) if resume else []
+            if resume and (outcome := _finished_before(folder, config.run.steps)):
+                return outcome
+            try:
+                return _train_in(folder, config, resolved, notes=notes, code_folder=code_folder, restarts=restarts)
+            except RerollError as error:
+                if not restarts.heal(error):
+                    raise
+                told = restarts.told(str(error).partition(". ")[0])
+            log.warning(told)
+            notes, resume, overwrite = [told], True, False
+            gc.collect()  # The error held on to all that the run was made of.
+            time.sleep(restarts.pause_s)
 
 
 def _finished_before(folder: RunFolder, num_steps: int) -> Outcome | None:
@@ -82,7 +103,13 @@ def pipeline_of(config: AnyConfig) -> type[Pipeline[Any]]:
 
 
 def _train_in(
-    folder: RunFolder, config: AnyConfig, resolved: dict[str, Any], *, notes: list[str], code_folder: Path
+    folder: RunFolder,
+    config: AnyConfig,
+    resolved: dict[str, Any],
+    *,
+    notes: list[str],
+    code_folder: Path,
+    restarts: Restarts,
 ) -> Outcome:
     latest = folder.latest_checkpoint()
     start_step = latest.step if latest else 0
@@ -91,7 +118,7 @@ def _train_in(
     started_s = time.perf_counter()
     try:
         with TrainView(config.run.steps, title, start_step=start_step) as view:
-            context, foreground = RunContext(folder, tracker, view, code_folder, notes), Foreground()
+            context, foreground = RunContext(folder, tracker, view, code_folder, notes, restarts), Foreground()
             try:
                 outcome = foreground.run(_train(config, context, foreground))
             except Exception as error:
@@ -114,6 +141,7 @@ def _leave_reason(context: RunContext, error: Exception, *, seconds: float) -> N
         "status": "failed",
         "steps": context.num_steps,
         "seconds": round(seconds, 1),
+        "restarts": context.restarts.num,
         "error": type(error).__name__,
         "reason": str(error),
         "checkpoint": str(latest.path) if latest else None,
