@@ -15,7 +15,8 @@ from reroll.observe.manifest import Sums
 from reroll.observe.metrics import Last, Mean, Stats, Sum
 from reroll.runtime.base import Workers
 from reroll.tokens.batch import Batch
-from reroll.tokens.packing import balance, mini_batches
+from reroll.tokens.packing import balance, mini_batches, order_of
+from reroll.tokens.prefixes import prefix_order
 from reroll.training.base import Loss, Needs, Predictions, join_predictions, required
 from reroll.training.parallel.ranks import Rendezvous
 from reroll.training.worker import FollowJob, PartShape, PredictJob, RankBatch, TrainJob, TrainWorker, shortest
@@ -50,9 +51,9 @@ class TrainCluster:
         return await self._together(self._workers.broadcast(method, *args, **kwargs))
 
     async def predict(self, batch: Batch, needs: Needs) -> Predictions:
-        """The model's outputs for the batch, which is split over the workers by tokens."""
+        """The model's outputs for the batch, which is split over the workers by distinct tokens."""
         dp_size = self._workers.size // self._ranks_per_share
-        parts = balance(batch.lengths, num_parts=min(dp_size, len(batch)))
+        parts = balance(prefix_order(batch.ids, batch.cu_seqlens), num_parts=min(dp_size, len(batch)))
         jobs = [PredictJob(batch.select(part), needs) for part in parts]
         # Where there are more workers than sequences, some are asked only so that they take part.
         jobs += [PredictJob(batch.select([0]), needs)] * (dp_size - len(parts))
@@ -194,7 +195,7 @@ class TrainCluster:
 def train_jobs(
     batch: Batch, loss: Loss, *, epochs: int = 1, steps_per_epoch: int = 1, seed: int = 0, dp_size: int = 1
 ) -> list[TrainJob]:
-    """The jobs of `dp_size` data-parallel ranks, balanced by tokens in every step. Together they are the whole update.
+    """The jobs of `dp_size` data-parallel ranks, balanced by distinct tokens in every step. Together they are the whole update.
 
     `steps_per_epoch` is at most the number of units in the batch. The cut into steps differs from epoch to epoch; `seed`
     decides it. A loss looks at each whole step here, before any rank sees a part of it.
@@ -209,7 +210,7 @@ def train_jobs(
 
 
 def _split(step: Batch, dp_size: int) -> list[RankBatch]:
-    parts = balance(step.unit_lengths, num_parts=min(dp_size, len(step.unit_lengths)))
+    parts = balance(order_of(step), num_parts=min(dp_size, len(step.unit_lengths)))
     batches = [RankBatch(step.select_units(part)) for part in parts]
     idle = RankBatch(step.select_units([shortest(step.unit_lengths)]), is_idle=True)
     return batches + [idle] * (dp_size - len(batches))

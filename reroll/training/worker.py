@@ -24,10 +24,12 @@ from reroll.observe.metrics import Mean, Stats, Sum
 from reroll.runtime.base import WorkerInfo
 from reroll.tokens.batch import Batch
 from reroll.tokens.packing import fill, micro_batches
+from reroll.tokens.prefixes import prefix_order
 from reroll.training.base import Loss, Needs, Predictions, Strategy, ZeroLoss, join_predictions
 from reroll.training.offload import in_background
 from reroll.training.parallel.build import skeleton
 from reroll.training.parallel.ranks import join_process_group, leaving_on_error, only_first
+from reroll.training.shared_prefix import repeat_cost
 from reroll.training.torch_strategy import TorchStrategy
 from reroll.weights.buckets import Bucket, Channel, ProcessLocation, location_of
 from reroll.weights.sender import WeightSender
@@ -95,6 +97,7 @@ class TrainWorker:
     ) -> None:
         self._device, self._rank = info.device, info.rank
         self._pass_tokens = config.strategy.pass_tokens
+        self._repeat_cost = repeat_cost(info.device, config.strategy.precision)
         self._strategy = make_strategy(info, config, total_steps=total_steps, head=head, rendezvous=rendezvous)
         self._stays = self._strategy.holds_whole and config.swap != "all"
         """Whether its weights never move in memory."""
@@ -106,7 +109,7 @@ class TrainWorker:
     def predict(self, job: PredictJob) -> Predictions:
         """The model's outputs for a batch, on the CPU. Data-parallel ranks may be given different batches."""
         batch = job.batch
-        parts = fill(batch.lengths, max_tokens=self._pass_tokens)
+        parts = fill(prefix_order(batch.ids, batch.cu_seqlens), max_tokens=self._pass_tokens, repeat_cost=self._repeat_cost)
         num_idle = self._num_idle_passes(len(parts))
         answers = [self._strategy.forward(batch.select(part), job.needs) for part in parts]
         for _ in range(num_idle):
@@ -192,7 +195,7 @@ class TrainWorker:
         """One optimizer step. The losses of its micro-batches add up; over steps the reported losses are means."""
         stats = Stats({"loss": Sum(0.0)})
         rows = batch.rows
-        parts = [] if batch.is_idle else micro_batches(rows, max_tokens=self._pass_tokens)
+        parts = [] if batch.is_idle else micro_batches(rows, max_tokens=self._pass_tokens, repeat_cost=self._repeat_cost)
         num_idle = self._num_idle_passes(len(parts))
         for part in parts:
             stats += self._strategy.forward_backward(part, loss)
