@@ -11,7 +11,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from reroll.errors import ModelError
-from reroll.plan.shape import COUNTED, parse_shape, shape_of
+from reroll_zoo.plan.shape import COUNTED, parse_shape, shape_of
 
 SIZES: dict[str, Any] = {
     "vocab_size": 500,

@@ -10,8 +10,8 @@ import math
 from dataclasses import dataclass
 
 from reroll.config.cluster import ClusterConfig
-from reroll.plan.memory import FP32_BYTES, Training
-from reroll.plan.shape import ModelShape
+from reroll_zoo.plan.memory import FP32_BYTES, Training
+from reroll_zoo.plan.shape import ModelShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

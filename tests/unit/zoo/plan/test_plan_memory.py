@@ -15,7 +15,8 @@ from reroll.infer.embedded.cache import SlotCache
 from reroll.models.attention import PackedAttention, hidden_states
 from reroll.models.load import load_model, load_tokenizer
 from reroll.models.tiny import Family, make_tiny
-from reroll.plan.memory import (
+from reroll.training.torch_strategy import TorchStrategy
+from reroll_zoo.plan.memory import (
     GIB,
     Training,
     activation_bytes,
@@ -27,8 +28,7 @@ from reroll.plan.memory import (
     pooled_engine_memory,
     train_memory,
 )
-from reroll.plan.shape import shape_of
-from reroll.training.torch_strategy import TorchStrategy
+from reroll_zoo.plan.shape import shape_of
 
 P = 8_190_735_360
 """Parameters of Qwen3-8B."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from reroll.plan.shape import ModelShape
+from reroll_zoo.plan.shape import ModelShape
 
 Terms = dict[str, int]
 

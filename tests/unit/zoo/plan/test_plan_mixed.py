@@ -13,11 +13,11 @@ from reroll.config.load import parse_config
 from reroll.config.select import GpuNode, select_gpus
 from reroll.config.tree import RlvrConfig
 from reroll.errors import ConfigError
-from reroll.plan.draw import lanes_of
-from reroll.plan.plan import Plan, make_plan
-from reroll.plan.search import best_plan, candidates, device_violations
+from reroll_zoo.plan.draw import lanes_of
+from reroll_zoo.plan.plan import Plan, make_plan
+from reroll_zoo.plan.search import best_plan, candidates, device_violations
 
-EXAMPLES = Path(__file__).parents[3] / "examples"
+EXAMPLES = Path(__file__).parents[4] / "examples"
 
 
 def mixed(**changes: Any) -> RlvrConfig:

@@ -11,14 +11,14 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-import reroll.plan.plan as plan_module
+import reroll_zoo.plan.plan as plan_module
 from reroll.cli import app
 from reroll.config.load import load_config, parse_config
 from reroll.errors import ConfigError
 from reroll.pipeline import preflight
-from reroll.plan.plan import cluster_here
+from reroll_zoo.plan.plan import cluster_here
 
-EXAMPLES = Path(__file__).parents[3] / "examples"
+EXAMPLES = Path(__file__).parents[4] / "examples"
 
 
 def run(*words: str) -> tuple[int, str]:

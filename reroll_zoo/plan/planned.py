@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from reroll.config.parts import LocalRuntimeConfig
 from reroll.config.tree import AnyConfig, RlvrConfig
-from reroll.plan.roles import Role, engine_of
+from reroll_zoo.plan.roles import Role, engine_of
 
 
 @dataclass(frozen=True, slots=True)

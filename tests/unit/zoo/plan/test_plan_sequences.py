@@ -12,13 +12,13 @@ from reroll.config.host import parse_devices
 from reroll.config.load import load_config
 from reroll.config.strategy import Fsdp2StrategyConfig
 from reroll.config.tree import RlvrConfig
-from reroll.plan.memory import Training
-from reroll.plan.plan import Plan, make_plan
-from reroll.plan.search import candidates
-from reroll.plan.shape import shape_of
-from reroll.plan.timing import Rows, train_seconds
+from reroll_zoo.plan.memory import Training
+from reroll_zoo.plan.plan import Plan, make_plan
+from reroll_zoo.plan.search import candidates
+from reroll_zoo.plan.shape import shape_of
+from reroll_zoo.plan.timing import Rows, train_seconds
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "clusters" / "qwen3_8b_long.yaml"
+EXAMPLE = Path(__file__).parents[4] / "examples" / "clusters" / "qwen3_8b_long.yaml"
 LONGEST = 1024 + 32768
 
 

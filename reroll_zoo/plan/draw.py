@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from reroll.errors import RunFolderError
-from reroll.plan.memory import GIB
-from reroll.plan.peaks import DeviceLoad
-from reroll.plan.phases import Bar
-from reroll.plan.plan import Plan
-from reroll.plan.search import as_devices
+from reroll_zoo.plan.memory import GIB
+from reroll_zoo.plan.peaks import DeviceLoad
+from reroll_zoo.plan.phases import Bar
+from reroll_zoo.plan.plan import Plan
+from reroll_zoo.plan.search import as_devices
 
 INK, FAINT, RED = "#24292f", "#8c959f", "#cf222e"
 COLOURS = {"policy": "#0969da", "engine": "#1a7f37", "push": "#bf8700", "reference": "#8250df", "critic": "#bc4c00"}

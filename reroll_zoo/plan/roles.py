@@ -25,7 +25,8 @@ from reroll.config.rewards import walk
 from reroll.config.strategy import Fsdp2StrategyConfig, RanksStrategy, StrategyConfig
 from reroll.config.tree import AnyConfig, RlvrConfig
 from reroll.errors import ConfigError, Violation
-from reroll.plan.memory import (
+from reroll.runtime.devices import DeviceMap, Ranks
+from reroll_zoo.plan.memory import (
     GIB,
     RoleMemory,
     Terms,
@@ -35,8 +36,7 @@ from reroll.plan.memory import (
     pooled_engine_memory,
     train_memory,
 )
-from reroll.plan.shape import ModelShape, shape_of
-from reroll.runtime.devices import DeviceMap, Ranks
+from reroll_zoo.plan.shape import ModelShape, shape_of
 
 VALUE_BYTES = {"fp32": 4, "bf16": 2}
 
@@ -201,7 +201,7 @@ class _Reader:
         engine, policy = config.engine, config.policy
         shape = shape_of(policy.model)
         size = VALUE_BYTES[policy.strategy.precision if engine.precision == "same" else engine.precision]
-        ranks, tp = self._seats(engine), engine_tp(engine)
+        ranks, tp = self._seats(engine), engine.gpus_per_worker
         policy_devices = train_ranks(policy.strategy, self._devices("policy", policy.devices))
         shares = (
             self.one_process
@@ -245,7 +245,7 @@ class _Reader:
         )
 
     def _seats(self, engine: EngineConfig) -> tuple[tuple[str, ...], ...]:
-        ranks = engine_ranks(engine, self._devices("engine", engine.devices))
+        ranks = engine.ranks(self._devices("engine", engine.devices))
         if torn := torn_seat(ranks, self.cluster):
             problem = f"a worker would span GPUs {', '.join(torn)}, which are on several nodes"
             fix = "lower engine.tp, or name GPUs that fill whole nodes"
@@ -332,18 +332,6 @@ def train_ranks(strategy: StrategyConfig, devices: tuple[str, ...]) -> tuple[tup
     return tuple((devices[rank % len(devices)],) for rank in range(strategy.num_ranks or len(devices)))
 
 
-def engine_ranks(engine: EngineConfig, devices: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
-    """The devices of each engine worker: workers are dealt out over them, each taking as many as it is cut over."""
-    tp = engine_tp(engine)
-    seats = [devices[start : start + tp] for start in range(0, len(devices) - tp + 1, tp)] or [devices]
-    return tuple(seats[rank % len(seats)] for rank in range(engine.num_workers))
-
-
 def torn_seat(ranks: tuple[tuple[str, ...], ...], cluster: ClusterConfig) -> tuple[str, ...] | None:
     """A worker's devices that are not all on one node, if there is such a worker: it cannot run."""
     return next((rank for rank in ranks if len({cluster.node_of(device) for device in rank}) > 1), None)
-
-
-def engine_tp(engine: EngineConfig) -> int:
-    """Devices that one engine worker is cut over."""
-    return engine.tp if isinstance(engine, ExternalEngineConfig) else 1

@@ -13,12 +13,12 @@ from reroll.config.host import parse_devices
 from reroll.config.parts import EngineConfig, ExternalEngineConfig, LocalRuntimeConfig, ModelConfig, PolicyConfig
 from reroll.config.strategy import Fsdp2StrategyConfig, RanksStrategy, StrategyConfig, TorchStrategyConfig
 from reroll.config.tree import AnyConfig, RlvrConfig
-from reroll.errors import ModelError, Violation
-from reroll.plan.memory import GIB
-from reroll.plan.peaks import DeviceLoad
-from reroll.plan.plan import Plan, cluster_here, make_plan
-from reroll.plan.roles import Role, engine_ranks, roles_of, torn_seat
-from reroll.plan.shape import ModelShape, shape_of
+from reroll.errors import Violation
+from reroll_zoo.plan.memory import GIB
+from reroll_zoo.plan.peaks import DeviceLoad
+from reroll_zoo.plan.plan import Plan, make_plan
+from reroll_zoo.plan.roles import Role, roles_of, torn_seat
+from reroll_zoo.plan.shape import ModelShape, shape_of
 
 C = TypeVar("C", bound=Node)
 _NUM_FINE_STEPS = 8
@@ -38,25 +38,10 @@ def best_plan(config: AnyConfig, cluster: ClusterConfig) -> Plan:
     return min(fitting, key=lambda plan: (round(plan.step_s, 6), len(plan.loads)))
 
 
-def assign_devices(config: RlvrConfig, *, num_gpus: int) -> RlvrConfig:
-    """The config with a map in the place of `auto`. Where the model's sizes are not known, it is left as it is."""
-    if not num_gpus or not _is_open(config):
-        return config
-    cluster = cluster_here(config) or ClusterConfig(num=num_gpus)
-    if cluster.num_devices != num_gpus:
-        cluster = cluster.model_copy(update={"num": num_gpus, "nodes": 1})
-    try:
-        planned = best_plan(config, cluster).config
-    except ModelError:
-        return config
-    assert isinstance(planned, RlvrConfig)
-    return planned
-
-
 def candidates(config: AnyConfig, cluster: ClusterConfig) -> Iterator[AnyConfig]:
     """Every map to look at: the config itself with lists of devices, worker numbers and tp where it leaves them open."""
     roles_of(config, cluster)  # Raises for devices that there are not, before others are put in their place.
-    if not isinstance(config, RlvrConfig) or not _is_open(config) or cluster.has_only_cpus:
+    if not isinstance(config, RlvrConfig) or not is_open(config) or cluster.has_only_cpus:
         yield config
         return
     shape = shape_of(config.policy.model)
@@ -93,7 +78,8 @@ def as_devices(devices: tuple[str, ...]) -> str | int | list[int]:
     return f"{indices[0]}-{indices[-1]}" if indices == list(range(indices[0], indices[-1] + 1)) else indices
 
 
-def _is_open(config: RlvrConfig) -> bool:
+def is_open(config: RlvrConfig) -> bool:
+    """Whether a config leaves the devices of its policy or engine to the planner."""
     return "auto" in (config.policy.devices, config.engine.devices)
 
 
@@ -153,7 +139,7 @@ def _engine_maps(
             if isinstance(engine, ExternalEngineConfig):
                 changes["tp"] = tp
             option = _with(engine, **changes)
-            if not torn_seat(engine_ranks(option, used), cluster):
+            if not torn_seat(option.ranks(used), cluster):
                 yield option
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from reroll.config.cluster import DEVICES, ClusterConfig, Efficiency
-from reroll.plan.memory import Training
-from reroll.plan.shape import shape_of
-from reroll.plan.timing import (
+from reroll_zoo.plan.memory import Training
+from reroll_zoo.plan.shape import shape_of
+from reroll_zoo.plan.timing import (
     Rows,
     forward_flops,
     generate_seconds,

@@ -11,10 +11,11 @@ import pytest
 from reroll.config.cluster import ClusterConfig
 from reroll.config.load import parse_config
 from reroll.config.tree import RlvrConfig
-from reroll.plan.draw import draw_plan, lanes_of
-from reroll.plan.memory import CONTEXT_BYTES
-from reroll.plan.plan import Plan, make_plan
-from reroll.plan.search import as_devices, assign_devices, best_plan, candidates, device_violations
+from reroll_zoo.plan.draw import draw_plan, lanes_of
+from reroll_zoo.plan.memory import CONTEXT_BYTES
+from reroll_zoo.plan.plan import Plan, make_plan
+from reroll_zoo.plan.planner import assign_devices
+from reroll_zoo.plan.search import as_devices, best_plan, candidates, device_violations
 
 H100 = ClusterConfig(device="h100", num=8)
 TREE: dict[str, Any] = {

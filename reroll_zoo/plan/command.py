@@ -19,7 +19,7 @@ from reroll.errors import ConfigError, Violation
 
 if TYPE_CHECKING:
     from reroll.config.cluster import ClusterConfig
-    from reroll.plan.plan import Plan
+    from reroll_zoo.plan.plan import Plan
 
 EXIT_DOES_NOT_FIT = 1
 _GIB = 2**30
@@ -45,13 +45,13 @@ def plan(
     extra = [f"cluster.{key}={value}" for key, value in asked.items() if value is not None]
     config = load_config(file, [*(overrides or ()), *extra], runs_here=False)
     cluster = _cluster(config)
-    from reroll.plan.search import best_plan, device_violations
+    from reroll_zoo.plan.search import best_plan, device_violations
 
     found = best_plan(config, cluster)
     console = Console(highlight=False)
     print_plan(console, found, was_open=found.config != config)
     if out is not None:
-        from reroll.plan.draw import draw_plan
+        from reroll_zoo.plan.draw import draw_plan
 
         draw_plan(found, out, title=f"{config.policy.model} on {_hardware(cluster)}")
         console.print(f"[green]drew[/] {out}", soft_wrap=True)
@@ -75,7 +75,7 @@ def print_plan(console: Console, plan: Plan, *, was_open: bool) -> None:
 
 def chosen(plan: Plan) -> list[str]:
     """The map as overrides that fix it."""
-    from reroll.plan.search import as_devices
+    from reroll_zoo.plan.search import as_devices
 
     config = plan.config
     found = [f"policy.devices={as_devices(plan.roles[0].devices)}"]
@@ -89,8 +89,8 @@ def chosen(plan: Plan) -> list[str]:
 
 
 def _memory_table(plan: Plan) -> Table:
-    from reroll.plan.draw import lanes_of
-    from reroll.plan.search import as_devices
+    from reroll_zoo.plan.draw import lanes_of
+    from reroll_zoo.plan.search import as_devices
 
     title = f"memory of {_hardware(plan.cluster)}, {plan.cluster.efficiency.memory:.0%} of each planned with"
     table = Table(title=title, title_justify="left")
@@ -113,8 +113,8 @@ def _memory_table(plan: Plan) -> Table:
 
 
 def _time_table(plan: Plan) -> Table:
-    from reroll.plan.draw import in_seconds
-    from reroll.plan.search import as_devices
+    from reroll_zoo.plan.draw import in_seconds
+    from reroll_zoo.plan.search import as_devices
 
     table = Table(title=f"one step: {in_seconds(plan.step_s)} predicted", title_justify="left")
     for column in ("phase", "role", "devices"):
@@ -128,7 +128,7 @@ def _time_table(plan: Plan) -> Table:
 
 
 def _cluster(config: AnyConfig) -> ClusterConfig:
-    from reroll.plan.plan import cluster_here
+    from reroll_zoo.plan.plan import cluster_here
 
     cluster = cluster_here(config)
     if cluster is None:

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from reroll.config.tree import AnyConfig
-from reroll.plan.memory import CONTEXT_BYTES, Terms
-from reroll.plan.planned import Planned
-from reroll.plan.roles import Role, displaced_ranks
+from reroll_zoo.plan.memory import CONTEXT_BYTES, Terms
+from reroll_zoo.plan.planned import Planned
+from reroll_zoo.plan.roles import Role, displaced_ranks
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 from reroll.config.host import adapter_base, models_dir
 from reroll.errors import ModelError
-from reroll.plan.known import KNOWN
+from reroll_zoo.plan.known import KNOWN
 
 _TIED = {"gemma", "gemma2", "gemma3_text"}
 """Families that use their embedding as head unless they say otherwise."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from reroll.config.cluster import ClusterConfig
 from reroll.config.tree import AnyConfig, RlvrConfig
-from reroll.plan.planned import Planned
-from reroll.plan.roles import Role, displaced_ranks
-from reroll.plan.timing import Rows, answer_seconds, generate_seconds, push_seconds, train_seconds
+from reroll_zoo.plan.planned import Planned
+from reroll_zoo.plan.roles import Role, displaced_ranks
+from reroll_zoo.plan.timing import Rows, answer_seconds, generate_seconds, push_seconds, train_seconds
 
 
 @dataclass(frozen=True, slots=True)
