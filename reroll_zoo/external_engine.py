@@ -12,9 +12,9 @@ from transformers import PreTrainedTokenizerBase
 from reroll.config.parts import LoraConfig
 from reroll.infer.base import Engine, EngineCounts, Finished
 from reroll.infer.hf_weights import HFWeightAssembler
-from reroll.infer.sequence import SequenceState, check_request
+from reroll.infer.sequence import SequenceState, check_request, tell
 from reroll.models.load import DTYPES, Precision, load_model, resolve_base, resolve_model
-from reroll.types import FinishReason, Request
+from reroll.types import FinishReason, Request, TokenBlock
 
 
 class ExternalEngine(Engine):
@@ -58,7 +58,12 @@ class ExternalEngine(Engine):
 
     def submit(self, request: Request) -> None:
         check_request(request, max_length=self._max_length)
-        external_id = self._admit(SequenceState(request, self._end_ids | frozenset(request.sampling.stop_token_ids)))
+        state = SequenceState(request, self._end_ids | frozenset(request.sampling.stop_token_ids))
+        reason = state.finish_reason(self._tokenizer, max_length=self._max_length)
+        if reason is not None:  # All of it was written before.
+            self._reports.append(state.finish(reason))
+            return
+        external_id = self._admit(state)
         if not self._asleep:
             self._submit_external(external_id)
 
@@ -82,6 +87,9 @@ class ExternalEngine(Engine):
             self._step_external()
         reports, self._reports = self._reports, []
         return reports
+
+    def new_tokens(self) -> TokenBlock | None:
+        return tell(self._states.values())
 
     def load_part(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """In place where the external engine can load some at a time; else they wait on the host."""

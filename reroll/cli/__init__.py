@@ -17,6 +17,7 @@ from reroll.cli.eval import evaluate
 from reroll.cli.init import init
 from reroll.cli.plug_ins import add_plug_ins
 from reroll.cli.reference import print_explanation, schema
+from reroll.cli.replay import replay
 from reroll.cli.rewards import rewards
 from reroll.cli.show import show
 from reroll.config.imports import search_in
@@ -43,6 +44,7 @@ app.command("chat")(chat)
 app.command("init")(init)
 app.command("show")(show)
 app.command("audit")(audit)
+app.command("replay")(replay)
 app.command("eval")(evaluate)
 app.command("schema")(schema)
 add_plug_ins(app)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from reroll.config.offline import PipelineConfig
 from reroll.observe.metrics import Stats
 from reroll.observe.progress import TrainView
-from reroll.observe.run_folder import RunFolder
+from reroll.observe.run_folder import Checkpoint, RunFolder
 from reroll.observe.trackers import Tracker
 from reroll.training.cluster import TrainCluster
 
@@ -131,6 +131,16 @@ class Pipeline(ABC, Generic[C]):
 
     def restart(self) -> None:
         """Begin a run again that was interrupted before its first checkpoint."""
+
+    @property
+    def begins_from(self) -> Checkpoint | None:
+        """Another run's checkpoint, whose steps count as done; None: the models that the config names."""
+        return None
+
+    @property
+    def last_step(self) -> int:
+        """Where the run ends."""
+        return self.config.run.steps
 
     @abstractmethod
     async def start(self, num_steps: int) -> None:

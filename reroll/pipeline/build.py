@@ -7,7 +7,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from reroll.config.advantages import RemaxAdvantageConfig
 from reroll.config.algorithm import OwnCriticConfig, SharedCriticConfig
 from reroll.config.tree import RlvrConfig
 from reroll.data.sources import load_eval, load_train
@@ -29,8 +28,8 @@ from reroll.types import Prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RlvrComponents:
-    """The components of an RL run."""
+class LearningModels:
+    """The models that an update needs, and the devices they are on."""
 
     config: RlvrConfig
     """With its devices assigned."""
@@ -40,10 +39,16 @@ class RlvrComponents:
     critic: TrainCluster | None
     """Predicts returns, where the advantage needs it: the policy itself if they share a trunk."""
     teachers: Teachers
+    devices: DeviceMap
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RlvrComponents(LearningModels):
+    """The components of an RL run."""
+
     episode_runner: EpisodeRunner
     rollouts: RolloutScheduler
     weights: WeightSync
-    devices: DeviceMap
     held_out: list[Prompt]
 
     @property
@@ -59,15 +64,12 @@ async def build_rlvr(config: RlvrConfig, *, folder: Path, code_folder: Path) -> 
     What can be read is read first, so that bad input is found before a model is loaded.
     """
     prompts, held_out = load_train(config.data, seed=config.run.seed), load_eval(config.data)
-    vocabulary_of(config)
-    if config.reference.model:
-        shared_vocabulary(config.policy.model, config.reference.model, role="reference")
+    _check_vocabularies(config)
     async with AsyncExitStack() as stack:
         runtime = await stack.enter_async_context(make_runtime(config.runtime))
         config = assign_devices(config, num_gpus=runtime.num_gpus)
         episode_runner = await stack.enter_async_context(open_episode_runner(config, runtime, code_folder, run_folder=folder))
-        head: Head = "language+score" if isinstance(config.critic, SharedCriticConfig) else "language"
-        policy = await spawn_model(runtime, config.policy, role="policy", total_steps=_num_updates(config), head=head)
+        policy = await _policy(config, runtime)
         # With a staleness budget the engine writes while the policy is updated: it needs weights of its own.
         snapshot = runtime.shares_memory and config.rollout.max_staleness > 0
         weights = WeightSync(
@@ -79,7 +81,6 @@ async def build_rlvr(config: RlvrConfig, *, folder: Path, code_folder: Path) -> 
             host=runtime.host,
             folder=folder / "weights",
         )
-        devices = _device_map(config, runtime, policy, episode_runner.engine)
         rollouts = RolloutScheduler(
             config.rollout,
             prompts,
@@ -87,7 +88,7 @@ async def build_rlvr(config: RlvrConfig, *, folder: Path, code_folder: Path) -> 
             score=episode_runner.score,
             journal=stack.enter_context(_journal(config, folder, episode_runner)),
             seed=config.run.seed,
-            greedy=episode_runner.greedy_episode if isinstance(config.advantage, RemaxAdvantageConfig) else None,
+            greedy=episode_runner.greedy_episode if config.has_greedy_baseline else None,
         )
         stack.push_async_callback(rollouts.close)
         yield RlvrComponents(
@@ -99,9 +100,38 @@ async def build_rlvr(config: RlvrConfig, *, folder: Path, code_folder: Path) -> 
             episode_runner=episode_runner,
             rollouts=rollouts,
             weights=weights,
-            devices=devices,
+            devices=_device_map(config, runtime, policy, episode_runner.engine),
             held_out=held_out,
         )
+
+
+@asynccontextmanager
+async def build_learner(config: RlvrConfig) -> AsyncIterator[LearningModels]:
+    """The models of an RL run that draws no samples, while their workers live."""
+    _check_vocabularies(config)
+    async with make_runtime(config.runtime) as runtime:
+        config = assign_devices(config, num_gpus=runtime.num_gpus)
+        policy = await _policy(config, runtime)
+        yield LearningModels(
+            config=config,
+            policy=policy,
+            reference=await _reference(config, runtime, policy),
+            critic=await _critic(config, runtime, policy),
+            teachers=await open_teachers(config, runtime),
+            devices=DeviceMap({"policy": train_devices(runtime, config.policy)}),
+        )
+
+
+def _check_vocabularies(config: RlvrConfig) -> None:
+    """Raise ModelError unless the policy, its teachers and its reference mean the same by their ids."""
+    vocabulary_of(config)
+    if config.reference.model:
+        shared_vocabulary(config.policy.model, config.reference.model, role="reference")
+
+
+async def _policy(config: RlvrConfig, runtime: Runtime) -> TrainCluster:
+    head: Head = "language+score" if isinstance(config.critic, SharedCriticConfig) else "language"
+    return await spawn_model(runtime, config.policy, role="policy", total_steps=_num_updates(config), head=head)
 
 
 def _journal(config: RlvrConfig, folder: Path, episode_runner: EpisodeRunner) -> Journal:

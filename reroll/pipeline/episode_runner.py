@@ -192,6 +192,7 @@ async def spawn_engine(runtime: Runtime, engine: EngineConfig, policy: PolicyCon
         model=policy.model,
         precision=precision,
         max_running=engine.max_running,
+        report_every=engine.report_every,
         lora=policy.lora,
         external=engine if isinstance(engine, ExternalEngineConfig) else None,
     )

@@ -34,18 +34,20 @@ def preflight(config: AnyConfig, *, code_folder: Path, may_be_offline: bool = Fa
     fault of the config's, but something to know.
     """
     search_in([code_folder, Path()])
-    num_rows, found = _rows(config)
+    is_replay = isinstance(config, RlvrConfig) and config.recorded is not None  # It reads no rows and judges nothing.
+    num_rows, found = (0, []) if is_replay else _rows(config)
     absent, unseen = _hub_models(config)
     too_large, tight = memory_violations(config)
     found += [*absent, *too_large]
     if not may_be_offline:
         found += [Violation(where, problem, GET_THE_MODEL) for where, problem in unseen.items()]
-    if isinstance(config, RlvrConfig):
+    if isinstance(config, RlvrConfig) and not is_replay:
         found += code_violations(config)
     if found:
         raise ConfigError(found)
     not_seen = [f"{where}: {problem}; it could not be looked up, and train will need it" for where, problem in unseen.items()]
-    return [*notes_of(config), *_repeats(config, num_rows), *tight, *not_seen]
+    repeats = () if is_replay else _repeats(config, num_rows)
+    return [*notes_of(config), *repeats, *tight, *not_seen]
 
 
 def _rows(config: AnyConfig) -> tuple[int, list[Violation]]:

@@ -27,6 +27,7 @@ from reroll.pipeline.episode_runner import open_episode_runner
 from reroll.pipeline.evaluate import EvalResult, num_episodes
 from reroll.pipeline.preference import DpoPipeline, RewardModelPipeline
 from reroll.pipeline.preflight import preflight
+from reroll.pipeline.replay import ReplayPipeline
 from reroll.pipeline.resume import STATE_FILE, finished_before, look_back, read_state
 from reroll.pipeline.rlvr import RlvrPipeline
 from reroll.pipeline.sft import SftPipeline
@@ -78,6 +79,8 @@ PIPELINES: dict[str, type[Pipeline[Any]]] = {
 
 def pipeline_of(config: AnyConfig) -> type[Pipeline[Any]]:
     """The class that runs the config: one of ours, or the user's own."""
+    if isinstance(config, RlvrConfig) and config.recorded:
+        return ReplayPipeline
     if config.pipeline in PIPELINES:
         return PIPELINES[config.pipeline]
     own: type[Pipeline[Any]] = import_object(config.pipeline)
@@ -174,7 +177,7 @@ class TrainLoop:
 
     async def _loop(self) -> None:
         """Go on to the last step, or until the user stops it."""
-        total = self._config.run.steps
+        total = self._pipeline.last_step
         while (num_steps := self._context.num_steps) < total and not self._context.stop.is_set():
             await self._checkpoints.raise_if_failed()
             self._context.folder.check_owned()
@@ -259,19 +262,26 @@ class TrainLoop:
         The run's files are touched only after that: one that cannot go on leaves them as they were.
         """
         folder, view = self._context.folder, self._context.view
-        latest = folder.latest_checkpoint()
+        latest, first = folder.latest_checkpoint(), self._pipeline.begins_from
         if latest is not None:
-            await self._load(latest)
+            saved = await self._load(latest)
+            self._evals = {int(step): values for step, values in saved["evals"].items()}
+            self._checkpoints.last_step = latest.step
             view.note(f"resumed from {latest.path} after {latest.step} steps")
+        elif first is not None:
+            await self._load(first)
+            view.note(f"begun from {first.path}, after {first.step} steps of that run")
         elif not folder.has_begun:
             self._pipeline.restart()
         for note in self._context.notes:
             view.note(note)
         folder.go_on()
         view.recall(read_jsonl(folder.metrics_path))
-        return latest.step if latest else 0
+        begun = latest or first
+        return begun.step if begun else 0
 
-    async def _load(self, checkpoint: Checkpoint) -> None:
+    async def _load(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        """Take its models and the pipeline's state. Returns all that it holds beside the models."""
         saved = read_state(checkpoint)
         for name in self._pipeline.side_models:
             if not (checkpoint.path / name).is_dir():
@@ -290,9 +300,8 @@ class TrainLoop:
                 "(resume with the version that wrote it, or start a new run with policy.model set to that folder)"
             ) from error
         self._context.notes += [f"{STATE_FILE} has no {name}, as an earlier version wrote it: it starts anew" for name in fresh]
-        self._evals = {int(step): values for step, values in saved["evals"].items()}
-        self._checkpoints.last_step = checkpoint.step
         self._num_updates = self._count_updates()
+        return saved
 
 
 def _is_due(num_steps: int, every: int) -> bool:
