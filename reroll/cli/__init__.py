@@ -19,7 +19,6 @@ from reroll.cli.plug_ins import add_plug_ins
 from reroll.cli.reference import print_explanation, schema
 from reroll.cli.replay import replay
 from reroll.cli.rewards import rewards
-from reroll.cli.show import show
 from reroll.config.imports import search_in
 from reroll.config.load import dump_config, load_config
 from reroll.config.load_part import load_env
@@ -42,7 +41,6 @@ app.add_typer(envs, name="envs")
 app.add_typer(rewards, name="rewards")
 app.command("chat")(chat)
 app.command("init")(init)
-app.command("show")(show)
 app.command("audit")(audit)
 app.command("replay")(replay)
 app.command("eval")(evaluate)

@@ -11,8 +11,8 @@ from episode_fakes import play
 from typer.testing import CliRunner
 
 from reroll.cli import app
-from reroll.observe.report import render_report
 from reroll.observe.run_folder import RunFolder
+from reroll_zoo.show.report import render_report
 
 EVIL = "<script>alert(1)</script>"
 

@@ -5,8 +5,8 @@ from episode_fakes import OLD_ROW, play
 from rich.console import Console
 
 from reroll.observe.episode import LoggedEpisode
-from reroll.observe.show import SHADES, print_episode, print_samples
 from reroll.types import Message, Status
+from reroll_zoo.show.terminal import SHADES, print_episode, print_samples
 
 BOARD = "P _ _\n_ O G"
 

@@ -12,9 +12,9 @@ from typing import Any
 from reroll.observe.curve import Series, draw_curve, series_of
 from reroll.observe.episode import LoggedEpisode
 from reroll.observe.files import read_jsonl
-from reroll.observe.page import document, earned, fact_list, text, turns_of, write_document
 from reroll.observe.run_folder import RunFolder
-from reroll.observe.show import facts, last_words, number
+from reroll_zoo.show.page import document, earned, fact_list, text, turns_of, write_document
+from reroll_zoo.show.terminal import facts, last_words, number
 
 HEADLINES = {
     "reward/mean": "training reward",

@@ -6,9 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reroll.config.reward_penalties import LanguageReward, LengthReward, OverlongReward, RepetitionReward
-from reroll.rewards.penalties import Language, Length, Overlong, Repetition
 from reroll.types import Completion, FinishReason, Prompt, Status, Trajectory, Turn
+from reroll_zoo.text.penalties import (
+    Language,
+    LanguageConfig,
+    Length,
+    LengthConfig,
+    Overlong,
+    OverlongConfig,
+    Repetition,
+    RepetitionConfig,
+)
 
 PROMPT = Prompt(id="p/0", messages=(), domain="p")
 
@@ -23,25 +31,25 @@ def said(*texts: str, tokens: int = 1) -> Trajectory:
 
 @pytest.mark.parametrize(("tokens", "value"), [(0, 0), (60, 0), (80, -0.5), (90, -0.75), (100, -1), (101, -1), (900, -1)])
 def test_overlong_grows_over_the_buffer_as_in_dapo(tokens: int, value: float) -> None:
-    reward = Overlong(OverlongReward(kind="overlong", max_tokens=100, buffer_tokens=40))
+    reward = Overlong(OverlongConfig(kind="overlong", max_tokens=100, buffer_tokens=40))
     assert reward(PROMPT, said("", tokens=tokens)).value == value
 
 
 def test_lengths_count_all_turns() -> None:
-    reward = Overlong(OverlongReward(kind="overlong", max_tokens=100, buffer_tokens=40))
+    reward = Overlong(OverlongConfig(kind="overlong", max_tokens=100, buffer_tokens=40))
     assert reward(PROMPT, said("a", "b", tokens=40)).value == -0.5
-    assert Length(LengthReward(kind="length", max_tokens=100))(PROMPT, said("a", "b", tokens=40)).value == pytest.approx(0.2)
+    assert Length(LengthConfig(kind="length", max_tokens=100))(PROMPT, said("a", "b", tokens=40)).value == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize(("tokens", "value"), [(0, 0), (10, 0.5), (20, 1), (60, 0.5), (100, 0), (300, 0)])
 def test_a_target_length_earns_most(tokens: int, value: float) -> None:
-    reward = Length(LengthReward(kind="length", max_tokens=100, target_tokens=20))
+    reward = Length(LengthConfig(kind="length", max_tokens=100, target_tokens=20))
     assert reward(PROMPT, said("", tokens=tokens)).value == value
 
 
 @pytest.mark.parametrize(("tokens", "value"), [(0, 1), (25, 0.75), (100, 0), (101, 0)])
 def test_without_a_target_shorter_is_better(tokens: int, value: float) -> None:
-    assert Length(LengthReward(kind="length", max_tokens=100))(PROMPT, said("", tokens=tokens)).value == value
+    assert Length(LengthConfig(kind="length", max_tokens=100))(PROMPT, said("", tokens=tokens)).value == value
 
 
 @pytest.mark.parametrize(
@@ -61,7 +69,7 @@ def test_without_a_target_shorter_is_better(tokens: int, value: float) -> None:
     ],
 )
 def test_repetition_costs_the_share_of_what_was_said_before(texts: list[str], value: float) -> None:
-    reward = Repetition(RepetitionReward(kind="repetition", ngram=2))
+    reward = Repetition(RepetitionConfig(kind="repetition", ngram=2))
     assert reward(PROMPT, said(*texts)).value == pytest.approx(value)
 
 
@@ -90,7 +98,7 @@ def test_repetition_costs_the_share_of_what_was_said_before(texts: list[str], va
     ],
 )
 def test_language_costs_the_share_of_foreign_letters(scripts: list[str], text: str, value: float) -> None:
-    reward = Language(LanguageReward.model_validate({"kind": "language", "scripts": scripts}))
+    reward = Language(LanguageConfig.model_validate({"kind": "language", "scripts": scripts}))
     assert reward(PROMPT, said(text)).value == pytest.approx(value)
 
 
@@ -98,7 +106,7 @@ def test_language_costs_the_share_of_foreign_letters(scripts: list[str], text: s
 def test_penalties_stay_between_minus_one_and_zero_on_any_text(texts: list[str]) -> None:
     trajectory = said(*texts)
     for reward in (
-        Repetition(RepetitionReward(kind="repetition")),
-        Language(LanguageReward(kind="language")),
+        Repetition(RepetitionConfig(kind="repetition")),
+        Language(LanguageConfig(kind="language")),
     ):
         assert -1.0 <= reward(PROMPT, trajectory).value <= 0.0

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from reroll.errors import RunFolderError
 from reroll.observe.episode import LIKELY, EpisodeTurn, LoggedEpisode, Token, Told, printable, shade
-from reroll.observe.show import facts, last_words, number, weights_of
+from reroll_zoo.show.terminal import facts, last_words, number, weights_of
 
 _EMPTY = frozenset("_.-·")
 _WALL = frozenset("#")
@@ -41,7 +41,7 @@ def render_page(episode: LoggedEpisode, *, run: str) -> str:
 def document(title: str, *, header: str, body: str, may_load: str = "") -> str:
     """A whole page that needs nothing beside it: no script, no network. `may_load` widens what a browser lets it show."""
     policy = "; ".join(["default-src 'none'", "style-src 'unsafe-inline'", *([may_load] if may_load else [])])
-    style = files("reroll.observe").joinpath("page.css").read_text(encoding="utf-8")
+    style = files("reroll_zoo.show").joinpath("page.css").read_text(encoding="utf-8")
     return f"""<!doctype html>
 <html lang="en">
 <head>

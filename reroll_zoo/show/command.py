@@ -30,9 +30,9 @@ def show(
 ) -> None:
     """See what the policy was shown, wrote and earned: the logged samples of RUN, one turn by turn, or a page of it all."""
     from reroll.observe.episode import find_episode, find_run, logged_episodes, read_episodes
-    from reroll.observe.page import write_page
-    from reroll.observe.report import write_report
-    from reroll.observe.show import print_episode, print_samples
+    from reroll_zoo.show.page import write_page
+    from reroll_zoo.show.report import write_report
+    from reroll_zoo.show.terminal import print_episode, print_samples
 
     if worst and best:
         raise typer.BadParameter("--worst and --best are two orders: give one of them")

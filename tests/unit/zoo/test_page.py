@@ -6,8 +6,8 @@ from episode_fakes import OLD_ROW, play
 
 from reroll.errors import RunFolderError
 from reroll.observe.episode import LoggedEpisode
-from reroll.observe.page import Board, render_page, split_boards, write_page
 from reroll.types import Message, Status
+from reroll_zoo.show.page import Board, render_page, split_boards, write_page
 
 ATTACK = """"'><script>alert(1)</script><img src=x onerror=alert(1)>&lt;</pre></style>"""
 
