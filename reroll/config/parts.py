@@ -150,6 +150,17 @@ class EngineConfig(KindConfig):
     """The controller learns the tokens of an unfinished sample in blocks of so many: what an engine wrote since the last one is
     drawn again if the engine, or the run, is lost."""
 
+    @property
+    def gpus_per_worker(self) -> int:
+        """GPUs that share each layer of one engine."""
+        return 1
+
+    def ranks(self, devices: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+        """The devices of each worker: workers are dealt out over them, each taking as many as it is cut over."""
+        width = self.gpus_per_worker
+        parts = [devices[start : start + width] for start in range(0, len(devices) - width + 1, width)] or [devices]
+        return tuple(parts[rank % len(parts)] for rank in range(self.num_workers))
+
     def violations(self, runtime: RuntimeConfig) -> Iterator[Violation]:
         """What keeps this kind from running as asked."""
         yield from ()
@@ -188,6 +199,10 @@ class ExternalEngineConfig(EngineConfig):
     sleep: bool = False
     """While another role holds its device: true frees KV cache and weights, and requests in flight are prefilled again when the
     engine is back; false only pauses."""
+
+    @property
+    def gpus_per_worker(self) -> int:
+        return self.tp
 
     @property
     def cpu_pool_gib(self) -> float:

@@ -14,12 +14,11 @@ from reroll.infer.cluster import InferCluster
 from reroll.models.load import Head, shared_vocabulary
 from reroll.observe.journal import JOURNAL_FOLDER, Journal
 from reroll.pipeline.episode_runner import EpisodeRunner, open_episode_runner
+from reroll.pipeline.planner import assign_devices
 from reroll.pipeline.resume import sampling_fingerprint
 from reroll.pipeline.spawn import reference_of, spawn_model, train_devices
 from reroll.pipeline.teachers import Teachers, open_teachers, vocabulary_of
 from reroll.pipeline.weight_sync import WeightSync
-from reroll.plan.roles import engine_ranks
-from reroll.plan.search import assign_devices
 from reroll.rollout.scheduler import RolloutScheduler
 from reroll.runtime import make_runtime
 from reroll.runtime.base import Runtime
@@ -149,7 +148,7 @@ def _journal(config: RlvrConfig, folder: Path, episode_runner: EpisodeRunner, at
 
 def _device_map(config: RlvrConfig, runtime: Runtime, policy: TrainCluster, engine: InferCluster) -> DeviceMap:
     """Who takes turns on which devices, and what each does when it leaves them."""
-    seats = engine_ranks(config.engine, runtime.devices(config.engine.devices))
+    seats = config.engine.ranks(runtime.devices(config.engine.devices))
     devices = DeviceMap({"policy": train_devices(runtime, config.policy), "engine": seats}, apart=["engine"])
     if config.engine.sleep:
         devices.set_hooks("engine", on_enter=engine.wake, on_leave=engine.sleep)

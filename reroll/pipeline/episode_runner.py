@@ -19,7 +19,6 @@ from reroll.infer.worker import InferWorker
 from reroll.models.load import context_length, load_tokenizer
 from reroll.pipeline.evaluate import EvalResult, evaluate
 from reroll.pipeline.judges import open_hosts
-from reroll.plan.roles import engine_ranks
 from reroll.rewards.cluster import RewardCluster
 from reroll.rollout.play import play
 from reroll.runtime.base import Placement, Runtime
@@ -184,7 +183,7 @@ async def _open_agents(config: RlvrConfig, stack: AsyncExitStack) -> tuple[dict[
 
 async def spawn_engine(runtime: Runtime, engine: EngineConfig, policy: PolicyConfig) -> InferCluster:
     """The engines that generate for a policy, spread over their devices."""
-    devices = engine_ranks(engine, runtime.devices(engine.devices))
+    devices = engine.ranks(runtime.devices(engine.devices))
     precision = policy.strategy.precision if engine.precision == "same" else engine.precision
     placement = Placement("engine", devices, concurrency=CONCURRENCY)
     workers = await runtime.spawn(
