@@ -1,8 +1,8 @@
 """Tokens that an update computes when rows that begin alike are cut apart by length, and when they are kept together.
 
 Two shapes: siblings with long prompts, and agents' rows whose context grows. Counts tokens on any machine;
-`python benchmarks/prefix_order.py --gpu [--rounds 2]` then times the update of a model of Qwen3-0.6B's shape with random weights
-in both orders, in turns, with the memory it takes. `--cpu` does so with a small model, to try it out.
+`python benchmarks/prefix_order.py --gpu [--rounds 2]` then times the update of a model of Qwen3-0.6B's shape with random
+weights in both orders, in turns, with the memory it takes. `--cpu` does so with a small model, to try it out.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def row(prompt: np.ndarray, written: np.ndarray) -> Sample:
 
 def packed(rows: Sequence[Sample]) -> Batch:
     batch = pack(rows)
-    draw = torch.Generator().manual_seed(0)
-    return batch.replace(advantage=torch.where(batch.loss_mask, torch.randn(len(batch), generator=draw)[batch.sequence_index], 0.0))
+    by_row = torch.randn(len(batch), generator=torch.Generator().manual_seed(0))
+    return batch.replace(advantage=torch.where(batch.loss_mask, by_row[batch.sequence_index], 0.0))
 
 
 def by_length(batch: Batch, *, max_tokens: int) -> list[Batch]:
