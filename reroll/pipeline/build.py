@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from reroll.config.advantages import RemaxAdvantageConfig
@@ -22,6 +22,7 @@ from reroll.pipeline.weight_sync import WeightSync
 from reroll.plan.roles import engine_ranks
 from reroll.plan.search import assign_devices
 from reroll.rollout.scheduler import RolloutScheduler
+from reroll.rollout.token_keeper import TokenKeeper
 from reroll.runtime import make_runtime
 from reroll.runtime.base import Runtime
 from reroll.runtime.devices import DeviceMap
@@ -81,14 +82,16 @@ async def build_rlvr(config: RlvrConfig, *, folder: Path, code_folder: Path) -> 
             folder=folder / "weights",
         )
         devices = _device_map(config, runtime, policy, episode_runner.engine)
+        journal = stack.enter_context(_journal(config, folder, episode_runner))
+        kept = replace(episode_runner, generate=TokenKeeper(journal, episode_runner.engine.generate).generate)
         rollouts = RolloutScheduler(
             config.rollout,
             prompts,
-            episode=episode_runner.episode,
-            score=episode_runner.score,
-            journal=stack.enter_context(_journal(config, folder, episode_runner)),
+            episode=kept.episode,
+            score=kept.score,
+            journal=journal,
             seed=config.run.seed,
-            greedy=episode_runner.greedy_episode if isinstance(config.advantage, RemaxAdvantageConfig) else None,
+            greedy=kept.greedy_episode if isinstance(config.advantage, RemaxAdvantageConfig) else None,
         )
         stack.push_async_callback(rollouts.close)
         yield RlvrComponents(
