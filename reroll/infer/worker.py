@@ -20,6 +20,7 @@ from reroll.infer.embedded.engine import EmbeddedEngine
 from reroll.models.load import DTYPES, Precision, load_model, load_tokenizer
 from reroll.runtime.base import WorkerInfo
 from reroll.runtime.cpu import release_helper_threads
+from reroll.runtime.watchdog import at_work, beat
 from reroll.types import Request
 from reroll.weights.buckets import Bucket, Channel, ProcessLocation, WeightReceiver, location_of
 
@@ -263,12 +264,14 @@ class InferWorker:
             commands, self._commands = self._commands, []
             calls, self._calls = self._calls, []
         events: list[Finished | Failed] = [failed for command in commands if (failed := self._apply(command))]
-        for work, future in calls:
-            _fulfil(work, future)
-        if self._can_step():
-            started = time.perf_counter()
-            events += self._engine.step()
-            self._busy_s += time.perf_counter() - started
+        with at_work():
+            for work, future in calls:
+                _fulfil(work, future)
+                beat()
+            if self._can_step():
+                started = time.perf_counter()
+                events += self._engine.step()
+                self._busy_s += time.perf_counter() - started
         if events:
             with self._changed:
                 self._events += events
