@@ -28,7 +28,7 @@ from reroll.config.imports import ObjectPath
 from reroll.config.parts import Devices, DeviceSelection, ExternalEngineConfig, FixedModelConfig, ModelConfig, RayRuntimeConfig
 from reroll.config.preference import DpoConfig, KtoLossConfig, RewardModelConfig
 from reroll.config.registry import package_violations
-from reroll.config.reward_judge import HostedJudge, JudgeReward, ModelReward
+from reroll.config.reward_hosted import HostedJudge, ModelReward, OpenedReward
 from reroll.config.rewards import walk
 from reroll.config.select import select_gpus
 from reroll.config.strategy import TorchStrategyConfig
@@ -152,8 +152,8 @@ def named_models(config: AnyConfig) -> Iterator[tuple[str, FixedModelConfig | Ho
         for name, node in walk(config.rewards):
             if isinstance(node, ModelReward):
                 yield f"rewards.{name}", node
-            elif isinstance(node, JudgeReward) and isinstance(node.model, HostedJudge):
-                yield f"rewards.{name}.model", node.model
+            elif isinstance(node, OpenedReward) and node.hosted is not None:
+                yield f"rewards.{name}.model", node.hosted
 
 
 def _models(config: AnyConfig) -> Iterator[Violation]:

@@ -6,10 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from reroll.config.advantages import GdpoAdvantageConfig
-from reroll.config.check_judges import judge_violations
 from reroll.config.data import EnvSource, SourceConfig
 from reroll.config.registry import package_violations
-from reroll.config.reward_judge import JudgeReward
 from reroll.config.rewards import (
     CascadeReward,
     EarnedReward,
@@ -35,13 +33,11 @@ def nodes_violations(
     for name, node in walk(rewards):
         where = f"rewards.{name}"
         yield from (*_combined(where, node), *package_violations(where, node))
-        for fault in node.violations():
+        for fault in node.violations(folder=folder):
             yield Violation(f"{where}.{fault.path}", fault.problem, fault.fix)
         if isinstance(node, ImportReward) and not module_exists(node.path):
             problem = f"no module {node.path.partition(':')[0]!r} beside the YAML, in the working directory or installed"
             yield Violation(f"{where}.path", problem, "give it as module:function")
-        if isinstance(node, JudgeReward):
-            yield from judge_violations(where, node, folder=folder)
 
 
 def _domains(config: RlvrConfig) -> Iterator[Violation]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import ClassVar
 
 from pydantic import Field
@@ -27,8 +28,8 @@ class RewardConfig(KindConfig):
     weight: float = 1.0
     """What it counts inside a stack; it changes nothing elsewhere."""
 
-    def violations(self) -> Iterator[Violation]:
-        """What of its options contradicts each other, with paths inside the node."""
+    def violations(self, *, folder: Path) -> Iterator[Violation]:
+        """What would stop it later, with paths inside the node. Files that it names may lie in `folder`, the YAML's."""
         yield from ()
 
 

@@ -12,7 +12,7 @@ from reroll.config.base import ImportPath, Node
 from reroll.config.imports import import_object
 from reroll.config.reward_base import Extracting, InProcess
 from reroll.config.reward_base import RewardConfig as RewardConfig
-from reroll.config.reward_judge import HostedJudge, JudgeReward, ModelReward
+from reroll.config.reward_hosted import ModelReward, OpenedReward
 
 
 class ImportReward(InProcess):
@@ -97,7 +97,7 @@ def nested_in(node: RewardConfig) -> dict[str, RewardConfig]:
 
 def wants_host(node: RewardConfig) -> bool:
     """Whether it asks a model that the run must host."""
-    return isinstance(node, ModelReward) or (isinstance(node, JudgeReward) and isinstance(node.model, HostedJudge))
+    return isinstance(node, ModelReward) or (isinstance(node, OpenedReward) and node.hosted is not None)
 
 
 def needs_process(node: RewardConfig) -> bool:

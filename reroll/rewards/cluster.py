@@ -20,7 +20,7 @@ from reroll.runtime.base import Runtime
 from reroll.types import Prompt, Score, Trajectory
 
 if TYPE_CHECKING:  # They load what only runs with judges need.
-    from reroll.rewards.judge import Complete
+    from reroll.rewards.hosted import Complete
     from reroll.rewards.reward_model import ScoreModel
 
 

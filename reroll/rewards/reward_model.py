@@ -10,7 +10,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
-from reroll.config.reward_judge import ModelReward
+from reroll.config.reward_hosted import ModelReward
+from reroll.rewards.base import RewardContext
 from reroll.rewards.transcript import conversation
 from reroll.types import Message, Prompt, Score, Trajectory
 
@@ -121,6 +122,11 @@ class RewardModel:
             low, high = config.clip
             value = min(max(value, low), high)
         return Score(value=value)
+
+
+def open_reward_model(config: ModelReward, context: RewardContext) -> RewardModel:
+    """The reward over the model that the run hosts for it."""
+    return RewardModel(config, context.host)
 
 
 def _sigmoid(value: float) -> float:

@@ -20,12 +20,13 @@ from reroll.config.parts import (
     ModelConfig,
 )
 from reroll.config.preference import DpoConfig, RewardModelConfig
-from reroll.config.reward_judge import HostedJudge, JudgeReward, ModelReward
+from reroll.config.reward_hosted import ModelReward
 from reroll.config.rewards import walk
 from reroll.config.strategy import Fsdp2StrategyConfig, RanksStrategy, StrategyConfig
 from reroll.config.tree import AnyConfig, RlvrConfig
 from reroll.errors import ConfigError, Violation
 from reroll.runtime.devices import DeviceMap, Ranks
+from reroll_zoo.judge.config import JudgeReward
 from reroll_zoo.plan.memory import (
     GIB,
     RoleMemory,
@@ -131,8 +132,8 @@ class _Reader:
         for name, node in walk(config.rewards):
             if isinstance(node, ModelReward):
                 yield self._fixed(f"reward {name}", f"rewards.{name}", node, node.model, has_language_head=False)
-            elif isinstance(node, JudgeReward) and isinstance(node.model, HostedJudge):
-                judge = node.model
+            elif isinstance(node, JudgeReward) and node.hosted is not None:
+                judge = node.hosted
                 shape, size = shape_of(judge.model), VALUE_BYTES[judge.precision]
                 devices = self._devices(f"rewards.{name}.model", judge.devices)
                 ranks = tuple((devices[rank % len(devices)],) for rank in range(judge.num_workers))

@@ -16,12 +16,10 @@ from typing import Any
 import pytest
 
 from reroll.config.actions import LastLineAction, RegexAction, TagAction, TextAction
-from reroll.config.reward_judge import JudgeReward
 from reroll.config.reward_match import ExactReward, NumericReward
 from reroll.envs.actions import parse_action
 from reroll.envs.base import InvalidAction
 from reroll.rewards.base import Verifier
-from reroll.rewards.judge_text import ScoreReader, Template
 from reroll.rewards.match import Exact, Numeric
 from reroll.runtime import patterns
 from reroll.runtime.patterns import last_match
@@ -32,6 +30,8 @@ from reroll_zoo.code.reward import _CPP_SYNTAX, _PYTHON_SYNTAX
 from reroll_zoo.code.values import Equality, as_reply, read_replies, same_output
 from reroll_zoo.games.grid import parse_actions
 from reroll_zoo.ifeval.instructions import INSTRUCTIONS as IFEVAL
+from reroll_zoo.judge.config import JudgeReward
+from reroll_zoo.judge.text import ScoreReader, Template
 from reroll_zoo.math import answer as math_answer
 from reroll_zoo.text.choice import Choice, ChoiceConfig
 from reroll_zoo.text.overlap import F1, F1Config, Substring, SubstringConfig

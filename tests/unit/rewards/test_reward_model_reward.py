@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from reroll.config.reward_judge import ModelReward
+from reroll.config.reward_hosted import ModelReward
 from reroll.errors import WorkerDied
 from reroll.rewards.reward_model import Ids, RewardModel, ScoreModel
 from reroll.types import Completion, FinishReason, Message, Prompt, Status, Trajectory, Turn

@@ -408,7 +408,7 @@ def is_running(pid: int, *, patience_s: float = 5.0) -> bool:
         try:
             if state(Path(f"/proc/{pid}")) == "Z":
                 return False
-        except FileNotFoundError:
+        except (FileNotFoundError, ProcessLookupError):  # It may end while it is looked at.
             return False
         time.sleep(0.05)
     return True

@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from hashlib import sha256
 
-from reroll.config.reward_judge import PLACEHOLDER, JudgeReward
 from reroll.runtime.patterns import all_matches
+from reroll_zoo.judge.config import PLACEHOLDER, JudgeReward
 
 _RULES = """You judge an answer to a question. What counts is whether it is correct and serves whoever asked; length, tone and \
 confidence do not count.

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reroll.config.reward_judge import JudgeReward
-from reroll.rewards.judge_text import ScoreReader, Template, mark_of
+from reroll_zoo.judge.config import JudgeReward
+from reroll_zoo.judge.text import ScoreReader, Template, mark_of
 
 MODEL = {"kind": "hosted", "model": "some/model"}
 WORDS = {"yes": 1, "partly": 0.5, "partly correct": 0.75, "no": 0}

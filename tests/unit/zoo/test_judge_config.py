@@ -9,8 +9,8 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from reroll.config.check_judges import judge_violations
-from reroll.config.reward_judge import JudgeReward, ModelReward
+from reroll.config.reward_hosted import ModelReward
+from reroll_zoo.judge.config import JudgeReward
 
 HOSTED = {"kind": "hosted", "model": "some/model"}
 
@@ -71,8 +71,8 @@ def test_a_judge_survives_a_round_trip_through_yaml() -> None:
 def test_what_would_stop_a_judge_later_is_found_before(tmp_path: Path, options: dict[str, Any], where: str | None) -> None:
     (tmp_path / "bad.txt").write_text("{author}")
     (tmp_path / "good.txt").write_text("{answer}")
-    found = list(judge_violations("rewards.p", judge(**options), folder=tmp_path))
-    assert [violation.path for violation in found] == ([f"rewards.p.{where}"] if where else [])
+    found = list(judge(**options).violations(folder=tmp_path))
+    assert [violation.path for violation in found] == ([where] if where else [])
 
 
 def test_a_reward_models_clip_goes_from_low_to_high() -> None:
