@@ -346,6 +346,9 @@ class RunConfig(Node):
     """Of all that is drawn: prompts, samples, shuffles."""
     steps: int = Field(default=100, ge=1)
     """Batches to train on, those before a resume included."""
+    restarts: int = Field(default=3, ge=0)
+    """How often the run is started anew, and goes on from its last checkpoint and its journal, after a process or a machine was
+    lost; those after which it got further do not count. 0: it ends."""
     trackers: list[Tracker] = Field(default_factory=list)
     """Beside metrics.jsonl, which is always written."""
     log_samples: int = Field(default=4, ge=0)

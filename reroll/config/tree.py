@@ -37,7 +37,8 @@ class TrainConfig(Node):
     epochs: int = Field(default=1, ge=1)
     """Times that each batch is gone through."""
     mini_batches: int = Field(default=1, ge=1)
-    """Optimizer steps per epoch; the batch is split into as many parts by sequence."""
+    """Optimizer steps per epoch; the batch is split into as many parts, equal in sequences (within one) and drawn by the seed.
+    Samples of one prompt go into the same part, where their number divides a part's."""
 
 
 class RecordedRunConfig(Node):

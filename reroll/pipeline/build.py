@@ -58,8 +58,9 @@ class RlvrComponents(LearningModels):
 
 
 @asynccontextmanager
-async def build_rlvr(config: RlvrConfig, *, folder: Path, code_folder: Path) -> AsyncIterator[RlvrComponents]:
+async def build_rlvr(config: RlvrConfig, *, folder: Path, code_folder: Path, attempt: int = 1) -> AsyncIterator[RlvrComponents]:
     """The components, while their workers live. What happens to samples, and weights that travel by files, are in `folder`.
+    `attempt` is one more than the number of restarts.
 
     What can be read is read first, so that bad input is found before a model is loaded.
     """
@@ -86,7 +87,7 @@ async def build_rlvr(config: RlvrConfig, *, folder: Path, code_folder: Path) -> 
             prompts,
             episode=episode_runner.episode,
             score=episode_runner.score,
-            journal=stack.enter_context(_journal(config, folder, episode_runner)),
+            journal=stack.enter_context(_journal(config, folder, episode_runner, attempt)),
             seed=config.run.seed,
             greedy=episode_runner.greedy_episode if config.has_greedy_baseline else None,
         )
@@ -134,10 +135,15 @@ async def _policy(config: RlvrConfig, runtime: Runtime) -> TrainCluster:
     return await spawn_model(runtime, config.policy, role="policy", total_steps=_num_updates(config), head=head)
 
 
-def _journal(config: RlvrConfig, folder: Path, episode_runner: EpisodeRunner) -> Journal:
+def _journal(config: RlvrConfig, folder: Path, episode_runner: EpisodeRunner, attempt: int) -> Journal:
     max_bytes = None if config.run.journal_gib is None else int(config.run.journal_gib * 2**30)
-    fingerprint = sampling_fingerprint(config)
-    return Journal(folder / JOURNAL_FOLDER, config=fingerprint, text_of=episode_runner.renderer.decode, max_bytes=max_bytes)
+    return Journal(
+        folder / JOURNAL_FOLDER,
+        config=sampling_fingerprint(config),
+        attempt=attempt,
+        text_of=episode_runner.renderer.decode,
+        max_bytes=max_bytes,
+    )
 
 
 def _device_map(config: RlvrConfig, runtime: Runtime, policy: TrainCluster, engine: InferCluster) -> DeviceMap:

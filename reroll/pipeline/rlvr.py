@@ -201,7 +201,8 @@ class RlvrPipeline(GroupLearner):
     @classmethod
     @asynccontextmanager
     async def open(cls, config: RlvrConfig, context: RunContext) -> AsyncIterator[Self]:
-        async with build_rlvr(config, folder=context.folder.path, code_folder=context.code_folder) as parts:
+        attempt = context.restarts.num + 1
+        async with build_rlvr(config, folder=context.folder.path, code_folder=context.code_folder, attempt=attempt) as parts:
             yield cls(parts.config, context, parts)
 
     def __init__(self, config: RlvrConfig, context: RunContext, parts: RlvrComponents) -> None:

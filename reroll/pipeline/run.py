@@ -28,6 +28,7 @@ from reroll.pipeline.evaluate import EvalResult, num_episodes
 from reroll.pipeline.preference import DpoPipeline, RewardModelPipeline
 from reroll.pipeline.preflight import preflight
 from reroll.pipeline.replay import ReplayPipeline
+from reroll.pipeline.restarts import Restarts
 from reroll.pipeline.resume import STATE_FILE, finished_before, look_back, read_state
 from reroll.pipeline.rlvr import RlvrPipeline
 from reroll.pipeline.sft import SftPipeline
@@ -38,10 +39,18 @@ from reroll.runtime.foreground import Foreground
 log = logging.getLogger(__name__)
 
 
-def train(config: AnyConfig, *, resume: bool = False, overwrite: bool = False, code_folder: Path | None = None) -> Outcome:
+def train(
+    config: AnyConfig,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    code_folder: Path | None = None,
+    restarts: Restarts | None = None,
+) -> Outcome:
     """Run a config to its end, or until Ctrl-C: then the last finished step is saved and `--resume` goes on from it.
 
-    In a notebook, interrupting the kernel is Ctrl-C.
+    In a notebook, interrupting the kernel is Ctrl-C. A run that loses workers which it cannot do without is started anew, and
+    goes on, as often as `run.restarts` allows; `restarts` counts, for a caller that starts this process anew.
     Modules that the config imports are looked for in `code_folder` and the working directory.
     Raises ConfigError with everything that `reroll check` would find, and has then changed nothing.
     """
@@ -49,12 +58,24 @@ def train(config: AnyConfig, *, resume: bool = False, overwrite: bool = False, c
     place = RunFolder.place_of(config.run, resume=resume, overwrite=overwrite)
     notes = [f"note: {note}" for note in preflight(config, code_folder=code_folder)]
     resolved = config.model_dump(mode="json")
+    restarts = restarts or Restarts()
     with RunLock(place, wait_s=WAIT_S if resume else 0.0) as lock:
-        folder = RunFolder.create(config.run, resolved=resolved, resume=resume, overwrite=overwrite, lock=lock)
-        notes += look_back(folder, config, resolved) if resume else []
-        if resume and (outcome := _finished_before(folder, config.run.steps)):
-            return outcome
-        return _train_in(folder, config, resolved, notes=notes, code_folder=code_folder)
+        while True:
+            folder = RunFolder.create(config.run, resolved=resolved, resume=resume, overwrite=overwrite, lock=lock)
+            restarts.begin(config.run.restarts)
+            notes += look_back(folder, config, resolved) if resume else []
+            if resume and (outcome := _finished_before(folder, config.run.steps)):
+                return outcome
+            try:
+                return _train_in(folder, config, resolved, notes=notes, code_folder=code_folder, restarts=restarts)
+            except RerollError as error:
+                if not restarts.heal(error):
+                    raise
+                told = restarts.told(str(error).partition(". ")[0])
+            log.warning(told)
+            notes, resume, overwrite = [told], True, False
+            gc.collect()  # The error held on to all that the run was made of.
+            time.sleep(restarts.pause_s)
 
 
 def _finished_before(folder: RunFolder, num_steps: int) -> Outcome | None:
@@ -88,7 +109,13 @@ def pipeline_of(config: AnyConfig) -> type[Pipeline[Any]]:
 
 
 def _train_in(
-    folder: RunFolder, config: AnyConfig, resolved: dict[str, Any], *, notes: list[str], code_folder: Path
+    folder: RunFolder,
+    config: AnyConfig,
+    resolved: dict[str, Any],
+    *,
+    notes: list[str],
+    code_folder: Path,
+    restarts: Restarts,
 ) -> Outcome:
     latest = folder.latest_checkpoint()
     start_step = latest.step if latest else 0
@@ -97,7 +124,7 @@ def _train_in(
     started_s = time.perf_counter()
     try:
         with TrainView(config.run.steps, title, start_step=start_step) as view:
-            context, foreground = RunContext(folder, tracker, view, code_folder, notes), Foreground()
+            context, foreground = RunContext(folder, tracker, view, code_folder, notes, restarts), Foreground()
             try:
                 outcome = foreground.run(_train(config, context, foreground))
             except Exception as error:
@@ -120,6 +147,7 @@ def _leave_reason(context: RunContext, error: Exception, *, seconds: float) -> N
         "status": "failed",
         "steps": context.num_steps,
         "seconds": round(seconds, 1),
+        "restarts": context.restarts.num,
         "error": type(error).__name__,
         "reason": str(error),
         "checkpoint": str(latest.path) if latest else None,
@@ -173,7 +201,15 @@ class TrainLoop:
                 raise
             checkpoint = await self._last_checkpoint(context.num_steps)
         seconds, interrupted = time.perf_counter() - started, context.stop.is_set()
-        return Outcome(context.folder.path, checkpoint, context.num_steps, seconds, interrupted, self._evals)
+        return Outcome(
+            context.folder.path,
+            checkpoint,
+            context.num_steps,
+            seconds,
+            interrupted,
+            evals=self._evals,
+            restarts=context.restarts.num,
+        )
 
     async def _loop(self) -> None:
         """Go on to the last step, or until the user stops it."""
@@ -217,6 +253,7 @@ class TrainLoop:
         started = time.perf_counter()
         stats = await self._pipeline.step(step)
         self._context.num_steps, self._num_updates = step + 1, self._count_updates()
+        self._context.restarts.reached(step + 1)
         seconds = time.perf_counter() - started
         values = stats.values_by_name()
         core_wait = core_watch().take_wait()
@@ -224,6 +261,7 @@ class TrainLoop:
             "time/step_s": seconds,
             "throughput/tokens_per_s": values["tokens"] / seconds,
             "machine/core_wait": core_wait,
+            "run/restarts": self._context.restarts.num,
         }
         self._context.tracker.log(step + 1, values)
         self._context.view.update(step + 1, values, remark=busy_remark(core_wait))

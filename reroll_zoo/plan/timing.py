@@ -30,7 +30,8 @@ class Rows:
 
     @property
     def num_tokens(self) -> float:
-        return self.num_rows * self.row_tokens
+        """What a pass over all rows computes: a prompt once for all that answer it."""
+        return self.num_prompts * self.prompt_tokens + self.num_rows * self.written_tokens
 
 
 def forward_flops(shape: ModelShape, *, num_tokens: float, row_tokens: float, with_head: bool = True) -> float:

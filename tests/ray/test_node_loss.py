@@ -170,6 +170,7 @@ def test_a_run_that_loses_a_train_ranks_node_ends_clearly_and_resumes_on_the_nod
     monkeypatch.setattr(TrainCluster, "train", update)
     policy = {"devices": "0-1", "strategy": {"kind": "fsdp2"}}
     tree = configured(rlvr_tree, name="bereft", runtime=on(cluster), policy=policy)
+    tree["run"]["restarts"] = 0
     with pytest.raises(WorkerDied, match=r"policy\[1\] is gone.*--resume"):
         run(tree)
     cluster.wait_for_nodes(timeout=60)  # Until Ray no longer offers the lost one.

@@ -50,8 +50,9 @@ def test_twice_the_devices_halve_the_training_time_while_computing_is_what_takes
     assert four == pytest.approx(train_flops(SHAPE, Training(value_bytes=2, micro_batch_tokens=8192), ROWS) / 4 / 989e12)
     assert eight == pytest.approx(four / 2)
     slow_network = NODE.model_copy(update={"nodes": 2, "network_gb_s": 1.0})
-    # 512 rows of 2000 tokens are 64000 on each of 16 ranks: 8 micro-batches, each of which takes in the model three times.
-    assert seconds(16, slow_network) == pytest.approx(8 * 3 * SHAPE.num_parameters * 2 * 15 / 16 / 1e9)
+    # 64 prompts of 500 and 512 answers of 1500 tokens are 50000 on each of 16 ranks: 7 micro-batches, each of which takes in
+    # the model three times.
+    assert seconds(16, slow_network) == pytest.approx(7 * 3 * SHAPE.num_parameters * 2 * 15 / 16 / 1e9)
 
 
 def test_writing_reads_weights_and_cache_once_per_step_until_the_longest_is_done() -> None:
