@@ -33,7 +33,7 @@ class RewardConfig(KindConfig):
         yield from ()
 
 
-class InProcess(RewardConfig):
+class InProcessRewardConfig(RewardConfig):
     """A reward that runs in worker processes, which are killed when a call hangs."""
 
     in_process: ClassVar[bool] = True
@@ -51,7 +51,7 @@ class InProcess(RewardConfig):
         return None
 
 
-class Extracting(InProcess):
+class ExtractingRewardConfig(InProcessRewardConfig):
     """What rewards that compare with a reference answer share. A pattern may take for ever: with one they run in processes."""
 
     in_process: ClassVar[bool] = False

@@ -18,7 +18,7 @@ def check_ascending(scale: tuple[float, float]) -> tuple[float, float]:
     return scale
 
 
-class HostedJudge(Node):
+class HostedJudgeConfig(Node):
     """A model that the run hosts itself, on engines of its own. Rewards that describe the same one share it."""
 
     kind: Literal["hosted"]
@@ -33,17 +33,17 @@ class HostedJudge(Node):
     """Sequences decoded together by one engine."""
 
 
-class OpenedReward(RewardConfig):
+class OpenedRewardConfig(RewardConfig):
     """A reward that lives as long as the run. What it `runs` is called with the node and a `reroll.rewards.base.RewardContext`,
     and gives something to await: `async (prompt, trajectory) -> Score`, with `close` and `stats` where it needs them."""
 
     @property
-    def hosted(self) -> HostedJudge | None:
+    def hosted(self) -> HostedJudgeConfig | None:
         """The language model that the run is to host for it, if there is one."""
         return None
 
 
-class ModelReward(OpenedReward, FixedModelConfig):
+class ModelRewardConfig(OpenedRewardConfig, FixedModelConfig):
     """A reward model: a decoder with one scalar head, as the `reward_model` pipeline trains it or Hugging Face stores it."""
 
     runs: ClassVar[str] = "reroll.rewards.reward_model:open_reward_model"

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from reroll.config.parts import FixedModelConfig
 from reroll.config.reward_base import RewardConfig
-from reroll.config.reward_hosted import HostedJudge, ModelReward, OpenedReward
+from reroll.config.reward_hosted import HostedJudgeConfig, ModelRewardConfig, OpenedRewardConfig
 from reroll.config.rewards import walk
 from reroll.infer.cluster import CONCURRENCY, InferCluster
 from reroll.infer.worker import InferWorker
@@ -37,11 +37,11 @@ async def open_hosts(
     hosts: dict[str, Complete | ScoreModel] = {}
     shared: dict[str, Complete | ScoreModel] = {}
     for name, node in walk(configs):
-        if isinstance(node, ModelReward):
+        if isinstance(node, ModelRewardConfig):
             key = node.model_dump_json(include={"model", "strategy", "devices", "score_at"})
             if key not in shared:
                 shared[key] = await _host_reward_model(node, name, runtime, stack)
-        elif isinstance(node, OpenedReward) and node.hosted is not None:
+        elif isinstance(node, OpenedRewardConfig) and node.hosted is not None:
             key = node.hosted.model_dump_json()
             if key not in shared:
                 shared[key] = await _host_judge(node.hosted, name, runtime, stack)
@@ -51,7 +51,7 @@ async def open_hosts(
     return hosts
 
 
-async def _host_judge(config: HostedJudge, name: str, runtime: Runtime, stack: AsyncExitStack) -> HostedModel:
+async def _host_judge(config: HostedJudgeConfig, name: str, runtime: Runtime, stack: AsyncExitStack) -> HostedModel:
     tokenizer = load_tokenizer(config.model)
     renderer = Renderer(tokenizer)
     devices = runtime.devices(config.devices)
@@ -93,7 +93,7 @@ class HostedModel:
         """The engine is closed by whoever started it: other rewards may share it."""
 
 
-async def _host_reward_model(config: ModelReward, name: str, runtime: Runtime, stack: AsyncExitStack) -> ScoreModel:
+async def _host_reward_model(config: ModelRewardConfig, name: str, runtime: Runtime, stack: AsyncExitStack) -> ScoreModel:
     tokenizer = load_tokenizer(config.model)
     renderer, escape = Renderer(tokenizer), SpecialTokenEscaper(tokenizer)
     fixed = FixedModelConfig(model=config.model, strategy=config.strategy, devices=config.devices)

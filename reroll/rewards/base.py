@@ -20,7 +20,7 @@ from reroll.types import Prompt, Score, Trajectory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardContext:
-    """What a reward that lives as long as the run (`OpenedReward`) is told of it."""
+    """What a reward that lives as long as the run (`OpenedRewardConfig`) is told of it."""
 
     name: str
     """Its path in the config, below `rewards`."""

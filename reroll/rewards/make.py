@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from reroll.config.reward_base import RewardConfig
-from reroll.config.reward_hosted import OpenedReward
-from reroll.config.rewards import CascadeReward, StackReward, needs_process, nested_in
+from reroll.config.reward_hosted import OpenedRewardConfig
+from reroll.config.rewards import CascadeRewardConfig, StackRewardConfig, needs_process, nested_in
 from reroll.rewards.base import Inline, Reward, RewardContext
 from reroll.rewards.stack import Cascade, Stack
 from reroll.rewards.verifiers import make_judge
@@ -43,11 +43,11 @@ class Maker:
 
     def _reward(self, name: str, node: RewardConfig, nested: list[Reward]) -> Reward:
         match node:
-            case StackReward():
+            case StackRewardConfig():
                 return Stack(node, dict(zip(node.parts, nested, strict=True)))
-            case CascadeReward():
+            case CascadeRewardConfig():
                 return Cascade(node, nested)
-            case OpenedReward():
+            case OpenedRewardConfig():
                 context = RewardContext(
                     name=name, host=self.hosts.get(name), config_folder=self.config_folder, run_folder=self.run_folder
                 )

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
-from reroll.config.reward_hosted import ModelReward
+from reroll.config.reward_hosted import ModelRewardConfig
 from reroll.rewards.base import RewardContext
 from reroll.rewards.transcript import conversation
 from reroll.types import Message, Prompt, Score, Trajectory
@@ -108,7 +108,7 @@ class ScoreModel:
 class RewardModel:
     """The score that a model gives to the whole conversation."""
 
-    def __init__(self, config: ModelReward, model: ScoreModel) -> None:
+    def __init__(self, config: ModelRewardConfig, model: ScoreModel) -> None:
         self._config = config
         self._model = model
 
@@ -124,7 +124,7 @@ class RewardModel:
         return Score(value=value)
 
 
-def open_reward_model(config: ModelReward, context: RewardContext) -> RewardModel:
+def open_reward_model(config: ModelRewardConfig, context: RewardContext) -> RewardModel:
     """The reward over the model that the run hosts for it."""
     return RewardModel(config, context.host)
 

@@ -9,10 +9,10 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from reroll_zoo.games.grid import ACTIONS, STEPS, Cell, GridGame, GridGameConfig, Symbol, Symbols
+from reroll_zoo.games.grid import ACTIONS, STEPS, Cell, GridGame, GridGameConfig, Symbol, SymbolsConfig
 
 
-class FrozenLakeSymbols(Symbols):
+class FrozenLakeSymbols(SymbolsConfig):
     """How the lake is drawn."""
 
     player: Symbol = "P"

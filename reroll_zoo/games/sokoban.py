@@ -16,7 +16,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from reroll.errors import EnvError
-from reroll_zoo.games.grid import STEPS, GridGame, GridGameConfig, Symbol, Symbols
+from reroll_zoo.games.grid import STEPS, GridGame, GridGameConfig, Symbol, SymbolsConfig
 
 State = tuple[int, frozenset[int]]
 """The cell of the player, and those of the boxes."""
@@ -26,7 +26,7 @@ _MAX_STATES = 30_000
 """How many states of a room are looked at: all of a small one, the nearest to the solution of a large one."""
 
 
-class SokobanSymbols(Symbols):
+class SokobanSymbols(SymbolsConfig):
     """How the room is drawn. A model whose tokenizer knows ASCII alone needs another `box_on_target`."""
 
     wall: Symbol = "#"

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from reroll.config.base import Node, Pattern
-from reroll.config.reward_hosted import HostedJudge, OpenedReward, check_ascending
+from reroll.config.reward_hosted import HostedJudgeConfig, OpenedRewardConfig, check_ascending
 from reroll.errors import Violation
 
 PLACEHOLDERS = ("question", "answer", "reference", "scale")
@@ -51,7 +51,7 @@ def _undo_yaml(words: Any) -> Any:
     }
 
 
-class EndpointJudge(Node):
+class EndpointJudgeConfig(Node):
     """A model behind any server that speaks OpenAI's chat completions."""
 
     kind: Literal["endpoint"]
@@ -79,10 +79,10 @@ class EndpointJudge(Node):
     """In any currency: what was spent is then part of the metrics."""
 
 
-JudgeModel = Annotated[EndpointJudge | HostedJudge, Field(discriminator="kind")]
+JudgeModel = Annotated[EndpointJudgeConfig | HostedJudgeConfig, Field(discriminator="kind")]
 
 
-class JudgeReward(OpenedReward):
+class JudgeConfig(OpenedRewardConfig):
     """A language model reads the answer and gives it a score. An empty answer gets the worst one unread."""
 
     runs: ClassVar[str] = "reroll_zoo.judge.judge:open_judge"
@@ -120,8 +120,8 @@ class JudgeReward(OpenedReward):
     """The file that remembers what the judge said, for resumed and for other runs; null: a file in the run's folder."""
 
     @property
-    def hosted(self) -> HostedJudge | None:
-        return self.model if isinstance(self.model, HostedJudge) else None
+    def hosted(self) -> HostedJudgeConfig | None:
+        return self.model if isinstance(self.model, HostedJudgeConfig) else None
 
     def violations(self, *, folder: Path) -> Iterator[Violation]:
         if self.votes > 1 and self.temperature == 0:
@@ -134,7 +134,7 @@ class JudgeReward(OpenedReward):
         except (OSError, ValueError) as error:
             fix = "give a text file beside the YAML or in the working directory"
             yield Violation("template_file", f"{self.template_file} cannot be used: {error}", fix)
-        if isinstance(self.model, EndpointJudge):
+        if isinstance(self.model, EndpointJudgeConfig):
             variable = self.model.api_key_env
             if variable and not os.environ.get(variable):
                 problem = f"the environment variable {variable} is not set"

@@ -18,7 +18,7 @@ except ImportError as error:
 from reroll.errors import RewardError
 from reroll.rewards.hosted import Answer, Unreadable
 from reroll.types import Message, SamplingParams
-from reroll_zoo.judge.config import EndpointJudge
+from reroll_zoo.judge.config import EndpointJudgeConfig
 from reroll_zoo.judge.judge import Meter
 
 _ENDED = (None, "stop", "eos", "eos_token", "end_turn", "stop_sequence")
@@ -37,7 +37,7 @@ class EndpointModel:
     may be better next time; a request that is refused (other 4xx) will not.
     """
 
-    def __init__(self, config: EndpointJudge, meter: Meter) -> None:
+    def __init__(self, config: EndpointJudgeConfig, meter: Meter) -> None:
         self._config = config
         self._counts = meter.counts
         self._url = f"{config.url.rstrip('/')}/chat/completions"

@@ -21,7 +21,7 @@ from reroll.rewards.match import reference
 from reroll.rewards.transcript import as_text, conversation, opening
 from reroll.types import Message, Prompt, SamplingParams, Score, Trajectory
 from reroll_zoo.judge.answers_cache import AnswersCache, question_key
-from reroll_zoo.judge.config import EndpointJudge, JudgeReward
+from reroll_zoo.judge.config import EndpointJudgeConfig, JudgeConfig
 from reroll_zoo.judge.text import ScoreReader, Template
 
 CACHE_FILE = "judge_answers.sqlite"
@@ -72,7 +72,7 @@ class Judge:
 
     def __init__(
         self,
-        config: JudgeReward,
+        config: JudgeConfig,
         complete: Complete,
         cache: AnswersCache,
         *,
@@ -114,7 +114,7 @@ class Judge:
     def stats(self) -> Stats:
         """What happened since the last call, as `reward/judge/NAME/…`; `cost` where the config has prices."""
         stats, model = self._meter.take(), self._config.model
-        if isinstance(model, EndpointJudge):
+        if isinstance(model, EndpointJudgeConfig):
             prices = (model.price_per_million_prompt_tokens, model.price_per_million_completion_tokens)
             if any(prices):
                 tokens = (stats["prompt_tokens"].value, stats["completion_tokens"].value)
@@ -205,7 +205,7 @@ AGGREGATES: dict[str, Callable[[Sequence[float]], float]] = {
 }
 
 
-def open_judge(config: JudgeReward, context: RewardContext) -> Judge:
+def open_judge(config: JudgeConfig, context: RewardContext) -> Judge:
     """The judge, which asks the model that the run hosts for it, or one behind an endpoint.
 
     Without a run's folder and without a cache in the config, answers are remembered as long as the judge lives. Raises
@@ -216,7 +216,7 @@ def open_judge(config: JudgeReward, context: RewardContext) -> Judge:
     if found:
         raise ConfigError([Violation(f"{where}.{fault.path}", fault.problem, fault.fix) for fault in found])
     host, meter = context.host, Meter()
-    if isinstance(config.model, EndpointJudge):
+    if isinstance(config.model, EndpointJudgeConfig):
         from reroll_zoo.judge.endpoint import EndpointModel
 
         host = EndpointModel(config.model, meter)
@@ -229,8 +229,8 @@ def open_judge(config: JudgeReward, context: RewardContext) -> Judge:
     return Judge(config, host, cache, name=context.name, template=config.read_template(folder), meter=meter)
 
 
-def _identity(config: JudgeReward) -> Any:
+def _identity(config: JudgeConfig) -> Any:
     """What of the model decides about its replies, as plain data."""
-    if isinstance(config.model, EndpointJudge):
+    if isinstance(config.model, EndpointJudgeConfig):
         return [config.model.url, config.model.model, config.model.body]
     return [config.model.model, config.model.precision]

@@ -73,7 +73,7 @@ def test_pipelines_that_mean_different_things_are_told_apart() -> None:
 )
 def test_domains_may_stand_in_a_path_or_be_left_out(path: str) -> None:
     [(place, _)] = find(path)
-    assert [node.__name__ for node in place.nodes] == ["JudgeReward"]
+    assert [node.__name__ for node in place.nodes] == ["JudgeConfig"]
 
 
 def test_lists_are_gone_into_with_and_without_an_index() -> None:

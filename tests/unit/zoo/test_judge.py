@@ -16,7 +16,7 @@ from reroll.rewards.base import RewardContext
 from reroll.rewards.hosted import Answer, Unreadable
 from reroll.types import Completion, FinishReason, Message, Prompt, SamplingParams, Score, Status, Trajectory, Turn
 from reroll_zoo.judge.answers_cache import AnswersCache, question_key
-from reroll_zoo.judge.config import JudgeReward
+from reroll_zoo.judge.config import JudgeConfig
 from reroll_zoo.judge.judge import Judge, open_judge
 
 CUT = "(cut)"
@@ -33,8 +33,8 @@ def said(*texts: str) -> Trajectory:
     return Trajectory(id="s", turns=tuple(turns), status=Status.COMPLETED)
 
 
-def config(**options: Any) -> JudgeReward:
-    return JudgeReward.model_validate({"kind": "judge", "model": {"kind": "hosted", "model": "m"}} | options)
+def config(**options: Any) -> JudgeConfig:
+    return JudgeConfig.model_validate({"kind": "judge", "model": {"kind": "hosted", "model": "m"}} | options)
 
 
 class Scripted:

@@ -16,7 +16,7 @@ from reroll.errors import ConfigError, RewardError
 from reroll.rewards.base import RewardContext
 from reroll.rewards.hosted import Answer
 from reroll.types import Completion, FinishReason, Message, Prompt, SamplingParams, Score, Status, Trajectory, Turn
-from reroll_zoo.judge.config import EndpointJudge, JudgeReward
+from reroll_zoo.judge.config import EndpointJudgeConfig, JudgeConfig
 from reroll_zoo.judge.endpoint import EndpointModel
 from reroll_zoo.judge.judge import Meter, open_judge
 
@@ -70,8 +70,8 @@ async def server() -> AsyncIterator[Server]:
     await runner.cleanup()
 
 
-def config(server: Server, **options: Any) -> EndpointJudge:
-    return EndpointJudge.model_validate(
+def config(server: Server, **options: Any) -> EndpointJudgeConfig:
+    return EndpointJudgeConfig.model_validate(
         {"kind": "endpoint", "url": server.url, "model": "wise", "backoff_s": 0.01, "timeout_s": 60} | options
     )
 
@@ -278,9 +278,9 @@ def said(text: str) -> Trajectory:
     return Trajectory(id="s", turns=(Turn(prompt_ids=(0,), completion=completion, text=text),), status=Status.COMPLETED)
 
 
-def judging(server: Server, **options: Any) -> JudgeReward:
+def judging(server: Server, **options: Any) -> JudgeConfig:
     model = config(server, price_per_million_prompt_tokens=2.5, price_per_million_completion_tokens=10.0)
-    return JudgeReward.model_validate({"kind": "judge", "model": model.model_dump()} | options)
+    return JudgeConfig.model_validate({"kind": "judge", "model": model.model_dump()} | options)
 
 
 async def test_a_judges_metrics_tell_what_it_did_and_what_it_cost(server: Server) -> None:
@@ -318,4 +318,4 @@ async def test_a_slow_judge_does_not_hold_up_another(server: Server) -> None:
 def test_a_key_that_is_not_set_ends_the_run_before_it_starts() -> None:
     model = {"kind": "endpoint", "url": "http://here/v1", "model": "wise", "api_key_env": "REROLL_TEST_NO_SUCH_KEY"}
     with pytest.raises(ConfigError, match=r"rewards.p.model.api_key_env: .*REROLL_TEST_NO_SUCH_KEY is not set \(export"):
-        open_judge(JudgeReward.model_validate({"kind": "judge", "model": model}), RewardContext(name="p"))
+        open_judge(JudgeConfig.model_validate({"kind": "judge", "model": model}), RewardContext(name="p"))
