@@ -127,7 +127,7 @@ def test_every_field_of_the_tree_can_be_put_into_words() -> None:
         assert find(path), path
 
 
-NAMED_BY_THEIR_CLASS = {"DomainRolloutConfig", "DomainEvalConfig", "FrozenLakeSymbols", "SokobanSymbols"}
+NAMED_BY_THEIR_CLASS = {"DomainRolloutConfig", "DomainEvalConfig", "FrozenLakeSymbolsConfig", "SokobanSymbolsConfig"}
 """Whose fields are as those of another node, or say it all by their names."""
 
 
