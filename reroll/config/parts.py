@@ -15,7 +15,7 @@ from reroll.config.strategy import StrategyConfig, TorchStrategyConfig
 from reroll.errors import Violation
 
 
-class DeviceSelection(Node):
+class DeviceSelectionConfig(Node):
     """The first so many GPUs of the nodes that match, instead of their indices. Needs `runtime: {kind: ray}`.
 
     Roles with the same selection get the same GPUs, and take turns on them.
@@ -33,12 +33,12 @@ class DeviceSelection(Node):
 
 
 def _devices_form(value: object) -> str:
-    return "selection" if isinstance(value, dict | DeviceSelection) else "indices"
+    return "selection" if isinstance(value, dict | DeviceSelectionConfig) else "indices"
 
 
 _Indices = Annotated[str | int | list[int], Field(union_mode="left_to_right")]
 Devices = Annotated[
-    Annotated[_Indices, Tag("indices")] | Annotated[DeviceSelection, Tag("selection")],
+    Annotated[_Indices, Tag("indices")] | Annotated[DeviceSelectionConfig, Tag("selection")],
     Discriminator(_devices_form),
     Field(
         description="`auto` (the GPUs if there are any, else the CPU), `cpu`, a GPU index, a range such as `0-3`, a list, or "

@@ -21,7 +21,7 @@ from reroll.config.algorithm import (
 from reroll.config.base import Node, PipelinePath
 from reroll.config.data import DataConfig
 from reroll.config.distill import DistillConfig
-from reroll.config.envs import EnvDomain, EnvWorkersConfig, ProcessEnvs
+from reroll.config.envs import EnvDomainConfig, EnvWorkersConfig, ProcessEnvsConfig
 from reroll.config.losses import Aggregation, CorrectionConfig, LossConfig, PpoLossConfig, RejectionConfig
 from reroll.config.offline import PipelineConfig, SftConfig
 from reroll.config.parts import EmbeddedEngineConfig, EngineConfig, EvalConfig, RolloutConfig
@@ -67,9 +67,9 @@ class RlvrConfig(PipelineConfig):
     environments do and agents may."""
     reward_workers: RewardWorkersConfig = Field(default_factory=RewardWorkersConfig)
     """Where rewards run that need processes of their own."""
-    envs: dict[str, EnvDomain] = Field(default_factory=dict)
+    envs: dict[str, EnvDomainConfig] = Field(default_factory=dict)
     """Domains that are played in an environment."""
-    env_workers: EnvWorkersConfig = Field(default_factory=ProcessEnvs)
+    env_workers: EnvWorkersConfig = Field(default_factory=ProcessEnvsConfig)
     """Where environments run."""
     agents: dict[str, AgentConfig] = Field(default_factory=dict)
     """Domains whose prompts go to a program of yours, which reaches the policy through an OpenAI-compatible endpoint."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from reroll.config.envs import EnvDomain, InlineEnvs
+from reroll.config.envs import EnvDomainConfig, InlineEnvsConfig
 from reroll.config.parts import EngineConfig, EvalConfig, ExternalEngineConfig, PolicyConfig
 from reroll.config.tree import RlvrConfig
 from reroll.envs.actions import AsyncParsed
@@ -129,7 +129,7 @@ class EpisodeRunner:
 class LiveParsed(AsyncParsed):
     """A live environment for a policy that writes its actions as its domain's config says."""
 
-    def __init__(self, env: LiveEnv, config: EnvDomain) -> None:
+    def __init__(self, env: LiveEnv, config: EnvDomainConfig) -> None:
         super().__init__(env, config.actions, format_penalty=config.format_penalty)
 
     async def reset(self) -> tuple[Message, ...]:  # type: ignore[override]
@@ -157,7 +157,7 @@ async def open_episode_runner(
         )
         stack.push_async_callback(rewards.close)
         nodes = {domain: entry.env for domain, entry in config.envs.items()}
-        envs = await EnvCluster.start(runtime, config.env_workers if nodes else InlineEnvs(kind="inline"), nodes)
+        envs = await EnvCluster.start(runtime, config.env_workers if nodes else InlineEnvsConfig(kind="inline"), nodes)
         stack.push_async_callback(envs.close)
         engine = await spawn_engine(runtime, config.engine, config.policy)
         stack.push_async_callback(engine.close)

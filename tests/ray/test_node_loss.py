@@ -23,10 +23,10 @@ import yaml
 from ray.cluster_utils import Cluster
 
 import reroll.runtime.ray
-from reroll.config.envs import RayEnvs
+from reroll.config.envs import RayEnvsConfig
 from reroll.config.load import parse_config
 from reroll.config.parts import RayRuntimeConfig
-from reroll.config.rewards import ImportReward, RewardWorkersConfig
+from reroll.config.rewards import ImportRewardConfig, RewardWorkersConfig
 from reroll.envs.cluster import EnvCluster
 from reroll.errors import EnvLost, WorkerDied
 from reroll.infer.cluster import InferCluster
@@ -212,8 +212,8 @@ async def test_episodes_of_a_lost_node_are_told_so_samples_are_judged_elsewhere_
 
 
 async def open_both(runtime: Runtime, folder: Path) -> tuple[EnvCluster, RewardCluster]:
-    envs = await EnvCluster.start(runtime, RayEnvs(kind="ray", num_workers=1), {"lake": FrozenLakeConfig()})
-    reward = ImportReward(kind="import", path="lenient:always")
+    envs = await EnvCluster.start(runtime, RayEnvsConfig(kind="ray", num_workers=1), {"lake": FrozenLakeConfig()})
+    reward = ImportRewardConfig(kind="import", path="lenient:always")
     one = RewardWorkersConfig(num_workers=1, num_processes=1)
     return envs, await RewardCluster.start(runtime, {"default": reward}, workers=one, config_folder=folder)
 
