@@ -206,6 +206,8 @@ CATALOGUE: dict[str, tuple[MetricDoc, ...]] = {
         ("train/full_entropy", "mean", "nats", "Of the whole distribution, where `entropy_coef` is set."),
         ("train/sampler_gap", "mean", "nats", "Between the trainer's and the engine's log-prob of a token, without sign."),
         ("train/sampler_gap_max", "max", "nats", "The largest."),
+        ("train/sampler_gap_current", "mean", "nats", "The same, of tokens that the weights of the moment wrote (`guard`)."),
+        ("train/sampler_gap_stale", "mean", "nats", "The same, of tokens of older weights."),
         ("train/kl_ref", "mean", "nats a token", "The KL penalty in the loss, by `kl.estimator`."),
         ("train/teacher_divergence", "mean", "nats a token", "From the teachers' distributions (`distill`)."),
         ("train/correction_<kind>_weight", "mean", "", "Importance weights by level and mode, before their bound."),

@@ -400,14 +400,15 @@ def train_jobs(
     """The jobs of `dp_size` data-parallel ranks, balanced by distinct tokens in every step. Together they are the whole update.
 
     `steps_per_epoch` is at most the number of units in the batch. The cut into steps differs from epoch to epoch; `seed`
-    decides it. A loss looks at each whole step here, before any rank sees a part of it.
+    decides it. A loss looks at each whole step here, before any rank sees a part of it. Only the first step knows the versions
+    of its tokens: in later ones the weights have moved from all of them.
     """
     steps = [
         loss.prepare(step)
         for epoch in range(epochs)
         for step in mini_batches(batch, steps_per_epoch, seed=seed * epochs + epoch)
     ]
-    split = [_split(step, dp_size) for step in steps]
+    split = [_split(step, dp_size) for step in [*steps[:1], *(step.replace(version=None) for step in steps[1:])]]
     return [TrainJob(steps=batches, loss=loss) for batches in zip(*split, strict=True)]
 
 
