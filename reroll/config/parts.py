@@ -189,7 +189,7 @@ class EmbeddedEngineConfig(EngineConfig):
     """While another role holds its device: true frees the KV cache, and requests in flight are prefilled again when the engine
     is back; false only pauses."""
     new_weights: Literal["keep", "read_again"] = "keep"
-    """What becomes of the KV cache of requests in flight when weights come (`rollout.max_staleness`). read_again: the new weights
+    """What becomes of the KV cache of requests in flight when weights come. read_again: the new weights
     compute it anew, which takes a prefill; then a token depends on the weights that wrote it and on nothing older, and
     `reroll replay --draw` can draw all of the run again."""
 
