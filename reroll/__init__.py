@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         RerollError,
         RewardError,
         RunFolderError,
+        SamplerMismatch,
         TooManyFailures,
         TrainingDiverged,
         Violation,
@@ -77,7 +78,7 @@ _HOMES = {
     "reroll.training.loss": ["PolicyLoss"],
     "reroll.errors": [
         "ConfigError", "DataError", "EnvError", "ModelError", "RerollError", "RewardError", "RunFolderError",
-        "TooManyFailures", "TrainingDiverged", "Violation",
+        "SamplerMismatch", "TooManyFailures", "TrainingDiverged", "Violation",
     ],
 }  # fmt: skip
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
@@ -96,7 +97,7 @@ __all__ = [  # noqa: RUF022 (by what one looks for, not by letter)
     "Tokens", "Episodes", "Sample", "Batch", "rows_of", "pack", "PolicyLoss", "Pipeline", "RlvrPipeline",
     # What goes wrong.
     "RerollError", "ConfigError", "Violation", "DataError", "ModelError", "EnvError", "RewardError", "RunFolderError",
-    "TooManyFailures", "TrainingDiverged",
+    "SamplerMismatch", "TooManyFailures", "TrainingDiverged",
 ]  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from functools import cache
 from operator import attrgetter
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -142,7 +142,9 @@ class PartialCompletion:
             self.versions += written.versions
 
     def add(self, ids: NDArray[np.uint32], logprobs: NDArray[np.float64], version: int) -> None:
-        """The tokens that come next."""
+        """The tokens that come next; none is no news."""
+        if not len(ids):
+            return
         self._ids.append(ids)
         self._logprobs.append(logprobs)
         self.num_tokens += len(ids)
@@ -182,6 +184,13 @@ class Completion(_Plain):
     finish_reason: FinishReason
     versions: tuple[tuple[int, int], ...]
     """Runs of (weight version, number of tokens written under it), oldest first."""
+
+
+class Versions(NamedTuple):
+    """The oldest and the newest weights that wrote any token of a sample."""
+
+    oldest: int
+    newest: int
 
 
 class Status(StrEnum):
@@ -278,9 +287,10 @@ class Trajectory(_Plain):
         return sum(len(turn.completion.token_ids) for turn in self.turns)
 
     @property
-    def newest_version(self) -> int:
-        """The newest weights that any of its tokens was written under; -1 if it has none."""
-        return max((version for turn in self.turns for version, _ in turn.completion.versions), default=-1)
+    def versions(self) -> Versions:
+        """The weights that its tokens were written under. It must have tokens."""
+        versions = [version for turn in self.turns for version, _ in turn.completion.versions]
+        return Versions(min(versions), max(versions))
 
     @property
     def text(self) -> str:
@@ -329,3 +339,5 @@ class Sample:
     """[L] log-prob as sampled; 0 off the mask."""
     turn: NDArray[np.int64]
     """[L] which of the trajectory's turns wrote the token, from 0; -1 off the mask."""
+    version: NDArray[np.int64] | None = None
+    """[L] the oldest weights that had a hand in the token's turn; -1 off the mask and where nobody knows. None: of none."""

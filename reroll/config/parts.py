@@ -53,13 +53,21 @@ class LocalRuntimeConfig(Node):
     kind: Literal["local"] = "local"
 
 
-class ProcessesRuntimeConfig(Node):
+class _WatchedConfig(Node):
+    """What runtimes have in common whose workers can be ended."""
+
+    watchdog_s: float | None = Field(default=600.0, gt=0)
+    """A model's worker that trains, predicts or generates and shows no sign of life (a micro-batch, a step of an engine) within
+    this time counts as lost: its stacks are printed, and it is ended. null: it is waited for."""
+
+
+class ProcessesRuntimeConfig(_WatchedConfig):
     """Each worker is a process of its own on this machine. Nothing to install."""
 
     kind: Literal["processes"]
 
 
-class RayRuntimeConfig(Node):
+class RayRuntimeConfig(_WatchedConfig):
     """Workers are Ray actors in placement groups."""
 
     kind: Literal["ray"]

@@ -52,6 +52,18 @@ class RecordedRunConfig(Node):
     """The last step to train; null: the last that the journal holds."""
 
 
+class GuardConfig(Node):
+    """Stops a run whose engine does not write what is trained: a push that did not arrive, another adapter or tokenizer."""
+
+    enabled: bool = True
+    """Whether a gap ends the run; it is measured in any case."""
+    max_gap: float | None = Field(default=None, gt=0)
+    """The mean distance between the engine's and the trainer's log-probs, in nats, over the tokens that the weights of the
+    moment wrote. null: by precision, 0.001 in fp32 and 0.15 in bf16; twice that for engines other than `embedded`."""
+    max_stale_gap: float = Field(default=3.0, gt=0)
+    """The same over tokens of older weights, from which the policy has moved on (`rollout.max_staleness`)."""
+
+
 class RlvrConfig(PipelineConfig):
     """RL: single-turn tasks with verifiable rewards, environments of many turns, agents; `agentic` is another name for it."""
 
@@ -106,6 +118,7 @@ class RlvrConfig(PipelineConfig):
     distill_only: bool = False
     """Learn from the teachers alone: rewards are measured, not trained on."""
     train: TrainConfig = Field(default_factory=TrainConfig)
+    guard: GuardConfig = Field(default_factory=GuardConfig)
     weights: WeightsConfig = Field(default_factory=WeightsConfig)
     eval: EvalConfig = Field(default_factory=EvalConfig)
     recorded: RecordedRunConfig | None = None

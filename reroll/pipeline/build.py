@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from reroll.config.algorithm import OwnCriticConfig, SharedCriticConfig
@@ -20,6 +20,7 @@ from reroll.pipeline.spawn import reference_of, spawn_model, train_devices
 from reroll.pipeline.teachers import Teachers, open_teachers, vocabulary_of
 from reroll.pipeline.weight_sync import WeightSync
 from reroll.rollout.scheduler import RolloutScheduler
+from reroll.rollout.token_keeper import TokenKeeper
 from reroll.runtime import make_runtime
 from reroll.runtime.base import Runtime
 from reroll.runtime.devices import DeviceMap
@@ -82,14 +83,16 @@ async def build_rlvr(config: RlvrConfig, *, folder: Path, code_folder: Path, att
             host=runtime.host,
             folder=folder / "weights",
         )
+        journal = stack.enter_context(_journal(config, folder, episode_runner, attempt))
+        kept = replace(episode_runner, generate=TokenKeeper(journal, episode_runner.engine.generate).generate)
         rollouts = RolloutScheduler(
             config.rollout,
             prompts,
-            episode=episode_runner.episode,
-            score=episode_runner.score,
-            journal=stack.enter_context(_journal(config, folder, episode_runner, attempt)),
+            episode=kept.episode,
+            score=kept.score,
+            journal=journal,
             seed=config.run.seed,
-            greedy=episode_runner.greedy_episode if config.has_greedy_baseline else None,
+            greedy=kept.greedy_episode if config.has_greedy_baseline else None,
         )
         stack.push_async_callback(rollouts.close)
         yield RlvrComponents(

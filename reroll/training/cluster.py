@@ -25,6 +25,7 @@ from reroll.models.load import Head
 from reroll.observe.manifest import Sums, sums_of
 from reroll.observe.metrics import Last, Mean, Stats, Sum
 from reroll.runtime.base import WorkerInfo, Workers
+from reroll.runtime.watchdog import at_work, beat
 from reroll.tokens.batch import Batch
 from reroll.tokens.packing import balance, fill, micro_batches, mini_batches, order_of
 from reroll.tokens.prefixes import prefix_order
@@ -278,16 +279,22 @@ class TrainWorker:
         self._gathering: Generator[tuple[str, Tensor]] | None = None
         self._buckets: Iterator[Bucket | None] = iter(())
 
+    @at_work()
     def predict(self, job: PredictJob) -> Predictions:
         """The model's outputs for a batch, on the CPU. Data-parallel ranks may be given different batches."""
         batch = job.batch
         parts = fill(prefix_order(batch.ids, batch.cu_seqlens), max_tokens=self._pass_tokens, repeat_cost=self._repeat_cost)
         num_idle = self._num_idle_passes(len(parts))
-        answers = [self._strategy.forward(batch.select(part), job.needs) for part in parts]
+        answers = []
+        for part in parts:
+            beat()
+            answers.append(self._strategy.forward(batch.select(part), job.needs))
         for _ in range(num_idle):
+            beat()
             self._strategy.forward(batch.select([shortest(batch.lengths)]), job.needs)
         return join_predictions(batch, parts, answers)
 
+    @at_work()
     def train(self, job: TrainJob) -> Stats:
         """This rank's part of an update. Every rank is given as many steps, and takes them together with the others.
 
@@ -322,6 +329,7 @@ class TrainWorker:
             self._sender.close()
         self._sender = WeightSender(channel, rank=self._rank, device=self._device)
 
+    @at_work()
     def begin_push(self, *, version: int, base_version: int | None) -> Bucket | None:
         """The first bucket of this version; see `WeightSender.buckets` and `next_bucket`."""
         if self._sender is None:
@@ -334,6 +342,7 @@ class TrainWorker:
         self._buckets = self._sender.buckets(tensors, version=version, base_version=base_version, lasting=self._stays)
         return self.next_bucket()
 
+    @at_work()
     def next_bucket(self) -> Bucket | None:
         """Gather the next bucket with the other ranks, and send it if this rank is a sender. None after the last one."""
         return next(self._buckets, None)
@@ -370,8 +379,10 @@ class TrainWorker:
         parts = [] if batch.is_idle else micro_batches(rows, max_tokens=self._pass_tokens, repeat_cost=self._repeat_cost)
         num_idle = self._num_idle_passes(len(parts))
         for part in parts:
+            beat()
             stats += self._strategy.forward_backward(part, loss)
         for _ in range(num_idle):
+            beat()
             self._strategy.forward_backward(rows.select_units([shortest(rows.unit_lengths)]), ZeroLoss(needs=loss.needs))
         # A rank has seen its part of the step only: together they weigh one.
         weight = 1 / self._strategy.data_parallel.size
@@ -389,14 +400,15 @@ def train_jobs(
     """The jobs of `dp_size` data-parallel ranks, balanced by distinct tokens in every step. Together they are the whole update.
 
     `steps_per_epoch` is at most the number of units in the batch. The cut into steps differs from epoch to epoch; `seed`
-    decides it. A loss looks at each whole step here, before any rank sees a part of it.
+    decides it. A loss looks at each whole step here, before any rank sees a part of it. Only the first step knows the versions
+    of its tokens: in later ones the weights have moved from all of them.
     """
     steps = [
         loss.prepare(step)
         for epoch in range(epochs)
         for step in mini_batches(batch, steps_per_epoch, seed=seed * epochs + epoch)
     ]
-    split = [_split(step, dp_size) for step in steps]
+    split = [_split(step, dp_size) for step in [*steps[:1], *(step.replace(version=None) for step in steps[1:])]]
     return [TrainJob(steps=batches, loss=loss) for batches in zip(*split, strict=True)]
 
 
