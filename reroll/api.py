@@ -64,6 +64,7 @@ class ConfigSections(TypedDict, total=False):
     distill: Section | None
     distill_only: bool
     train: Section
+    guard: Section
     weights: Section
     eval: Section
     # Of pipelines that learn from rows.

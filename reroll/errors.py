@@ -106,6 +106,10 @@ class TrainingDiverged(RerollError):
     """The loss or the gradient is not finite. The last checkpoint is intact."""
 
 
+class SamplerMismatch(RerollError):
+    """What writes the samples is not what is trained: their log-probs are far apart. The last checkpoint is intact."""
+
+
 class RunFolderError(RerollError):
     """The run folder cannot be created or written."""
 

@@ -15,10 +15,10 @@ from reroll.cli.audit import audit
 from reroll.cli.chat import chat
 from reroll.cli.eval import evaluate
 from reroll.cli.init import init
-from reroll.cli.plan import plan
+from reroll.cli.plug_ins import add_plug_ins
 from reroll.cli.reference import print_explanation, schema
+from reroll.cli.replay import replay
 from reroll.cli.rewards import rewards
-from reroll.cli.show import show
 from reroll.cli.supervisor import supervise
 from reroll.config.imports import search_in
 from reroll.config.load import dump_config, load_config
@@ -41,13 +41,13 @@ app.add_typer(models, name="models")
 envs = typer.Typer(help="Environments that a policy acts in.", no_args_is_help=True)
 app.add_typer(envs, name="envs")
 app.add_typer(rewards, name="rewards")
-app.command("plan")(plan)
 app.command("chat")(chat)
 app.command("init")(init)
-app.command("show")(show)
 app.command("audit")(audit)
+app.command("replay")(replay)
 app.command("eval")(evaluate)
 app.command("schema")(schema)
+add_plug_ins(app)
 
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2

@@ -10,7 +10,7 @@ from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from reroll.config.reward_base import InProcess
+from reroll.config.reward_base import InProcessRewardConfig
 from reroll.config.rewards import RewardWorkersConfig
 from reroll.errors import RerollError, RewardError, RewardLost, WorkerDied, WorkerTimeout
 from reroll.rewards.base import raised
@@ -77,7 +77,7 @@ class RewardWorkers:
     def __init__(
         self,
         workers: Workers[RewardWorker],
-        rewards: Mapping[str, InProcess],
+        rewards: Mapping[str, InProcessRewardConfig],
         *,
         num_shared: int,
         meter: RewardMeter,
@@ -107,7 +107,7 @@ class RewardWorkers:
     async def start(
         cls,
         runtime: Runtime,
-        rewards: Mapping[str, InProcess],
+        rewards: Mapping[str, InProcessRewardConfig],
         config: RewardWorkersConfig,
         *,
         search_path: Sequence[str],
