@@ -9,7 +9,6 @@ import signal
 import threading
 import time
 import zlib
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -37,7 +36,7 @@ class Judge:
                 pass
 
         self.trouble: Literal["", "fails", "garbage"] = ""
-        self._num_asked: Counter[int] = Counter()
+        self._garbled: set[int] = set()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}/v1"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
@@ -45,9 +44,9 @@ class Judge:
     def _answer(self, handler: BaseHTTPRequestHandler) -> None:
         body = json.loads(handler.rfile.read(int(handler.headers["Content-Length"])))
         question = zlib.crc32(json.dumps(body["messages"]).encode())
-        self._num_asked[question] += 1
-        is_first = self._num_asked[question] % 2 == 1  # What a judge cannot say twice in a row is the answer's fault.
-        said = "🤯 as a judge I" if self.trouble == "garbage" and is_first else f"Score: {question % 11}"
+        is_garbled = self.trouble == "garbage" and question not in self._garbled
+        self._garbled.add(question)  # What no reply to an answer can be made sense of is the answer's own fault: one only.
+        said = "🤯 as a judge I" if is_garbled else f"Score: {question % 11}"
         message = {"role": "assistant", "content": said}
         reply = {"choices": [{"message": message, "finish_reason": "stop"}], "usage": {}}
         data = b"no" if self.trouble == "fails" else json.dumps(reply).encode()

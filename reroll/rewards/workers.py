@@ -225,7 +225,8 @@ class RewardWorkers:
         except WorkerTimeout:
             raise _JudgingLost(f"the reward took longer than {timeout_s:g} s judging: killed", is_replaced=True) from None
         except WorkerDied as died:
-            raise _JudgingLost(f"the reward's process {died.how} while judging", is_cause=died.had_read) from None
+            is_cause = None if died.had_read and died.was_killed else died.had_read
+            raise _JudgingLost(f"the reward's process {died.how} while judging", is_cause=is_cause) from None
         except Exception as error:  # It cannot be sent, perhaps.
             raise _JudgingLost(str(raised(error))) from error
 

@@ -36,7 +36,7 @@ CLOSING = "the run is closing: rewards take no more calls"
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 USER_MODULE = '''
-import asyncio, ctypes, os, subprocess, sys, threading, time
+import asyncio, ctypes, os, signal, subprocess, sys, threading, time
 import numpy as np
 from reroll.errors import RewardError
 from reroll.types import Score
@@ -54,6 +54,10 @@ def act(prompt, trajectory, *, bonus=0.0):
         child = subprocess.Popen(["sleep", "600"])
         open(prompt.extra["pid_file"], "w").write(str(child.pid))
         time.sleep(600)
+    if text == "killed": os.kill(os.getpid(), signal.SIGKILL)
+    if text == "killed once" and not os.path.exists(prompt.extra["flag"]):
+        open(prompt.extra["flag"], "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
     if text == "exit": os._exit(7)
     if text == "sys.exit": sys.exit("leaving")
     if text == "segfault": ctypes.string_at(0)
@@ -195,7 +199,7 @@ async def test_a_raise_or_a_bad_value_fails_the_sample_and_keeps_the_process(
     assert await workers.score("my.user", asked(), said("pid")) == before
 
 
-@pytest.mark.parametrize(("text", "reason"), [("exit", "exit code 7"), ("segfault", "SIGSEGV")])
+@pytest.mark.parametrize(("text", "reason"), [("exit", "exit code 7"), ("segfault", "SIGSEGV"), ("killed", "SIGKILL")])
 async def test_a_crash_fails_the_sample_and_another_process_takes_over(workers: RewardWorkers, text: str, reason: str) -> None:
     before = await workers.score("my.user", asked(), said("pid"))
     with pytest.raises(RewardError, match=rf"process died \({reason}\) while judging"):
@@ -277,6 +281,12 @@ async def test_a_process_that_is_killed_before_it_reads_the_question_fails_nobod
     killer.start()
     assert (await workers.score("my.user", asked(), said("int"))).value == 3.0
     killer.join()
+
+
+async def test_a_process_that_is_killed_in_the_midst_of_a_verdict_fails_nobody_if_the_next_one_lives(
+    workers: RewardWorkers, tmp_path: Path
+) -> None:
+    assert (await workers.score("my.user", asked(flag=str(tmp_path / "killed")), said("killed once"))).value == 1.0
 
 
 @pytest.mark.parametrize("text", ["daemon", "daemon and die", "child"])
