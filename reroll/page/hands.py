@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 
+@dataclass(frozen=True, slots=True)
+class PageAddress:
+    """Where a run's page is served, and what whoever may act on the run must show."""
+
+    port: int
+    """0 takes a free one."""
+    token: str = field(default_factory=lambda: secrets.token_urlsafe(24))
+
+
+@dataclass(frozen=True, slots=True)
 class Hands:
-    """Deeds by name, for holders of a token. May be called from any thread."""
+    """Deeds by name. May be called from any thread."""
 
-    def __init__(self, deeds: Mapping[str, Callable[[], object]], *, is_paused: Callable[[], bool]) -> None:
-        self._deeds = deeds
-        self.is_paused = is_paused
-        self.token = secrets.token_urlsafe(24)
-
-    def is_held_by(self, token: str) -> bool:
-        """Whether whoever shows this token may ask for anything."""
-        return secrets.compare_digest(token.encode(), self.token.encode())
-
-    def ask(self, deed: str) -> bool:
-        """Have it done. Returns whether there is such a deed."""
-        if deed not in self._deeds:
-            return False
-        self._deeds[deed]()
-        return True
+    deeds: Mapping[str, Callable[[], object]]
+    is_paused: Callable[[], bool]

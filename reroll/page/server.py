@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import ipaddress
 import json
+import secrets
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -47,8 +48,10 @@ class PageServer(ThreadingHTTPServer):
     request_queue_size = 256
     """A hundred open tabs may ask at once."""
 
-    def __init__(self, data: RunData, *, host: str = DEFAULT_HOST, port: int = DEFAULT_PORT) -> None:
+    def __init__(self, data: RunData, *, host: str = DEFAULT_HOST, port: int = DEFAULT_PORT, token: str = "") -> None:
+        """Without a token nobody may act."""
         self.data = data
+        self.token = token
         self.hands: Hands | None = None
         """What the page may ask of the run; None beside a folder alone."""
         self.names = {"localhost", host.lower(), socket.gethostname().lower()}
@@ -124,12 +127,13 @@ class _Handler(BaseHTTPRequestHandler):
             return
         hands, deed = self.server.hands, urlsplit(self.path).path.removeprefix("/api/hands/")
         origin, host = self.headers.get("Origin"), self.headers.get("Host")
-        if hands is None or not hands.is_held_by(self.headers.get(TOKEN_HEADER, "")) or origin not in (None, f"http://{host}"):
+        if hands is None or not self._holds_token() or origin not in (None, f"http://{host}"):
             problem = "only the address that the run printed, with its token, may do that; without it the page is read-only"
             self._send_json(HTTPStatus.FORBIDDEN, {"error": problem})
-        elif not hands.ask(deed):
+        elif deed not in hands.deeds:
             self._send_json(HTTPStatus.NOT_FOUND, {"error": f"there is no {urlsplit(self.path).path}"})
         else:
+            hands.deeds[deed]()
             self._send_json(HTTPStatus.OK, {"asked": deed})
 
     def _is_welcome(self) -> bool:
@@ -153,10 +157,11 @@ class _Handler(BaseHTTPRequestHandler):
     def _hands(self) -> dict[str, Any]:
         """Whether whoever asks may do more than look, and whether the run is paused."""
         hands = self.server.hands
-        return {
-            "may": hands is not None and hands.is_held_by(self.headers.get(TOKEN_HEADER, "")),
-            "is_paused": hands is not None and hands.is_paused(),
-        }
+        return {"may": hands is not None and self._holds_token(), "is_paused": hands is not None and hands.is_paused()}
+
+    def _holds_token(self) -> bool:
+        shown, wanted = self.headers.get(TOKEN_HEADER, ""), self.server.token
+        return bool(wanted) and secrets.compare_digest(shown.encode(), wanted.encode())
 
     def _send_json(self, status: HTTPStatus, answer: Mapping[str, Any]) -> None:
         try:

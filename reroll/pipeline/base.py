@@ -16,6 +16,7 @@ from reroll.observe.progress import TrainView
 from reroll.observe.run_folder import Checkpoint, RunFolder
 from reroll.observe.trackers import Tracker
 from reroll.pipeline.controls import RunControls
+from reroll.pipeline.restarts import Restarts
 from reroll.training.cluster import TrainCluster
 
 T = TypeVar("T")
@@ -37,6 +38,8 @@ class Outcome:
     interrupted: bool
     evals: dict[int, dict[str, float]] = field(default_factory=dict)
     """Held-out metrics by number of finished steps."""
+    restarts: int = 0
+    """How often it was started anew, by itself, since the user started or resumed it."""
 
     def as_dict(self) -> dict[str, Any]:
         first, last = (self.evals[min(self.evals)], self.evals[max(self.evals)]) if self.evals else (None, None)
@@ -44,6 +47,7 @@ class Outcome:
             "status": "interrupted" if self.interrupted else "finished",
             "steps": self.num_steps,
             "seconds": round(self.seconds, 1),
+            "restarts": self.restarts,
             "before": first,
             "after": last,
             "checkpoint": str(self.checkpoint),
@@ -61,6 +65,8 @@ class RunContext:
     """Modules that the config names may lie here."""
     notes: list[str] = field(default_factory=list)
     """What to tell once models are loaded, and a resumed run has its checkpoint."""
+    restarts: Restarts = field(default_factory=Restarts)
+    """How often the run was started anew."""
     num_steps: int = 0
     """Finished so far."""
     stop: asyncio.Event = field(default_factory=asyncio.Event)

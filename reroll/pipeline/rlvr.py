@@ -20,7 +20,9 @@ from reroll.algo.shaping import shape_rewards
 from reroll.config.advantages import GaeAdvantageConfig, OptimalTokenBaselineAdvantageConfig
 from reroll.config.algorithm import OwnCriticConfig
 from reroll.config.tree import RlvrConfig
+from reroll.errors import SamplerMismatch
 from reroll.observe.metrics import Last, Mean, Stats, Sum
+from reroll.pipeline import guard
 from reroll.pipeline.base import Pipeline, RunContext
 from reroll.pipeline.build import LearningModels, RlvrComponents, build_rlvr
 from reroll.pipeline.credit import advantage_stats, assign_advantages, critic_targets, on_domain_scale, policy_loss_of
@@ -73,6 +75,7 @@ class GroupLearner(Pipeline[RlvrConfig]):
             stats = advantage_stats(batch) + self.kl_stats(kl)  # The coefficient that the rewards of this step were charged.
             self.update_kl_coef(kl, num_samples=len(batch))  # The policy is trained with the new one.
             stats += await self.update(batch.without_untrained(), step)
+            await self.check_sampler(stats, batch, episodes, groups, step)
             await self.sync_reference(num_steps=step + 1)
             return stats
 
@@ -81,6 +84,10 @@ class GroupLearner(Pipeline[RlvrConfig]):
         config, reference = self.config.reference, self.parts.reference
         if reference is not None and config.sync_every and num_steps % config.sync_every == 0:
             await reference.follow(self.policy, share=config.mix)
+
+    async def check_sampler(self, stats: Stats, batch: Batch, episodes: Episodes, groups: Sequence[Group], step: int) -> None:
+        """Look at how far the samples' log-probs are from the policy's: whoever draws them by its weights knows how far they
+        may be."""
 
     def with_temperature(self, batch: Batch, episodes: Episodes, groups: Sequence[Group]) -> Batch:
         """The batch at the temperature it was drawn at: one number, or that of each token where domains differ."""
@@ -149,6 +156,7 @@ class GroupLearner(Pipeline[RlvrConfig]):
             if step < config.critic.warmup_steps:
                 return stats
         loss = policy_loss_of(config, kl_coef=self.kl_coef, vocabulary=self.parts.teachers.vocabulary)
+        loss = replace(loss, version=step)
         return stats + await self.policy.train(batch, loss, epochs=train.epochs, mini_batches=train.mini_batches, seed=step)
 
     def kl_stats(self, kl: float | None) -> Stats:
@@ -201,7 +209,8 @@ class RlvrPipeline(GroupLearner):
     @classmethod
     @asynccontextmanager
     async def open(cls, config: RlvrConfig, context: RunContext) -> AsyncIterator[Self]:
-        async with build_rlvr(config, folder=context.folder.path, code_folder=context.code_folder) as parts:
+        attempt = context.restarts.num + 1
+        async with build_rlvr(config, folder=context.folder.path, code_folder=context.code_folder, attempt=attempt) as parts:
             yield cls(parts.config, context, parts)
 
     def __init__(self, config: RlvrConfig, context: RunContext, parts: RlvrComponents) -> None:
@@ -227,6 +236,19 @@ class RlvrPipeline(GroupLearner):
         self._log_samples(groups, step + 1)
         swapped = Stats({"time/swap_s": Last(self.parts.devices.take_swap_s())})
         return waited + swapped + trained + pushed + rollout_stats(groups) + self._component_stats()
+
+    async def check_sampler(self, stats: Stats, batch: Batch, episodes: Episodes, groups: Sequence[Group], step: int) -> None:
+        """Raise SamplerMismatch if the update saw log-probs that the policy cannot have drawn. The batch is then looked at
+        again, to say which."""
+        alarm = guard.alarm_of(stats, self.config)
+        if alarm is None:
+            return
+        evidence = await guard.gather_evidence(self.policy, batch, has_adapter=self.config.policy.lora is not None)
+        prompts = [groups[group].prompt.id for group in episodes.group.tolist()]
+        rows = episodes.spread(torch.arange(len(prompts)))
+        decode = partial(self.parts.episode_runner.renderer.decode, with_special=True)
+        named = guard.TokenNames(prompts=prompts, episode=rows, decode=decode)
+        raise SamplerMismatch(guard.report(alarm, evidence, batch, named, version=step))
 
     def warn_without_signal(self, groups: Sequence[Group], trained: Stats) -> None:
         """Say so, once for each time it comes to that, when steps in a row leave the policy where it was."""

@@ -22,7 +22,7 @@ from reroll.observe.lock import WAIT_S, RunLock
 from reroll.observe.progress import TrainView, progress_bar
 from reroll.observe.run_folder import Checkpoint, RunFolder
 from reroll.observe.trackers import make_tracker
-from reroll.page.hands import Hands
+from reroll.page.hands import Hands, PageAddress
 from reroll.page.run_data import RunData
 from reroll.page.server import PageServer
 from reroll.pipeline.base import Interrupted, Outcome, Pipeline, RunContext
@@ -33,6 +33,7 @@ from reroll.pipeline.evaluate import EvalResult, num_episodes
 from reroll.pipeline.preference import DpoPipeline, RewardModelPipeline
 from reroll.pipeline.preflight import preflight
 from reroll.pipeline.replay import ReplayPipeline
+from reroll.pipeline.restarts import Restarts
 from reroll.pipeline.resume import STATE_FILE, finished_before, look_back, read_state
 from reroll.pipeline.rlvr import RlvrPipeline
 from reroll.pipeline.sft import SftPipeline
@@ -49,11 +50,14 @@ def train(
     resume: bool = False,
     overwrite: bool = False,
     code_folder: Path | None = None,
-    page_port: int | None = None,
+    restarts: Restarts | None = None,
+    page: PageAddress | None = None,
 ) -> Outcome:
     """Run a config to its end, or until Ctrl-C: then the last finished step is saved and `--resume` goes on from it.
 
-    In a notebook, interrupting the kernel is Ctrl-C. With a `page_port` the run's page is served on it; 0 takes a free one.
+    In a notebook, interrupting the kernel is Ctrl-C. A run that loses workers which it cannot do without is started anew, and
+    goes on, as often as `run.restarts` allows; `restarts` counts, for a caller that starts this process anew. The run's page
+    is served at `page`, if that is given.
     Modules that the config imports are looked for in `code_folder` and the working directory.
     Raises ConfigError with everything that `reroll check` would find, and has then changed nothing.
     """
@@ -61,22 +65,34 @@ def train(
     place = RunFolder.place_of(config.run, resume=resume, overwrite=overwrite)
     notes = [f"note: {note}" for note in preflight(config, code_folder=code_folder)]
     resolved = config.model_dump(mode="json")
-    with RunLock(place, wait_s=WAIT_S if resume else 0.0) as lock, page_beside(place, page_port) as page:
-        folder = RunFolder.create(config.run, resolved=resolved, resume=resume, overwrite=overwrite, lock=lock)
-        notes += look_back(folder, config, resolved) if resume else []
-        if resume and (outcome := _finished_before(folder, config.run.steps)):
-            return outcome
-        return _train_in(folder, config, resolved, notes=notes, code_folder=code_folder, page=page)
+    restarts = restarts or Restarts()
+    with RunLock(place, wait_s=WAIT_S if resume else 0.0) as lock, page_beside(place, page) as server:
+        while True:
+            folder = RunFolder.create(config.run, resolved=resolved, resume=resume, overwrite=overwrite, lock=lock)
+            restarts.begin(config.run.restarts)
+            notes += look_back(folder, config, resolved) if resume else []
+            if resume and (outcome := _finished_before(folder, config.run.steps)):
+                return outcome
+            try:
+                return _train_in(folder, config, resolved, notes=notes, code_folder=code_folder, restarts=restarts, page=server)
+            except RerollError as error:
+                if not restarts.heal(error):
+                    raise
+                what = str(error).partition(". ")[0]
+            log.warning(restarts.told(what))
+            notes, resume, overwrite = [f"restart {restarts.num}: {what}"], True, False
+            gc.collect()  # The error held on to all that the run was made of.
+            time.sleep(restarts.pause_s)
 
 
 @contextmanager
-def page_beside(place: Path, port: int | None) -> Iterator[PageServer | None]:
-    """While this is open, a thread serves the page of the run in this folder; None if no port is given."""
-    if port is None:
+def page_beside(place: Path, address: PageAddress | None) -> Iterator[PageServer | None]:
+    """While this is open, a thread serves the page of the run in this folder; None without an address."""
+    if address is None:
         yield None
         return
-    with PageServer(RunData(place), port=port) as page, page.in_background():
-        yield page
+    with PageServer(RunData(place), port=address.port, token=address.token) as server, server.in_background():
+        yield server
 
 
 def _finished_before(folder: RunFolder, num_steps: int) -> Outcome | None:
@@ -116,6 +132,7 @@ def _train_in(
     *,
     notes: list[str],
     code_folder: Path,
+    restarts: Restarts,
     page: PageServer | None,
 ) -> Outcome:
     latest = folder.latest_checkpoint()
@@ -125,7 +142,7 @@ def _train_in(
     started_s = time.perf_counter()
     try:
         with TrainView(config.run.steps, title, start_step=start_step) as view:
-            context, foreground = RunContext(folder, tracker, view, code_folder, notes), Foreground()
+            context, foreground = RunContext(folder, tracker, view, code_folder, notes, restarts), Foreground()
             try:
                 outcome = foreground.run(_train(config, context, foreground, page))
             except Exception as error:
@@ -148,6 +165,7 @@ def _leave_reason(context: RunContext, error: Exception, *, seconds: float) -> N
         "status": "failed",
         "steps": context.num_steps,
         "seconds": round(seconds, 1),
+        "restarts": context.restarts.num,
         "error": type(error).__name__,
         "reason": str(error),
         "checkpoint": str(latest.path) if latest else None,
@@ -164,16 +182,18 @@ async def _train(config: AnyConfig, context: RunContext, foreground: Foreground,
         context.view.note("stopping: the current update is finished and saved (Ctrl-C again quits at once)")
         context.stop.set()
 
-    if page is not None:
-        page.hands = _hands(context, ask_to_stop)
-        context.view.note(f"page: {page.url}?token={page.hands.token}")
-    async with pipeline_of(config).open(config, context) as pipeline:
-        with settled_heap(), foreground.on_interrupt(ask_to_stop):
-            return await TrainLoop(pipeline).run()
+    with _in_the_hands_of(page, context, ask_to_stop):
+        async with pipeline_of(config).open(config, context) as pipeline:
+            with settled_heap(), foreground.on_interrupt(ask_to_stop):
+                return await TrainLoop(pipeline).run()
 
 
-def _hands(context: RunContext, ask_to_stop: Callable[[], None]) -> Hands:
-    """What the page's thread may have this loop do."""
+@contextmanager
+def _in_the_hands_of(page: PageServer | None, context: RunContext, ask_to_stop: Callable[[], None]) -> Iterator[None]:
+    """While this is open, the page's threads may have this loop do what its user asks for."""
+    if page is None:
+        yield
+        return
     loop, controls = asyncio.get_running_loop(), context.controls
     deeds = {
         "pause": controls.pause,
@@ -182,7 +202,12 @@ def _hands(context: RunContext, ask_to_stop: Callable[[], None]) -> Hands:
         "stop": ask_to_stop,
     }
     in_loop = {name: partial(loop.call_soon_threadsafe, deed) for name, deed in deeds.items()}
-    return Hands(in_loop, is_paused=lambda: controls.is_paused)
+    page.hands = Hands(in_loop, is_paused=lambda: controls.is_paused)
+    context.view.note(f"page: {page.url}?token={page.token}")
+    try:
+        yield
+    finally:
+        page.hands = None
 
 
 class TrainLoop:
@@ -217,7 +242,15 @@ class TrainLoop:
                 raise
             checkpoint = await self._last_checkpoint(context.num_steps)
         seconds, interrupted = time.perf_counter() - started, context.stop.is_set()
-        return Outcome(context.folder.path, checkpoint, context.num_steps, seconds, interrupted, self._evals)
+        return Outcome(
+            context.folder.path,
+            checkpoint,
+            context.num_steps,
+            seconds,
+            interrupted,
+            evals=self._evals,
+            restarts=context.restarts.num,
+        )
 
     async def _loop(self) -> None:
         """Go on to the last step, or until the user stops it."""
@@ -273,6 +306,7 @@ class TrainLoop:
         started = time.perf_counter()
         stats = await self._pipeline.step(step)
         self._context.num_steps, self._num_updates = step + 1, self._count_updates()
+        self._context.restarts.reached(step + 1)
         seconds = time.perf_counter() - started
         values = stats.values_by_name()
         core_wait = core_watch().take_wait()
@@ -280,6 +314,7 @@ class TrainLoop:
             "time/step_s": seconds,
             "throughput/tokens_per_s": values["tokens"] / seconds,
             "machine/core_wait": core_wait,
+            "run/restarts": self._context.restarts.num,
         }
         self._context.tracker.log(step + 1, values)
         self._context.view.update(step + 1, values, remark=busy_remark(core_wait))

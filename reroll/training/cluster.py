@@ -25,12 +25,15 @@ from reroll.models.load import Head
 from reroll.observe.manifest import Sums, sums_of
 from reroll.observe.metrics import Last, Mean, Stats, Sum
 from reroll.runtime.base import WorkerInfo, Workers
+from reroll.runtime.watchdog import at_work, beat
 from reroll.tokens.batch import Batch
-from reroll.tokens.packing import balance, fill, micro_batches, mini_batches
+from reroll.tokens.packing import balance, fill, micro_batches, mini_batches, order_of
+from reroll.tokens.prefixes import prefix_order
 from reroll.training.base import Loss, Needs, Predictions, ZeroLoss, join_predictions, required
 from reroll.training.make import make_strategy
 from reroll.training.offload import in_background
 from reroll.training.parallel.ranks import Rendezvous
+from reroll.training.shared_prefix import repeat_cost
 from reroll.weights.buckets import Bucket, Channel, ProcessLocation, location_of
 from reroll.weights.sender import WeightSender
 
@@ -109,9 +112,9 @@ class TrainCluster:
         return await self._together(self._workers.broadcast(method, *args, **kwargs))
 
     async def predict(self, batch: Batch, needs: Needs) -> Predictions:
-        """The model's outputs for the batch, which is split over the workers by tokens."""
+        """The model's outputs for the batch, which is split over the workers by distinct tokens."""
         dp_size = self._workers.size // self._ranks_per_share
-        parts = balance(batch.lengths, num_parts=min(dp_size, len(batch)))
+        parts = balance(prefix_order(batch.ids, batch.cu_seqlens), num_parts=min(dp_size, len(batch)))
         jobs = [PredictJob(batch.select(part), needs) for part in parts]
         # Where there are more workers than sequences, some are asked only so that they take part.
         jobs += [PredictJob(batch.select([0]), needs)] * (dp_size - len(parts))
@@ -267,6 +270,7 @@ class TrainWorker:
     ) -> None:
         self._device, self._rank = info.device, info.rank
         self._pass_tokens = config.strategy.pass_tokens
+        self._repeat_cost = repeat_cost(info.device, config.strategy.precision)
         self._strategy = make_strategy(info, config, total_steps=total_steps, head=head, rendezvous=rendezvous)
         self._stays = self._strategy.holds_whole and config.swap != "all"
         """Whether its weights never move in memory."""
@@ -275,16 +279,22 @@ class TrainWorker:
         self._gathering: Generator[tuple[str, Tensor]] | None = None
         self._buckets: Iterator[Bucket | None] = iter(())
 
+    @at_work()
     def predict(self, job: PredictJob) -> Predictions:
         """The model's outputs for a batch, on the CPU. Data-parallel ranks may be given different batches."""
         batch = job.batch
-        parts = fill(batch.lengths, max_tokens=self._pass_tokens)
+        parts = fill(prefix_order(batch.ids, batch.cu_seqlens), max_tokens=self._pass_tokens, repeat_cost=self._repeat_cost)
         num_idle = self._num_idle_passes(len(parts))
-        answers = [self._strategy.forward(batch.select(part), job.needs) for part in parts]
+        answers = []
+        for part in parts:
+            beat()
+            answers.append(self._strategy.forward(batch.select(part), job.needs))
         for _ in range(num_idle):
+            beat()
             self._strategy.forward(batch.select([shortest(batch.lengths)]), job.needs)
         return join_predictions(batch, parts, answers)
 
+    @at_work()
     def train(self, job: TrainJob) -> Stats:
         """This rank's part of an update. Every rank is given as many steps, and takes them together with the others.
 
@@ -319,6 +329,7 @@ class TrainWorker:
             self._sender.close()
         self._sender = WeightSender(channel, rank=self._rank, device=self._device)
 
+    @at_work()
     def begin_push(self, *, version: int, base_version: int | None) -> Bucket | None:
         """The first bucket of this version; see `WeightSender.buckets` and `next_bucket`."""
         if self._sender is None:
@@ -331,6 +342,7 @@ class TrainWorker:
         self._buckets = self._sender.buckets(tensors, version=version, base_version=base_version, lasting=self._stays)
         return self.next_bucket()
 
+    @at_work()
     def next_bucket(self) -> Bucket | None:
         """Gather the next bucket with the other ranks, and send it if this rank is a sender. None after the last one."""
         return next(self._buckets, None)
@@ -364,11 +376,13 @@ class TrainWorker:
         """One optimizer step. The losses of its micro-batches add up; over steps the reported losses are means."""
         stats = Stats({"loss": Sum(0.0)})
         rows = batch.rows
-        parts = [] if batch.is_idle else micro_batches(rows, max_tokens=self._pass_tokens)
+        parts = [] if batch.is_idle else micro_batches(rows, max_tokens=self._pass_tokens, repeat_cost=self._repeat_cost)
         num_idle = self._num_idle_passes(len(parts))
         for part in parts:
+            beat()
             stats += self._strategy.forward_backward(part, loss)
         for _ in range(num_idle):
+            beat()
             self._strategy.forward_backward(rows.select_units([shortest(rows.unit_lengths)]), ZeroLoss(needs=loss.needs))
         # A rank has seen its part of the step only: together they weigh one.
         weight = 1 / self._strategy.data_parallel.size
@@ -383,22 +397,23 @@ class TrainWorker:
 def train_jobs(
     batch: Batch, loss: Loss, *, epochs: int = 1, steps_per_epoch: int = 1, seed: int = 0, dp_size: int = 1
 ) -> list[TrainJob]:
-    """The jobs of `dp_size` data-parallel ranks, balanced by tokens in every step. Together they are the whole update.
+    """The jobs of `dp_size` data-parallel ranks, balanced by distinct tokens in every step. Together they are the whole update.
 
     `steps_per_epoch` is at most the number of units in the batch. The cut into steps differs from epoch to epoch; `seed`
-    decides it. A loss looks at each whole step here, before any rank sees a part of it.
+    decides it. A loss looks at each whole step here, before any rank sees a part of it. Only the first step knows the versions
+    of its tokens: in later ones the weights have moved from all of them.
     """
     steps = [
         loss.prepare(step)
         for epoch in range(epochs)
         for step in mini_batches(batch, steps_per_epoch, seed=seed * epochs + epoch)
     ]
-    split = [_split(step, dp_size) for step in steps]
+    split = [_split(step, dp_size) for step in [*steps[:1], *(step.replace(version=None) for step in steps[1:])]]
     return [TrainJob(steps=batches, loss=loss) for batches in zip(*split, strict=True)]
 
 
 def _split(step: Batch, dp_size: int) -> list[RankBatch]:
-    parts = balance(step.unit_lengths, num_parts=min(dp_size, len(step.unit_lengths)))
+    parts = balance(order_of(step), num_parts=min(dp_size, len(step.unit_lengths)))
     batches = [RankBatch(step.select_units(part)) for part in parts]
     idle = RankBatch(step.select_units([shortest(step.unit_lengths)]), is_idle=True)
     return batches + [idle] * (dp_size - len(batches))

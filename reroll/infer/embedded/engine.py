@@ -18,8 +18,8 @@ from reroll.infer.embedded.model_runner import ModelRunner
 from reroll.infer.embedded.sampler import RowSampling
 from reroll.infer.embedded.slots import SlotBackend
 from reroll.infer.prefixes import PrefixIndex
-from reroll.infer.sequence import SequenceState, check_request, sampling_until_min_tokens
-from reroll.types import FinishReason, Request
+from reroll.infer.sequence import SequenceState, check_request, sampling_until_min_tokens, tell
+from reroll.types import FinishReason, Request, TokenBlock
 
 _MAX_PREFILL_TOKENS = 8192
 """Context tokens that one step reads: bounds its memory and the pause of those already running."""
@@ -108,7 +108,10 @@ class EmbeddedEngine(Engine):
         *,
         max_running: int = 64,
         max_cached: int | None = None,
+        reads_again: bool = False,
     ) -> None:
+        """With `reads_again`, new weights read the contexts of requests in flight anew; else they go on from what older weights
+        have read."""
         self._runner = ModelRunner(model)
         self._tokenizer = tokenizer
         self._max_running = max_running
@@ -125,11 +128,17 @@ class EmbeddedEngine(Engine):
         self._ahead: _RunningStep | None = None
         self._version = 0
         self._asleep = False
+        self._reads_again = reads_again
         self.counts = EngineCounts()
 
     def submit(self, request: Request) -> None:
         check_request(request, max_length=self._max_length)
-        self._waiting.append(_Sequence(request, self._end_ids | frozenset(request.sampling.stop_token_ids)))
+        sequence = _Sequence(request, self._end_ids | frozenset(request.sampling.stop_token_ids))
+        reason = sequence.finish_reason(self._tokenizer, max_length=self._max_length)
+        if reason is None:
+            self._waiting.append(sequence)
+        else:  # All of it was written before.
+            self._reports.append(sequence.finish(reason))
 
     @torch.inference_mode()
     def abort(self, request_id: str) -> None:
@@ -174,6 +183,9 @@ class EmbeddedEngine(Engine):
         reports, self._reports = self._reports, []
         return reports
 
+    def new_tokens(self) -> TokenBlock | None:
+        return tell([*self._running, *self._waiting])
+
     adopts_weights = True
 
     def load_part(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -186,21 +198,27 @@ class EmbeddedEngine(Engine):
         self._cached_prefixes.clear()
         for sequence in self._running:
             sequence.is_current = False
+        if self._reads_again:
+            self._forget_running()
         self._runner.load(weights)
         self._version = version
 
     def sleep(self) -> None:
         self._ahead = None
-        for sequence in self._running:
-            sequence.cached = 0
-        self._waiting.extendleft(reversed(self._running))
-        self._running = []
+        self._forget_running()
         self._cached_prefixes.clear()
         self._backend.free()
         self._asleep = True
 
     def wake(self) -> None:
         self._asleep = False
+
+    def _forget_running(self) -> None:
+        """All that run wait again, at the front: their contexts are read anew."""
+        for sequence in self._running:
+            sequence.cached = 0
+        self._waiting.extendleft(reversed(self._running))
+        self._running = []
 
     def _admit(self) -> list[_Siblings]:
         """Take from the waiting requests, oldest first, as many as may run and be read now."""
