@@ -70,6 +70,8 @@ class RunData:
         self._words: OrderedDict[int, str] = OrderedDict()
         """What samples wrote, by their serial number, as far as it was searched."""
         self._metrics: OrderedDict[str, RowFollower[Json]] = OrderedDict()
+        self._read_config: tuple[tuple[int, int, int], Json] | None = None
+        """Which file it was, and what it said."""
         self._start()
 
     def _start(self) -> None:
@@ -209,10 +211,15 @@ class RunData:
         return {"against": against, "rows": between(here, there)}
 
     def _config(self) -> Json:
+        """Read again only when the file is another: YAML takes longer than all else that is asked every second."""
         try:
-            return self.folder.earlier_config()
-        except RunFolderError:
+            about = self.folder.config_path.stat()
+            which = about.st_ino, about.st_size, about.st_mtime_ns
+            if self._read_config is None or self._read_config[0] != which:
+                self._read_config = which, self.folder.earlier_config()
+        except (OSError, RunFolderError):
             return {}  # Just being written, or lost.
+        return self._read_config[1]
 
     def _checkpoints(self) -> list[Json]:
         found = []
