@@ -24,7 +24,7 @@ from reroll.types import Completion, FinishReason, Message, Request, SamplingPar
 
 TOKENS_PER_S = 85_000
 """What the embedded engine writes on one H200 (Qwen3-0.6B)."""
-REPORT_EVERY = 32
+REPORT_EVERY = 64
 """`engine.report_every`"""
 NUM_TOKENS, GROUP_SIZE, NUM_GROUPS, NUM_ROUNDS = 256, 8, 64, 5
 STATES = (SampleState.QUEUED, SampleState.GENERATING, SampleState.SCORING)

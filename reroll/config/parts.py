@@ -146,7 +146,7 @@ class EngineConfig(KindConfig):
     """`same` follows the policy's precision."""
     sleep: bool = False
     """Whether it frees its memory while another role holds its device; else it only pauses."""
-    report_every: int = Field(default=32, ge=1)
+    report_every: int = Field(default=64, ge=1)
     """The controller learns the tokens of an unfinished sample in blocks of so many: what an engine wrote since the last one is
     drawn again if the engine, or the run, is lost."""
 

@@ -25,7 +25,7 @@ from reroll.weights.buckets import Bucket, Channel, ProcessLocation, WeightRecei
 
 T = TypeVar("T")
 
-REPORT_EVERY = 32
+REPORT_EVERY = 64
 """Steps, so also tokens of a request, between two reports of what is being written."""
 
 
