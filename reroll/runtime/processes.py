@@ -362,7 +362,7 @@ class _Process:
         while not self._reader.is_at_end and self._read():
             pass
         self._waits.stacks.pop(self.name, None)
-        if self._end is None and self._is_watched and self._child.returncode == 1 and self._waits.may_hang(self.name):
+        if self._end is None and self._is_watched and self._waits.has_hung(self.name, self._child.returncode):
             self._waits.tell(self.name)
             self._end = f"hung in {self._waits.of(self.name)}, printed its stacks and ended itself"
         if self._end is None:
