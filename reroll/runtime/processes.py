@@ -13,7 +13,6 @@ import itertools
 import logging
 import os
 import pickle
-import signal
 import socket
 import subprocess
 import sys
@@ -353,9 +352,8 @@ class _Process:
         self._kill(f"was stopped by a signal, and did not go on within {self._waits.limit_s:g} s")
 
     def _print_stacks(self) -> None:
-        with self._reaping:
-            if self._child.returncode is None and self._is_built:  # Else it may not know the signal yet, and die of it.
-                self._child.send_signal(signal.SIGUSR1)
+        if self._end is None:
+            self._write(Kind.STACKS, 0, _NOTHING)
 
     def _gone(self) -> None:
         """It has ended: hear its last words, then tell whoever waits."""

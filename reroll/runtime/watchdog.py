@@ -67,7 +67,7 @@ def end_if_it_hangs(limit_s: float | None) -> None:
         while True:
             now = time.monotonic()
             if any(now - last > patience_s for last in list(_beats.values())):
-                faulthandler.dump_traceback(file=stderr)
+                print_stacks()
                 os._exit(HUNG)
             faulthandler.dump_traceback_later(patience_s, exit=True, file=stderr)
             time.sleep(limit_s / NUM_LOOKS)
@@ -75,8 +75,17 @@ def end_if_it_hangs(limit_s: float | None) -> None:
     threading.Thread(target=look, name="watchdog", daemon=True).start()
 
 
+def print_stacks() -> None:
+    """Of all threads. While this one holds the interpreter no other moves, so what is printed is true."""
+    if sys.__stderr__ is not None:
+        faulthandler.dump_traceback(file=sys.__stderr__)
+
+
 def print_stacks_when_asked() -> None:
-    """From now on SIGUSR1 has this process print the stacks of all its threads, whatever it is doing."""
+    """From now on SIGUSR1 has this process print the stacks of all its threads, also where the interpreter is held.
+
+    For a person to send: threads that move meanwhile may, rarely, crash it.
+    """
     if sys.__stderr__ is not None:
         faulthandler.register(signal.SIGUSR1, file=sys.__stderr__, all_threads=True)
 
