@@ -10,7 +10,7 @@ from reroll.config.data import EnvSourceConfig, SourceConfig
 from reroll.config.registry import package_violations
 from reroll.config.rewards import (
     CascadeRewardConfig,
-    EarnedRewardConfig,
+    EnvRewardConfig,
     ImportRewardConfig,
     RewardConfig,
     StackRewardConfig,
@@ -56,8 +56,8 @@ def _domains(config: RlvrConfig) -> Iterator[Violation]:
             elif reward is not None:
                 yield from _other_rows(where, source, reward)
     for name, reward in config.rewards.items():
-        if not domains.get(name, True) and any(isinstance(node, EarnedRewardConfig) for _, node in walk({name: reward})):
-            problem = f"holds kind earned, but nothing is earned in {name}: it is neither in envs nor in agents"
+        if not domains.get(name, True) and any(isinstance(node, EnvRewardConfig) for _, node in walk({name: reward})):
+            problem = f"holds kind env_reward, but nothing is earned in {name}: it is neither in envs nor in agents"
             yield Violation(f"rewards.{name}", problem, "use a reward that judges the answer")
 
 
@@ -88,7 +88,7 @@ def _part_names(reward: RewardConfig | None, *, is_agent: bool) -> set[str] | No
     """What the parts of a reward are called; empty: it has none; None: only your code, or an agent, knows."""
     if isinstance(reward, StackRewardConfig):
         return set(reward.parts)
-    is_earned = reward is None or isinstance(reward, EarnedRewardConfig)
+    is_earned = reward is None or isinstance(reward, EnvRewardConfig)
     return None if isinstance(reward, ImportRewardConfig) or (is_earned and is_agent) else set()
 
 

@@ -163,6 +163,11 @@ class EngineConfig(KindConfig):
         """GPUs that share each layer of one engine."""
         return 1
 
+    @property
+    def reads_again(self) -> bool:
+        """Whether the contexts of requests in flight are read again by weights that come."""
+        return True
+
     def ranks(self, devices: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
         """The devices of each worker: workers are dealt out over them, each taking as many as it is cut over."""
         width = self.gpus_per_worker
@@ -183,6 +188,14 @@ class EmbeddedEngineConfig(EngineConfig):
     sleep: bool = False
     """While another role holds its device: true frees the KV cache, and requests in flight are prefilled again when the engine
     is back; false only pauses."""
+    new_weights: Literal["keep", "read_again"] = "keep"
+    """What becomes of the KV cache of requests in flight when weights come. read_again: the new weights
+    compute it anew, which takes a prefill; then a token depends on the weights that wrote it and on nothing older, and
+    `reroll replay --draw` can draw all of the run again."""
+
+    @property
+    def reads_again(self) -> bool:
+        return self.new_weights == "read_again"
 
 
 class ExternalEngineConfig(EngineConfig):

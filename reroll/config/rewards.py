@@ -39,12 +39,12 @@ class ImportRewardConfig(InProcessRewardConfig):
         return lambda prompt, trajectory: function(prompt, trajectory, **self.options)
 
 
-class EarnedRewardConfig(RewardConfig):
+class EnvRewardConfig(RewardConfig):
     """What the episode earned by itself: the sum of its environment's rewards, or what its agent reported."""
 
-    runs: ClassVar[str] = "reroll.rewards.stack:Earned"
+    runs: ClassVar[str] = "reroll.rewards.stack:EnvReward"
 
-    kind: Literal["earned"] = "earned"
+    kind: Literal["env_reward"] = "env_reward"
 
 
 class StackRewardConfig(RewardConfig):

@@ -50,6 +50,8 @@ class RecordedRunConfig(Node):
     """Steps that are taken as they were: the run's checkpoint after so many is begun from. 0: the model that it began from."""
     stop: int | None = Field(default=None, ge=1)
     """The last step to train; null: the last that the journal holds."""
+    draw: bool = False
+    """Have the engine draw every sample again, each token by the weights that wrote it, and compare."""
 
 
 class GuardConfig(Node):

@@ -93,6 +93,7 @@ class InferWorker:
         report_every: int = REPORT_EVERY,
         lora: LoraConfig | None = None,
         external: ExternalEngineConfig | None = None,
+        reads_again: bool = False,
     ) -> None:
         """After every `report_every` steps it tells what was written for requests that have not ended. `external`: that engine,
         with these settings; None is the embedded one."""
@@ -103,7 +104,7 @@ class InferWorker:
             engine = opened.open(model, external, precision=precision, device=info.device, lora=lora)
         else:
             policy = load_model(model, dtype=DTYPES[precision], device=info.device, lora=lora)
-            engine = EmbeddedEngine(policy, load_tokenizer(model), max_running=max_running)
+            engine = EmbeddedEngine(policy, load_tokenizer(model), max_running=max_running, reads_again=reads_again)
         self._start(engine, max_running=max_running, report_every=report_every)
 
     def _start(self, engine: Engine, *, max_running: int, report_every: int = REPORT_EVERY) -> None:

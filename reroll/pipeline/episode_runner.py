@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from reroll.config.envs import EnvDomainConfig, InlineEnvsConfig
-from reroll.config.parts import EngineConfig, EvalConfig, ExternalEngineConfig, PolicyConfig
+from reroll.config.parts import EngineConfig, EvalConfig, ExternalEngineConfig, PolicyConfig, RolloutConfig
 from reroll.config.tree import RlvrConfig
 from reroll.envs.actions import AsyncParsed
 from reroll.envs.base import LiveEnv, SingleTurn
@@ -50,15 +50,7 @@ class EpisodeRunner:
     async def episode(self, prompt: Prompt, id: str, seed: int, *, temperature: float | None = None) -> Trajectory:
         """One episode with the policy, sampled as the config says (or at another temperature)."""
         rollout = self.config.rollout.of(prompt.domain)
-        sampling = SamplingParams(
-            max_tokens=rollout.max_tokens,
-            min_tokens=rollout.min_tokens,
-            temperature=rollout.temperature if temperature is None else temperature,
-            top_p=rollout.top_p,
-            top_k=rollout.top_k,
-            stop=tuple(rollout.stop),
-            seed=seed,
-        )
+        sampling = sampling_of(rollout, seed=seed, temperature=temperature)
         if prompt.domain in self.agents:
             return await self._agent_episode(prompt, id, sampling)
         entry = self.config.envs.get(prompt.domain)
@@ -124,6 +116,19 @@ class EpisodeRunner:
             return await self.episode(prompt, id, seed, temperature=settings.of(prompt.domain).temperature)
 
         return await evaluate(prompts, episode, self.score, settings=settings, seed=seed, on_done=on_done)
+
+
+def sampling_of(rollout: RolloutConfig, *, seed: int, temperature: float | None = None) -> SamplingParams:
+    """How a domain's samples are drawn, or at another temperature."""
+    return SamplingParams(
+        max_tokens=rollout.max_tokens,
+        min_tokens=rollout.min_tokens,
+        temperature=rollout.temperature if temperature is None else temperature,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k,
+        stop=tuple(rollout.stop),
+        seed=seed,
+    )
 
 
 class LiveParsed(AsyncParsed):
@@ -198,5 +203,6 @@ async def spawn_engine(runtime: Runtime, engine: EngineConfig, policy: PolicyCon
         report_every=engine.report_every,
         lora=policy.lora,
         external=engine if isinstance(engine, ExternalEngineConfig) else None,
+        reads_again=engine.reads_again,
     )
     return InferCluster(workers)

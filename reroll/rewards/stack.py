@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 
-from reroll.config.rewards import CascadeRewardConfig, EarnedRewardConfig, StackRewardConfig
+from reroll.config.rewards import CascadeRewardConfig, EnvRewardConfig, StackRewardConfig
 from reroll.errors import RewardError
 from reroll.rewards.base import Reward, ask
 from reroll.types import Prompt, Score, Trajectory
@@ -68,10 +68,10 @@ class Cascade:
         return Score(value=score.value, info=info, answer=_answer(reversed(scores.values())))
 
 
-class Earned:
+class EnvReward:
     """What the environment gave, or the agent reported."""
 
-    def __init__(self, config: EarnedRewardConfig) -> None:
+    def __init__(self, config: EnvRewardConfig) -> None:
         pass
 
     def __call__(self, prompt: Prompt, trajectory: Trajectory) -> Score:
