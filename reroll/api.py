@@ -64,7 +64,9 @@ class ConfigSections(TypedDict, total=False):
     distill: Section | None
     distill_only: bool
     train: Section
+    guard: Section
     weights: Section
+    recorded: Section | None
     eval: Section
     # Of pipelines that learn from rows.
     rows_per_step: int

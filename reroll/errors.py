@@ -55,9 +55,18 @@ class WorkerDied(WorkerError):
         self.had_read = had_read
         """Whether it had read the call, which may then be the cause; None: nobody can tell."""
 
+    @property
+    def was_killed(self) -> bool:
+        """Whether it is known to be somebody else's doing: a person's, or the system's for want of memory."""
+        return "(SIGKILL)" in self.how
+
 
 class WorkerTimeout(WorkerError):
     """A worker took longer than its call was given: it was ended, and another is in its place."""
+
+
+class NoRoom(RerollError):
+    """The machines that there are have no place for a worker."""
 
 
 class EnvError(RerollError):
@@ -95,6 +104,10 @@ class TooManyFailures(RerollError):
 
 class TrainingDiverged(RerollError):
     """The loss or the gradient is not finite. The last checkpoint is intact."""
+
+
+class SamplerMismatch(RerollError):
+    """What writes the samples is not what is trained: their log-probs are far apart. The last checkpoint is intact."""
 
 
 class RunFolderError(RerollError):

@@ -339,3 +339,5 @@ class Sample:
     """[L] log-prob as sampled; 0 off the mask."""
     turn: NDArray[np.int64]
     """[L] which of the trajectory's turns wrote the token, from 0; -1 off the mask."""
+    version: NDArray[np.int64] | None = None
+    """[L] the oldest weights that had a hand in the token's turn; -1 off the mask and where nobody knows. None: of none."""

@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from reroll import __version__
 from reroll.cli.audit import audit
 from reroll.cli.chat import chat
 from reroll.cli.eval import evaluate
 from reroll.cli.init import init
-from reroll.cli.plan import plan
+from reroll.cli.plug_ins import add_plug_ins
 from reroll.cli.reference import print_explanation, schema
+from reroll.cli.replay import replay
 from reroll.cli.rewards import rewards
-from reroll.cli.show import show
-from reroll.config.imports import search_in
+from reroll.cli.supervisor import supervise
 from reroll.config.load import dump_config, load_config
-from reroll.config.load_part import load_env
 from reroll.config.tree import AnyConfig, RlvrConfig
 from reroll.errors import ConfigError, RerollError
-
-if TYPE_CHECKING:
-    from reroll.envs.check import Report
+from reroll.pipeline.restarts import Restarts
 
 app = typer.Typer(
     help="RL post-training of language models, from one laptop CPU to a Ray cluster.",
@@ -36,16 +32,14 @@ app = typer.Typer(
 )
 models = typer.Typer(help="Models on this machine.", no_args_is_help=True)
 app.add_typer(models, name="models")
-envs = typer.Typer(help="Environments that a policy acts in.", no_args_is_help=True)
-app.add_typer(envs, name="envs")
 app.add_typer(rewards, name="rewards")
-app.command("plan")(plan)
 app.command("chat")(chat)
 app.command("init")(init)
-app.command("show")(show)
 app.command("audit")(audit)
+app.command("replay")(replay)
 app.command("eval")(evaluate)
 app.command("schema")(schema)
+add_plug_ins(app)
 
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
@@ -78,12 +72,25 @@ def train(
     overrides: Overrides = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's last checkpoint.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Start anew over an existing run of this name.")] = False,
+    restarts: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="How often to go on after lost processes or machines; default: run.restarts.", show_default=False
+        ),
+    ] = None,
 ) -> None:
-    """Train as FILE says, into runs/NAME/."""
-    config = load_config(file, overrides or ())
+    """Train as FILE says, into runs/NAME/. What is lost with a process or a machine is started anew, and the run goes on."""
+    counted = Restarts()
+    if restarts != 0:
+        supervise(counted)
+    again = counted.num > 0
+    wanted = [] if restarts is None else [f"run.restarts={restarts}"]
+    config = load_config(file, [*(overrides or ()), *wanted])
     from reroll.pipeline.run import train as run_training
 
-    outcome = run_training(config, resume=resume, overwrite=overwrite, code_folder=file.parent)
+    outcome = run_training(
+        config, resume=resume or again, overwrite=overwrite and not again, code_folder=file.parent, restarts=counted
+    )
     console = Console(highlight=False, soft_wrap=True)
     if outcome.interrupted:
         console.print(f"[yellow]stopped[/] after {outcome.num_steps} steps, saved in {outcome.checkpoint}: go on with --resume")
@@ -138,25 +145,6 @@ def fetch(
     Console().print(f"[green]stored[/] {path}: use it as policy.model={path}", highlight=False)
 
 
-@envs.command("check")
-def check_environment(
-    name: Annotated[str, typer.Argument(help="A bundled kind, e.g. sokoban, or your own module:Class.", show_default=False)],
-    options: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Its options, e.g. size=5")] = None,
-    action: Annotated[list[str] | None, typer.Option(help="An action it takes; may be given several times.")] = None,
-    num_seeds: Annotated[int, typer.Option("--seeds", min=2, help="How many instances to play.")] = 10,
-) -> None:
-    """Play an environment and check what training relies on: determinism, rewards, ends, errors (exit code 1 on failure)."""
-    search_in([Path()])
-    node = load_env(name, options or ())
-    from reroll.envs.check import check_env, listed
-    from reroll.envs.make import make_env
-
-    report = check_env(lambda: make_env(node), seeds=range(num_seeds), policy=listed(action) if action else None)
-    _print_report(report, name)
-    if not report.is_ok:
-        raise typer.Exit(EXIT_FAILED)
-
-
 @app.callback(invoke_without_command=True)
 def version(show: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False) -> None:
     """RL post-training of language models, from one laptop CPU to a Ray cluster."""
@@ -175,17 +163,6 @@ def _summary(config: AnyConfig) -> str:
     preset = [f"{config.algorithm} with"] if len(own) == 1 else []
     algorithm = " ".join([*preset, " and ".join(own)]) if own else config.algorithm
     return f"{algorithm} on {config.policy.model}, {config.run.steps} steps of {size}, {config.runtime.kind} runtime"
-
-
-def _print_report(report: Report, name: str) -> None:
-    colours = {"passed": "green", "warning": "yellow", "failed": "bold red", "skipped": "dim"}
-    table = Table(title=name, title_justify="left")
-    for column in ("", "check", "result"):
-        table.add_column(column, overflow="fold")
-    for check in report.checks:
-        result = escape(check.detail) + (f"\n[green]→[/] {escape(check.fix)}" if check.fix else "")
-        table.add_row(f"[{colours[check.verdict]}]{check.verdict}[/]", check.name, result)
-    Console().print(table)
 
 
 def _print_violations(console: Console, error: ConfigError) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import ClassVar
 
 from pydantic import Field
 
 from reroll.config.base import Pattern
 from reroll.config.registry import KindConfig
-from reroll.config.sandbox import LocalSandbox, SandboxConfig
+from reroll.errors import Violation
 
 
 class RewardConfig(KindConfig):
@@ -20,11 +22,18 @@ class RewardConfig(KindConfig):
     only_rows_of: ClassVar[str | None] = None
     """The one kind of data source whose rows it can judge; None: any."""
 
+    counts_tokens: ClassVar[bool] = False
+    """Whether it judges how many tokens were written."""
+
     weight: float = 1.0
     """What it counts inside a stack; it changes nothing elsewhere."""
 
+    def violations(self, *, folder: Path) -> Iterator[Violation]:
+        """What would stop it later, with paths inside the node. Files that it names may lie in `folder`, the YAML's."""
+        yield from ()
 
-class InProcess(RewardConfig):
+
+class InProcessRewardConfig(RewardConfig):
     """A reward that runs in worker processes, which are killed when a call hangs."""
 
     in_process: ClassVar[bool] = True
@@ -42,7 +51,7 @@ class InProcess(RewardConfig):
         return None
 
 
-class Extracting(InProcess):
+class ExtractingRewardConfig(InProcessRewardConfig):
     """What rewards that compare with a reference answer share. A pattern may take for ever: with one they run in processes."""
 
     in_process: ClassVar[bool] = False
@@ -57,11 +66,3 @@ class Extracting(InProcess):
     @property
     def verdict_on_hang(self) -> float | None:
         return self.wrong
-
-
-class SandboxedReward(RewardConfig):
-    """A reward that runs what the policy wrote. What it `runs` is called with the node and a `reroll.sandbox.base.Sandbox`, and
-    gives something to await: `async (prompt, trajectory) -> Score`."""
-
-    sandbox: SandboxConfig = LocalSandbox()
-    """Where programs run."""

@@ -24,8 +24,9 @@ class StrategyConfig(KindConfig):
     gradient_checkpointing: bool = False
     """Keep one activation per layer and make the others again in the backward pass: less memory, a third more time."""
     micro_batch_tokens: int = Field(default=8192, ge=1)
-    """Tokens that one forward and backward pass may hold, on each rank. Raise it on a GPU that has room (`reroll plan` says
-    how much): small passes leave it waiting for the host."""
+    """Tokens that one forward and backward pass may hold, on each rank. What its rows share (the prompt of siblings, the
+    context of an episode) counts once, and each repetition an eighth of that for its keys and values (a quarter but in bf16
+    on a GPU). Raise it on a GPU that has room (`reroll plan` says how much): small passes leave it waiting for the host."""
     logprob_chunk: int = Field(default=1024, ge=1)
     """Rows of logits held at once: [chunk x vocabulary] is the largest tensor of the head. Where one chunk holds a whole
     micro-batch, the backward pass need not make them again."""
@@ -41,7 +42,7 @@ class StrategyConfig(KindConfig):
         return self.micro_batch_tokens
 
 
-class RanksStrategy(StrategyConfig):
+class RanksStrategyConfig(StrategyConfig):
     """A model that many processes hold together. What it `runs` makes the strategy of one of them; all call it at once.
 
     It is called with a function that makes the model empty, one that reads it (`as_stored`: in the precision that it is
@@ -70,7 +71,7 @@ class TorchStrategyConfig(StrategyConfig):
     kind: Literal["torch"] = "torch"
 
 
-class Fsdp2StrategyConfig(RanksStrategy):
+class Fsdp2StrategyConfig(RanksStrategyConfig):
     """PyTorch's fully sharded data parallelism over all devices of the role, with sequence and tensor parallelism inside it.
 
     Ranks are laid out as replicas × shards × sp × tp, neighbours sharing a tensor. Parameters are cut over shards and sp.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
 
-from reroll.config.advantages import AdvantageConfig, NormalisedAdvantageConfig, ShapingConfig
+from reroll.config.advantages import AdvantageConfig, NormalisedAdvantageConfig, RemaxAdvantageConfig, ShapingConfig
 from reroll.config.agents import AgentConfig, EndpointConfig
 from reroll.config.algorithm import (
     CriticConfig,
@@ -20,7 +21,7 @@ from reroll.config.algorithm import (
 from reroll.config.base import Node, PipelinePath
 from reroll.config.data import DataConfig
 from reroll.config.distill import DistillConfig
-from reroll.config.envs import EnvDomain, EnvWorkersConfig, ProcessEnvs
+from reroll.config.envs import EnvDomainConfig, EnvWorkersConfig, ProcessEnvsConfig
 from reroll.config.losses import Aggregation, CorrectionConfig, LossConfig, PpoLossConfig, RejectionConfig
 from reroll.config.offline import PipelineConfig, SftConfig
 from reroll.config.parts import EmbeddedEngineConfig, EngineConfig, EvalConfig, RolloutConfig
@@ -36,7 +37,33 @@ class TrainConfig(Node):
     epochs: int = Field(default=1, ge=1)
     """Times that each batch is gone through."""
     mini_batches: int = Field(default=1, ge=1)
-    """Optimizer steps per epoch; the batch is split into as many parts by sequence."""
+    """Optimizer steps per epoch; the batch is split into as many parts, equal in sequences (within one) and drawn by the seed.
+    Samples of one prompt go into the same part, where their number divides a part's."""
+
+
+class RecordedRunConfig(Node):
+    """A run, and which of its steps to train again."""
+
+    run: Path
+    """Its folder."""
+    start: int = Field(default=0, ge=0)
+    """Steps that are taken as they were: the run's checkpoint after so many is begun from. 0: the model that it began from."""
+    stop: int | None = Field(default=None, ge=1)
+    """The last step to train; null: the last that the journal holds."""
+    draw: bool = False
+    """Have the engine draw every sample again, each token by the weights that wrote it, and compare."""
+
+
+class GuardConfig(Node):
+    """Stops a run whose engine does not write what is trained: a push that did not arrive, another adapter or tokenizer."""
+
+    enabled: bool = True
+    """Whether a gap ends the run; it is measured in any case."""
+    max_gap: float | None = Field(default=None, gt=0)
+    """The mean distance between the engine's and the trainer's log-probs, in nats, over the tokens that the weights of the
+    moment wrote. null: by precision, 0.001 in fp32 and 0.15 in bf16; twice that for engines other than `embedded`."""
+    max_stale_gap: float = Field(default=3.0, gt=0)
+    """The same over tokens of older weights, from which the policy has moved on (`rollout.max_staleness`)."""
 
 
 class RlvrConfig(PipelineConfig):
@@ -54,9 +81,9 @@ class RlvrConfig(PipelineConfig):
     environments do and agents may."""
     reward_workers: RewardWorkersConfig = Field(default_factory=RewardWorkersConfig)
     """Where rewards run that need processes of their own."""
-    envs: dict[str, EnvDomain] = Field(default_factory=dict)
+    envs: dict[str, EnvDomainConfig] = Field(default_factory=dict)
     """Domains that are played in an environment."""
-    env_workers: EnvWorkersConfig = Field(default_factory=ProcessEnvs)
+    env_workers: EnvWorkersConfig = Field(default_factory=ProcessEnvsConfig)
     """Where environments run."""
     agents: dict[str, AgentConfig] = Field(default_factory=dict)
     """Domains whose prompts go to a program of yours, which reaches the policy through an OpenAI-compatible endpoint."""
@@ -93,8 +120,11 @@ class RlvrConfig(PipelineConfig):
     distill_only: bool = False
     """Learn from the teachers alone: rewards are measured, not trained on."""
     train: TrainConfig = Field(default_factory=TrainConfig)
+    guard: GuardConfig = Field(default_factory=GuardConfig)
     weights: WeightsConfig = Field(default_factory=WeightsConfig)
     eval: EvalConfig = Field(default_factory=EvalConfig)
+    recorded: RecordedRunConfig | None = None
+    """Train on the samples in the journal of an earlier run, without engines (`reroll replay`); null: draw samples."""
 
     @property
     def max_total_tokens(self) -> int:
@@ -117,6 +147,11 @@ class RlvrConfig(PipelineConfig):
     def has_own_reference(self) -> bool:
         """Whether a model is held beside the policy for a KL penalty: not where that is the policy without its adapter."""
         return self.kl.coef > 0 and (self.policy.lora is None or self.reference.model is not None)
+
+    @property
+    def has_greedy_baseline(self) -> bool:
+        """Whether each group has a greedy sample beside the others, whose reward they are compared with."""
+        return isinstance(self.advantage, RemaxAdvantageConfig)
 
     @property
     def learns_from_advantages(self) -> bool:

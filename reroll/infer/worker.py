@@ -20,6 +20,7 @@ from reroll.infer.embedded.engine import EmbeddedEngine
 from reroll.models.load import DTYPES, Precision, load_model, load_tokenizer
 from reroll.runtime.base import WorkerInfo
 from reroll.runtime.cpu import release_helper_threads
+from reroll.runtime.watchdog import at_work, beat
 from reroll.types import Request, TokenBlock
 from reroll.weights.buckets import Bucket, Channel, ProcessLocation, WeightReceiver, location_of
 
@@ -92,6 +93,7 @@ class InferWorker:
         report_every: int = REPORT_EVERY,
         lora: LoraConfig | None = None,
         external: ExternalEngineConfig | None = None,
+        reads_again: bool = False,
     ) -> None:
         """After every `report_every` steps it tells what was written for requests that have not ended. `external`: that engine,
         with these settings; None is the embedded one."""
@@ -102,7 +104,7 @@ class InferWorker:
             engine = opened.open(model, external, precision=precision, device=info.device, lora=lora)
         else:
             policy = load_model(model, dtype=DTYPES[precision], device=info.device, lora=lora)
-            engine = EmbeddedEngine(policy, load_tokenizer(model), max_running=max_running)
+            engine = EmbeddedEngine(policy, load_tokenizer(model), max_running=max_running, reads_again=reads_again)
         self._start(engine, max_running=max_running, report_every=report_every)
 
     def _start(self, engine: Engine, *, max_running: int, report_every: int = REPORT_EVERY) -> None:
@@ -273,13 +275,15 @@ class InferWorker:
             commands, self._commands = self._commands, []
             calls, self._calls = self._calls, []
         events: list[EngineEvent] = [failed for command in commands if (failed := self._apply(command))]
-        for work, future in calls:
-            _fulfil(work, future)
-        if self._can_step():
-            started = time.perf_counter()
-            events += self._engine.step()
-            self._busy_s += time.perf_counter() - started
-            self._num_untold_steps += 1
+        with at_work():
+            for work, future in calls:
+                _fulfil(work, future)
+                beat()
+            if self._can_step():
+                started = time.perf_counter()
+                events += self._engine.step()
+                self._busy_s += time.perf_counter() - started
+                self._num_untold_steps += 1
         if self._num_untold_steps and (self._paused or self._num_untold_steps >= self._report_every):
             self._num_untold_steps = 0
             if (block := self._engine.new_tokens()) is not None:

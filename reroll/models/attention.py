@@ -198,8 +198,9 @@ def _causal(query: Tensor, key: Tensor, value: Tensor, *, scoring: Scoring) -> T
     is_plain = scoring.sliding_window is None and scoring.softcap is None
     if is_plain and query.device.type == "cpu":
         # The CPU kernel's backward pass in bf16 takes twice its time in fp32, casts included.
+        wide = torch.promote_types(value.dtype, torch.float32)
         output = scaled_dot_product_attention(
-            query.float(), key.float(), value.float(), is_causal=True, scale=scoring.scaling, enable_gqa=True
+            query.to(wide), key.to(wide), value.to(wide), is_causal=True, scale=scoring.scaling, enable_gqa=True
         )
         return output.to(value.dtype)
     key, value = _for_all_heads(query, key, value)

@@ -21,8 +21,8 @@ from reroll.models.attention import shape_logits
 def token_logprobs(
     model: PreTrainedModel, hidden: Tensor, targets: Tensor, positions: Tensor, *, temperature: float | Tensor, chunk: int
 ) -> Tensor:
-    """fp32 log-probs [T] of `targets` [T] under softmax(logits / temperature), 0 outside `positions`. The
-    temperature is one for all, or [T].
+    """fp32 log-probs [T] of `targets` [T] under softmax(logits / temperature), 0 outside `positions`; fp64 ones of a model in
+    fp64. The temperature is one for all, or [T].
 
     `hidden` [T, hidden] are the decoder's last states of packed sequences. Token t is predicted by the state before it,
     so `positions` [P] (indices into T) must hold no sequence's first token. Differentiable in `hidden` and the head.
@@ -34,7 +34,7 @@ def token_logprobs(
     logp = _ChunkedLogprobs.apply(  # type: ignore[no-untyped-call]
         rows, head.weight, head.bias, targets[positions], model, temperature, chunk
     )
-    return torch.zeros(len(targets), dtype=torch.float32, device=hidden.device).index_put((positions,), logp)
+    return torch.zeros(len(targets), dtype=logp.dtype, device=hidden.device).index_put((positions,), logp)
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
@@ -51,7 +51,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         temperature: float | Tensor,
         chunk: int,
     ) -> Tensor:
-        logp = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
+        logp = torch.empty(len(targets), dtype=_at_least_fp32(hidden), device=hidden.device)
         normaliser = torch.empty_like(logp)
         raw = None
         for rows in _chunks(len(targets), chunk):
@@ -122,8 +122,12 @@ def _logits_gradient(
 
 def _scale(logits: Tensor, temperature: float | Tensor) -> Tensor:
     """A fp32 copy of the logits, divided by the temperature: free to be overwritten."""
-    logits = logits.to(torch.float32, copy=True)
+    logits = logits.to(_at_least_fp32(logits), copy=True)
     return logits if not isinstance(temperature, Tensor) and temperature == 1 else logits.div_(temperature)
+
+
+def _at_least_fp32(tensor: Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32)
 
 
 def _of(temperature: float | Tensor, rows: slice) -> float | Tensor:
@@ -140,7 +144,7 @@ def _accumulate(total: Tensor | None, part: Tensor) -> Tensor:
     """total + part, in fp32 as soon as there are two parts."""
     if total is None:
         return part
-    total = total.float()
+    total = total.to(_at_least_fp32(total))
     fused.add_(total, part)
     return total
 

@@ -84,6 +84,14 @@ def audit(folder: Path, *, max_staleness: int, on_segment: Callable[[], None] = 
     return found
 
 
+def counted_events(folder: Path) -> Iterator[Event]:
+    """The events that no interruption undid, oldest first."""
+    undone, _ = _undone(folder)
+    for number, event in enumerate(read_journal(folder)):
+        if not any(start <= number < end for start, end in undone):
+            yield event
+
+
 def _undone(folder: Path) -> tuple[list[tuple[int, int]], Audit]:
     """The ranges of events that an interruption undid."""
     after_step: dict[int, int] = {}

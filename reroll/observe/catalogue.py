@@ -68,6 +68,7 @@ CATALOGUE: dict[str, tuple[MetricDoc, ...]] = {
         ("tokens", "sum", "tokens", "In RL, tokens that the policy wrote; elsewhere, tokens of the rows trained on."),
         ("throughput/tokens_per_s", "last", "tokens/s", "`tokens` over `time/step_s`."),
         ("machine/core_wait", "last", "share", "Of its time, what the worst-off thread waited for a core that others had."),
+        ("run/restarts", "last", "", "How often the run was started anew by itself, since the user started or resumed it."),
     ),
     "Time": _docs(
         ("time/step_s", "last", "s", "The whole step."),
@@ -205,6 +206,8 @@ CATALOGUE: dict[str, tuple[MetricDoc, ...]] = {
         ("train/full_entropy", "mean", "nats", "Of the whole distribution, where `entropy_coef` is set."),
         ("train/sampler_gap", "mean", "nats", "Between the trainer's and the engine's log-prob of a token, without sign."),
         ("train/sampler_gap_max", "max", "nats", "The largest."),
+        ("train/sampler_gap_current", "mean", "nats", "The same, of tokens that the weights of the moment wrote (`guard`)."),
+        ("train/sampler_gap_stale", "mean", "nats", "The same, of tokens of older weights."),
         ("train/kl_ref", "mean", "nats a token", "The KL penalty in the loss, by `kl.estimator`."),
         ("train/teacher_divergence", "mean", "nats a token", "From the teachers' distributions (`distill`)."),
         ("train/correction_<kind>_weight", "mean", "", "Importance weights by level and mode, before their bound."),
@@ -267,6 +270,16 @@ CATALOGUE: dict[str, tuple[MetricDoc, ...]] = {
         ("eval/loss", None, "", "The loss on held-out rows; SFT and distillation: nats a token."),
         ("eval/divergence", None, "nats a token", "`pipeline: distill`: from the teacher."),
         *((f"eval/{name}", None, unit, f"As `train/{name}`, of held-out rows.") for name, unit in _OF_PREFERENCES.items()),
+    ),
+    "Replays": _docs(
+        ("replay/drawn_tokens", "sum", "tokens", "`reroll replay --draw`: drawn again by the weights that wrote them."),
+        ("replay/differing_tokens", "sum", "tokens", "Of these, from the first of a completion that came out otherwise on."),
+        (
+            "replay/logp_gap_max",
+            "max",
+            "nats",
+            "How far log-probs are apart, then and now, at most.",
+        ),
     ),
 }
 """By what one looks for."""

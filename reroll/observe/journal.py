@@ -61,9 +61,10 @@ QUEUED_AGAIN = "queued again"
 _STATES = {state.value: state for state in SampleState}
 BEGUN, CONTINUED, STEPPED = "begun", "continued", "stepped"
 """States of events that are of no sample. A segment is opened because a run was started or resumed, or because the one before
-was full; detail: `version`, the weights that the run goes on from, and `config`, a fingerprint of all that decides what is
-sampled. A step is over, and its weights of this `version` are with the engines: what a checkpoint of it holds happened before
-this event, and a run that begins with this version undoes all after it."""
+was full; detail: `version`, the weights that the run goes on from, `config`, a fingerprint of all that decides what is
+sampled, and `attempt`, one more than the number of times that the run was started anew by itself. A step is over, and its
+weights of this `version` are with the engines: what a checkpoint of it holds happened before this event, and a run that begins
+with this version undoes all after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,7 @@ class Journal:
         folder: Path,
         *,
         config: str = "",
+        attempt: int = 1,
         text_of: Decode = str,
         max_bytes: int | None = None,
         clock: Callable[[], float] = time.time,
@@ -120,6 +122,7 @@ class Journal:
         None keeps all. Nothing is written before the first event."""
         self.folder = folder
         self._config = config
+        self._attempt = attempt
         self._text_of = text_of
         self._max_bytes = max_bytes
         self._clock = clock
@@ -191,7 +194,8 @@ class Journal:
     def _opened(self, state: str) -> _Segment:
         last = max((int(path.stem) for path in segments(self.folder)), default=-1)
         segment = _Segment(self.folder / f"{last + 1:06d}{_EVENTS}")
-        segment.record(self._clock(), ("",), state, {"version": self._version, "config": self._config})
+        detail = {"version": self._version, "config": self._config, "attempt": self._attempt}
+        segment.record(self._clock(), ("",), state, detail)
         segment.flush()
         return segment
 

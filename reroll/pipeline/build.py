@@ -7,20 +7,18 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from reroll.config.advantages import RemaxAdvantageConfig
 from reroll.config.algorithm import OwnCriticConfig, SharedCriticConfig
 from reroll.config.tree import RlvrConfig
 from reroll.data.sources import load_eval, load_train
 from reroll.infer.cluster import InferCluster
 from reroll.models.load import Head, shared_vocabulary
 from reroll.observe.journal import JOURNAL_FOLDER, Journal
-from reroll.pipeline.episode_runner import EpisodeRunner, open_episode_runner
+from reroll.pipeline.episode_runner import EpisodeRunner, open_episode_runner, spawn_engine
+from reroll.pipeline.planner import assign_devices
 from reroll.pipeline.resume import sampling_fingerprint
 from reroll.pipeline.spawn import reference_of, spawn_model, train_devices
 from reroll.pipeline.teachers import Teachers, open_teachers, vocabulary_of
 from reroll.pipeline.weight_sync import WeightSync
-from reroll.plan.roles import engine_ranks
-from reroll.plan.search import assign_devices
 from reroll.rollout.scheduler import RolloutScheduler
 from reroll.rollout.token_keeper import TokenKeeper
 from reroll.runtime import make_runtime
@@ -31,8 +29,8 @@ from reroll.types import Prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RlvrComponents:
-    """The components of an RL run."""
+class LearningModels:
+    """The models that an update needs, and the devices they are on."""
 
     config: RlvrConfig
     """With its devices assigned."""
@@ -42,10 +40,16 @@ class RlvrComponents:
     critic: TrainCluster | None
     """Predicts returns, where the advantage needs it: the policy itself if they share a trunk."""
     teachers: Teachers
+    devices: DeviceMap
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RlvrComponents(LearningModels):
+    """The components of an RL run."""
+
     episode_runner: EpisodeRunner
     rollouts: RolloutScheduler
     weights: WeightSync
-    devices: DeviceMap
     held_out: list[Prompt]
 
     @property
@@ -55,34 +59,21 @@ class RlvrComponents:
 
 
 @asynccontextmanager
-async def build_rlvr(config: RlvrConfig, *, folder: Path, code_folder: Path) -> AsyncIterator[RlvrComponents]:
+async def build_rlvr(config: RlvrConfig, *, folder: Path, code_folder: Path, attempt: int = 1) -> AsyncIterator[RlvrComponents]:
     """The components, while their workers live. What happens to samples, and weights that travel by files, are in `folder`.
+    `attempt` is one more than the number of restarts.
 
     What can be read is read first, so that bad input is found before a model is loaded.
     """
     prompts, held_out = load_train(config.data, seed=config.run.seed), load_eval(config.data)
-    vocabulary_of(config)
-    if config.reference.model:
-        shared_vocabulary(config.policy.model, config.reference.model, role="reference")
+    _check_vocabularies(config)
     async with AsyncExitStack() as stack:
         runtime = await stack.enter_async_context(make_runtime(config.runtime))
         config = assign_devices(config, num_gpus=runtime.num_gpus)
         episode_runner = await stack.enter_async_context(open_episode_runner(config, runtime, code_folder, run_folder=folder))
-        head: Head = "language+score" if isinstance(config.critic, SharedCriticConfig) else "language"
-        policy = await spawn_model(runtime, config.policy, role="policy", total_steps=_num_updates(config), head=head)
-        # With a staleness budget the engine writes while the policy is updated: it needs weights of its own.
-        snapshot = runtime.shares_memory and config.rollout.max_staleness > 0
-        weights = WeightSync(
-            policy,
-            episode_runner.engine,
-            config.weights,
-            share_memory=runtime.shares_memory,
-            snapshot=snapshot,
-            host=runtime.host,
-            folder=folder / "weights",
-        )
-        devices = _device_map(config, runtime, policy, episode_runner.engine)
-        journal = stack.enter_context(_journal(config, folder, episode_runner))
+        policy = await _policy(config, runtime)
+        weights = _weight_sync(config, runtime, policy, episode_runner.engine, folder)
+        journal = stack.enter_context(_journal(config, folder, episode_runner, attempt))
         kept = replace(episode_runner, generate=TokenKeeper(journal, episode_runner.engine.generate).generate)
         rollouts = RolloutScheduler(
             config.rollout,
@@ -91,7 +82,7 @@ async def build_rlvr(config: RlvrConfig, *, folder: Path, code_folder: Path) -> 
             score=kept.score,
             journal=journal,
             seed=config.run.seed,
-            greedy=kept.greedy_episode if isinstance(config.advantage, RemaxAdvantageConfig) else None,
+            greedy=kept.greedy_episode if config.has_greedy_baseline else None,
         )
         stack.push_async_callback(rollouts.close)
         yield RlvrComponents(
@@ -103,20 +94,86 @@ async def build_rlvr(config: RlvrConfig, *, folder: Path, code_folder: Path) -> 
             episode_runner=episode_runner,
             rollouts=rollouts,
             weights=weights,
-            devices=devices,
+            devices=_device_map(config, runtime, policy, episode_runner.engine),
             held_out=held_out,
         )
 
 
-def _journal(config: RlvrConfig, folder: Path, episode_runner: EpisodeRunner) -> Journal:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayComponents(LearningModels):
+    """The components of a replay."""
+
+    engine: InferCluster | None
+    """Where samples are drawn again."""
+    weights: WeightSync | None
+
+
+@asynccontextmanager
+async def build_replay(config: RlvrConfig, *, folder: Path, draw: bool) -> AsyncIterator[ReplayComponents]:
+    """The components of a replay, while their workers live; with an engine if samples are to be drawn again."""
+    _check_vocabularies(config)
+    async with AsyncExitStack() as stack:
+        runtime = await stack.enter_async_context(make_runtime(config.runtime))
+        config = assign_devices(config, num_gpus=runtime.num_gpus)
+        policy, engine, weights = await _policy(config, runtime), None, None
+        devices = DeviceMap({"policy": train_devices(runtime, config.policy)})
+        if draw:
+            engine = await spawn_engine(runtime, config.engine, config.policy)
+            stack.push_async_callback(engine.close)
+            weights = _weight_sync(config, runtime, policy, engine, folder)
+            devices = _device_map(config, runtime, policy, engine)
+        yield ReplayComponents(
+            config=config,
+            policy=policy,
+            reference=await _reference(config, runtime, policy),
+            critic=await _critic(config, runtime, policy),
+            teachers=await open_teachers(config, runtime),
+            devices=devices,
+            engine=engine,
+            weights=weights,
+        )
+
+
+def _weight_sync(config: RlvrConfig, runtime: Runtime, policy: TrainCluster, engine: InferCluster, folder: Path) -> WeightSync:
+    # With a staleness budget the engine writes while the policy is updated: it needs weights of its own.
+    snapshot = runtime.shares_memory and config.rollout.max_staleness > 0
+    return WeightSync(
+        policy,
+        engine,
+        config.weights,
+        share_memory=runtime.shares_memory,
+        snapshot=snapshot,
+        host=runtime.host,
+        folder=folder / "weights",
+    )
+
+
+def _check_vocabularies(config: RlvrConfig) -> None:
+    """Raise ModelError unless the policy, its teachers and its reference mean the same by their ids."""
+    vocabulary_of(config)
+    if config.reference.model:
+        shared_vocabulary(config.policy.model, config.reference.model, role="reference")
+
+
+async def _policy(config: RlvrConfig, runtime: Runtime) -> TrainCluster:
+    head: Head = "language+score" if isinstance(config.critic, SharedCriticConfig) else "language"
+    return await spawn_model(runtime, config.policy, role="policy", total_steps=_num_updates(config), head=head)
+
+
+def _journal(config: RlvrConfig, folder: Path, episode_runner: EpisodeRunner, attempt: int) -> Journal:
     max_bytes = None if config.run.journal_gib is None else int(config.run.journal_gib * 2**30)
-    fingerprint = sampling_fingerprint(config)
-    return Journal(folder / JOURNAL_FOLDER, config=fingerprint, text_of=episode_runner.renderer.decode, max_bytes=max_bytes)
+    return Journal(
+        folder / JOURNAL_FOLDER,
+        config=sampling_fingerprint(config),
+        attempt=attempt,
+        text_of=episode_runner.renderer.decode,
+        max_bytes=max_bytes,
+    )
 
 
 def _device_map(config: RlvrConfig, runtime: Runtime, policy: TrainCluster, engine: InferCluster) -> DeviceMap:
     """Who takes turns on which devices, and what each does when it leaves them."""
-    seats = engine_ranks(config.engine, runtime.devices(config.engine.devices))
+    seats = config.engine.ranks(runtime.devices(config.engine.devices))
     devices = DeviceMap({"policy": train_devices(runtime, config.policy), "engine": seats}, apart=["engine"])
     if config.engine.sleep:
         devices.set_hooks("engine", on_enter=engine.wake, on_leave=engine.sleep)

@@ -6,6 +6,8 @@ import inspect
 import math
 import numbers
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -14,6 +16,20 @@ from reroll.errors import RewardError, RewardRaised
 from reroll.observe.metrics import Stats
 from reroll.runtime.children import last_lines, place_of
 from reroll.types import Prompt, Score, Trajectory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardContext:
+    """What a reward that lives as long as the run (`OpenedRewardConfig`) is told of it."""
+
+    name: str
+    """Its path in the config, below `rewards`."""
+    host: Any = None
+    """The model that the run hosts for it: a `hosted.Complete`, or a `reward_model.ScoreModel`."""
+    config_folder: Path | None = None
+    """Where the YAML lies; None: there is none."""
+    run_folder: Path | None = None
+    """What it remembers beyond the run belongs here; None: there is no run."""
 
 
 class Verifier(Protocol):
@@ -50,7 +66,7 @@ class Reports(Protocol):
 
 
 class Inline:
-    """A verifier that runs where it is called. One that is async is awaited."""
+    """A verifier that runs where it is called. One that is async is awaited; one that holds something is closed."""
 
     def __init__(self, verifier: Callable[[Prompt, Trajectory], Any]) -> None:
         self._verifier = verifier
@@ -58,6 +74,11 @@ class Inline:
     async def __call__(self, prompt: Prompt, trajectory: Trajectory) -> Score:
         verdict = self._verifier(prompt, trajectory)
         return await verdict if inspect.isawaitable(verdict) else verdict  # type: ignore[no-any-return]
+
+    async def close(self) -> None:
+        held: object = self._verifier
+        if isinstance(held, Closes):
+            await held.close()
 
 
 async def ask(reward: Reward, prompt: Prompt, trajectory: Trajectory) -> Score:

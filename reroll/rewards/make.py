@@ -5,22 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from reroll.config.reward_base import RewardConfig, SandboxedReward
-from reroll.config.reward_judge import JudgeReward, ModelReward
-from reroll.config.rewards import CascadeReward, StackReward, needs_process, nested_in
-from reroll.config.sandbox import SandboxConfig
-from reroll.rewards.base import Inline, Reward
+from reroll.config.reward_base import RewardConfig
+from reroll.config.reward_hosted import OpenedRewardConfig
+from reroll.config.rewards import CascadeRewardConfig, StackRewardConfig, needs_process, nested_in
+from reroll.rewards.base import Inline, Reward, RewardContext
 from reroll.rewards.stack import Cascade, Stack
 from reroll.rewards.verifiers import make_judge
 from reroll.rewards.workers import Remote, RewardWorkers
-from reroll.runtime.devices import num_usable_cores
 
 if TYPE_CHECKING:  # They load what only runs with judges need.
-    from reroll.rewards.judge import Complete
+    from reroll.rewards.hosted import Complete
     from reroll.rewards.reward_model import ScoreModel
-    from reroll.sandbox.base import Sandbox
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,8 +31,6 @@ class Maker:
     config_folder: Path | None = None
     run_folder: Path | None = None
     made: dict[str, Reward] = field(default_factory=dict)
-    sandboxes: dict[SandboxConfig, Sandbox] = field(default_factory=dict)
-    """Rewards whose programs run in the same way share one."""
 
     def rewards(self, configs: Mapping[str, RewardConfig]) -> dict[str, Reward]:
         """One for each entry of the config. Raises ConfigError, or what a verifier raises that cannot be made."""
@@ -47,31 +42,18 @@ class Maker:
         return reward
 
     def _reward(self, name: str, node: RewardConfig, nested: list[Reward]) -> Reward:
-        host: Any = self.hosts.get(name)
         match node:
-            case StackReward():
+            case StackRewardConfig():
                 return Stack(node, dict(zip(node.parts, nested, strict=True)))
-            case CascadeReward():
+            case CascadeRewardConfig():
                 return Cascade(node, nested)
-            case SandboxedReward():
-                opened: Reward = node.implementation()(node, self._sandbox(node.sandbox))
+            case OpenedRewardConfig():
+                context = RewardContext(
+                    name=name, host=self.hosts.get(name), config_folder=self.config_folder, run_folder=self.run_folder
+                )
+                opened: Reward = node.implementation()(node, context)
                 return opened
-            case JudgeReward():
-                from reroll.rewards.judge import open_judge
-
-                return open_judge(name, node, host=host, run_folder=self.run_folder, config_folder=self.config_folder)
-            case ModelReward():
-                from reroll.rewards.reward_model import RewardModel
-
-                return RewardModel(node, host)
         if needs_process(node):
             assert self.workers is not None  # They were started for it.
             return Remote(name, self.workers)
         return Inline(make_judge(node))
-
-    def _sandbox(self, config: SandboxConfig) -> Sandbox:
-        from reroll.sandbox.make import open_sandbox
-
-        if config not in self.sandboxes:
-            self.sandboxes[config] = open_sandbox(config, num_processes=num_usable_cores())
-        return self.sandboxes[config]

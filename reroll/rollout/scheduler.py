@@ -216,7 +216,8 @@ class RolloutScheduler:
             num_samples = group_size + self._config.extra_samples + has_baseline
             flight = GroupInFlight(admitted, now, [None] * num_samples, num_samples, group_size, has_baseline=has_baseline)
             self._flights[admitted.number] = flight
-            self._record(flight, SampleState.QUEUED, prompt=admitted.prompt.id, version=admitted.version)
+            about = {"prompt": admitted.prompt.id, "domain": admitted.domain, "version": admitted.version}
+            self._record(flight, SampleState.QUEUED, **about | ({"baseline": num_samples - 1} if has_baseline else {}))
             flight.tasks = [asyncio.create_task(self._run_sample(flight, index)) for index in range(num_samples)]
 
     async def _run_sample(self, flight: GroupInFlight, index: int) -> None:

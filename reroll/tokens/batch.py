@@ -41,6 +41,8 @@ class Batch:
     """Global count of tokens in the loss."""
     num_sequences: int
     """Global count of sequences with at least one token in the loss."""
+    version: Tensor | None = field(default=None, metadata=_T)
+    """[T] int64: the oldest weights that had a hand in the token's turn; -1 off the mask. None: it is not to be asked after."""
     temperature: float | Tensor = field(default=1.0, metadata=_T)
     """Log-probs are of softmax(logits / temperature), as the sampler's; [T] where rows were drawn at different ones."""
     old_logp: Tensor | None = field(default=None, metadata=_T)
@@ -163,6 +165,7 @@ def pack(samples: Sequence[Sample], *, temperature: float = 1.0) -> Batch:
         advantage=concat("loss_mask").float(),
         num_loss_tokens=sum(int(sample.loss_mask.sum()) for sample in samples),
         num_sequences=sum(bool(sample.loss_mask.any()) for sample in samples),
+        version=None if any(sample.version is None for sample in samples) else concat("version"),
         temperature=temperature,
     )
 

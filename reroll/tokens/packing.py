@@ -1,62 +1,164 @@
-"""Cuts of a batch: into optimizer steps, ranks and micro-batches. Units stay whole and no cut loses or repeats one."""
+"""Cuts of a batch: into optimizer steps, ranks and micro-batches. Units stay whole and no cut loses or repeats one.
+
+What sequences share is computed once if it is computed together, so every cut keeps those together that begin alike, as far as
+its size allows, and counts a token that they share once.
+"""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from reroll.tokens.batch import Batch
+from reroll.tokens.prefixes import PrefixOrder, prefix_order
+
+REPEAT_COST = 1 / 4
+"""What a token that a micro-batch repeats costs its memory, in tokens: every sequence attends by itself."""
+_FAIR_ENOUGH = 1.02
+"""The largest share against a fair one, below which no better one is looked for."""
+_NUM_TRIES = 8
 
 
-def micro_batches(batch: Batch, *, max_tokens: int) -> list[Batch]:
-    """Parts of at most `max_tokens` tokens that together are the batch; global denominators kept.
+def micro_batches(batch: Batch, *, max_tokens: int, repeat_cost: float = REPEAT_COST) -> list[Batch]:
+    """Parts of at most `max_tokens` distinct tokens that together are the batch; global denominators kept.
 
-    A sequence longer than that gets a part of its own.
+    A token that a part repeats counts as `repeat_cost`. A unit larger than that gets a part of its own.
     """
-    return [batch.select_units(part) for part in fill(batch.unit_lengths, max_tokens=max_tokens)]
+    parts = fill(order_of(batch), max_tokens=max_tokens, repeat_cost=repeat_cost)
+    return [batch.select_units(part) for part in parts]
 
 
 def mini_batches(batch: Batch, num: int, *, seed: int) -> list[Batch]:
     """The batch in random order, in `num` parts of equal unit counts (within one), each with its own denominators.
 
-    One part is one optimizer step. A batch of fewer units gives as many parts as it has.
+    One part is one optimizer step. Units with the same prompt stand next to each other, so that at most `num - 1` such groups
+    are parted, and none where they are of one size that divides a part's. A batch of fewer units gives as many parts as it has.
     """
     num_units = len(batch) // batch.unit_size
-    order = torch.randperm(num_units, generator=torch.Generator().manual_seed(seed))
+    shuffled = torch.randperm(num_units, generator=torch.Generator().manual_seed(seed)).tolist()
+    place = {unit: number for number, unit in enumerate(shuffled)}
+    leader = {unit: min(group) for group in same_prompt(batch) for unit in group}
+    order = torch.tensor(sorted(range(num_units), key=lambda unit: (place[leader[unit]], place[unit])))
     return [batch.select_units(sorted(part.tolist())).recount() for part in torch.tensor_split(order, min(num, num_units))]
 
 
-def fill(lengths: Sequence[int], *, max_tokens: int) -> list[list[int]]:
-    """Which sequences share a micro-batch: first-fit decreasing, so neighbours in a part are of like length."""
-    parts: list[list[int]] = []
-    room: list[int] = []
-    for index in _longest_first(lengths):
-        place = next((place for place, left in enumerate(room) if lengths[index] <= left), None)
-        if place is None:
-            parts.append([])
-            room.append(max_tokens)
-            place = len(parts) - 1
-        parts[place].append(index)
-        room[place] -= lengths[index]
+def order_of(batch: Batch) -> PrefixOrder:
+    """The batch's units in prefix order."""
+    return prefix_order(batch.ids, batch.cu_seqlens, unit_size=batch.unit_size)
+
+
+def same_prompt(batch: Batch) -> list[list[int]]:
+    """The units in groups that begin with the same tokens up to the loss: siblings, and an episode's rows with them."""
+    units, starts = order_of(batch), batch.cu_seqlens[:-1]
+    in_loss = batch.loss_mask.nonzero().squeeze(1)
+    end = torch.cat([in_loss, in_loss.new_tensor([batch.num_tokens])])
+    until_loss = end[torch.searchsorted(in_loss, starts)] - starts
+    prompts = torch.minimum(until_loss, torch.diff(batch.cu_seqlens))[:: batch.unit_size].tolist()
+    groups: list[list[int]] = []
+    for unit, num_shared in zip(units.order, units.num_shared, strict=True):
+        if groups and num_shared >= min(prompts[groups[-1][-1]], prompts[unit]):
+            groups[-1].append(unit)
+        else:
+            groups.append([unit])
+    return groups
+
+
+def fill(units: PrefixOrder, *, max_tokens: float, repeat_cost: float = REPEAT_COST) -> list[list[int]]:
+    """Which units share a micro-batch: those that begin alike, and beside them first-fit decreasing."""
+    return [bundle.units for bundle in _bundles(units, max_load=max_tokens, repeat_cost=repeat_cost)]
+
+
+def balance(units: PrefixOrder, *, num_parts: int) -> list[list[int]]:
+    """Which units go to which rank: as few distinct tokens as can be on the rank that has most. Some may be left without.
+
+    Searches for the smallest share that all fits into (MULTIFIT), between an equal one and the largest that comes of dealing
+    units out one by one.
+    """
+    num_units = len(units.order)
+    if num_parts > num_units:
+        raise ValueError(f"{num_units} sequences cannot be spread over {num_parts} ranks: use a larger batch or fewer devices")
+    parts, largest = _deal(_leaves(units), num_parts)
+    fair = max((sum(units.num_distinct) - sum(units.num_shared)) / num_parts, *units.num_distinct)
+    share, too_small = _FAIR_ENOUGH * fair, fair
+    for _ in range(_NUM_TRIES):
+        if largest <= share:
+            break
+        bundles = _bundles(units, max_load=share)
+        if len(bundles) <= num_parts:
+            parts, largest = [sorted(bundle.units) for bundle in bundles], max(bundle.load for bundle in bundles)
+        else:
+            too_small = share
+        share = max((too_small + largest) / 2, _FAIR_ENOUGH * too_small)
     return parts
 
 
-def balance(lengths: Sequence[int], *, num_parts: int) -> list[list[int]]:
-    """Which sequences go to which rank: the longest left goes to the rank with the fewest tokens."""
-    if num_parts > len(lengths):
-        raise ValueError(
-            f"{len(lengths)} sequences cannot be spread over {num_parts} ranks: use a larger batch or fewer devices"
-        )
+@dataclass(frozen=True, slots=True)
+class _Bundle:
+    """Units that are computed together."""
+
+    units: list[int]
+    load: float
+    """Their distinct tokens, and what repeating the others costs."""
+
+
+def _leaves(units: PrefixOrder, *, repeat_cost: float = 0.0) -> list[_Bundle]:
+    """Every unit alone, in prefix order."""
+    return [
+        _Bundle([unit], _cost(units.num_distinct[unit], units.num_tokens[unit], repeat_cost=repeat_cost))
+        for unit in units.order
+    ]
+
+
+def _cost(num_distinct: int, num_tokens: int, *, repeat_cost: float) -> float:
+    return num_distinct + repeat_cost * (num_tokens - num_distinct)
+
+
+def _bundles(units: PrefixOrder, *, max_load: float, repeat_cost: float = 0.0) -> list[_Bundle]:
+    """All units in bundles of at most `max_load`, or of one unit.
+
+    Goes through the tree of common prefixes, the longest first: what branches off there is bundled, and the bundles are units
+    of the next shorter prefix.
+    """
+    saved = 1 - repeat_cost  # Of each token that a bundle need not compute again.
+    open_nodes: list[tuple[int, list[_Bundle]]] = [(0, [])]  # (length of the prefix, what branched off so far), shortest first.
+    for leaf, shared_with_next in zip(_leaves(units, repeat_cost=repeat_cost), [*units.num_shared[1:], 0], strict=True):
+        if shared_with_next > open_nodes[-1][0]:
+            open_nodes.append((shared_with_next, []))
+        open_nodes[-1][1].append(leaf)
+        while open_nodes[-1][0] > shared_with_next:
+            length, members = open_nodes.pop()
+            if open_nodes[-1][0] < shared_with_next:
+                open_nodes.append((shared_with_next, []))
+            open_nodes[-1][1].extend(_first_fit(members, max_load=max_load, common=saved * length))
+    return _first_fit(open_nodes[0][1], max_load=max_load, common=0)
+
+
+def _first_fit(members: Sequence[_Bundle], *, max_load: float, common: float) -> list[_Bundle]:
+    """The members in as few bundles, the largest first into the first that has room; `common` is a part of each one's load."""
+    bundles: list[_Bundle] = []
+    for member in sorted(members, key=lambda one: (-one.load, one.units[0])):
+        place = next((at for at, one in enumerate(bundles) if one.load + member.load - common <= max_load), None)
+        if place is None:
+            bundles.append(member)
+        else:
+            bundle = bundles[place]
+            bundles[place] = _Bundle(bundle.units + member.units, bundle.load + member.load - common)
+    return bundles
+
+
+def _deal(bundles: Sequence[_Bundle], num_parts: int) -> tuple[list[list[int]], float]:
+    """The largest bundle left to the part with the smallest load; and the largest load then."""
     parts: list[list[int]] = [[] for _ in range(num_parts)]
-    loads = [(0, rank) for rank in range(num_parts)]
-    for index in _longest_first(lengths):
-        tokens, rank = heapq.heappop(loads)
-        parts[rank].append(index)
-        heapq.heappush(loads, (tokens + lengths[index], rank))
-    return [sorted(part) for part in parts]
+    loads = [(0.0, part) for part in range(num_parts)]
+    for bundle in sorted(bundles, key=lambda one: (-one.load, one.units[0])):
+        load, part = heapq.heappop(loads)
+        parts[part] += bundle.units
+        heapq.heappush(loads, (load + bundle.load, part))
+    return [sorted(part) for part in parts], max(loads)[0]
 
 
 def join(batch: Batch, parts: Sequence[Sequence[int]], values: Sequence[Tensor]) -> Tensor:
@@ -74,7 +176,3 @@ def join_sequences(parts: Sequence[Sequence[int]], values: Sequence[Tensor]) -> 
     order = torch.tensor([index for part in parts for index in part])
     flat = torch.cat(list(values))
     return torch.empty_like(flat).index_copy(0, order, flat)
-
-
-def _longest_first(lengths: Sequence[int]) -> list[int]:
-    return sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))

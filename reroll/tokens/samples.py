@@ -52,6 +52,7 @@ class _OpenRow:
     ids: list[int] = field(default_factory=list)
     turn: list[int] = field(default_factory=list)
     logp: list[float] = field(default_factory=list)
+    version: list[int] = field(default_factory=list)
 
     def is_continued_by(self, turn: Turn) -> bool:
         return list(turn.prompt_ids[: len(self.ids)]) == self.ids
@@ -62,6 +63,8 @@ class _OpenRow:
         self.ids += [*shown, *written]
         self.turn += [-1] * len(shown) + [number] * len(written)
         self.logp += [0.0] * len(shown) + list(turn.completion.logprobs)
+        oldest = min((version for version, _ in turn.completion.versions), default=-1)
+        self.version += [-1] * len(shown) + [oldest] * len(written)
 
     def sample(self) -> Sample:
         turn = np.array(self.turn, dtype=np.int64)
@@ -72,6 +75,7 @@ class _OpenRow:
             loss_mask=loss_mask,
             logp=np.where(loss_mask, np.array(self.logp, dtype=np.float32), np.float32(0)),
             turn=turn,
+            version=np.where(loss_mask, np.array(self.version, dtype=np.int64), -1) if self.version else None,
         )
 
 

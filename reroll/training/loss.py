@@ -53,6 +53,8 @@ class PolicyLoss:
     value: ValueLoss | None = None
     """The loss of a critic that shares the policy's trunk."""
     value_coef: float = 0.0
+    version: int | None = None
+    """The weights that the update starts from: tokens that they wrote are reported on by themselves."""
 
     @property
     def needs(self) -> Needs:
@@ -84,7 +86,7 @@ class PolicyLoss:
         old_logp = logp.detach() if batch.old_logp is None else batch.old_logp
         tokens = _tokens(batch, logp, old_logp, model.entropy if self.sees_entropy else None)
         per_token = self.function(tokens, **self.options)
-        stats = _stats(tokens, batch.logp, clipped_mask(per_token, tokens))
+        stats = _stats(tokens, batch.logp, clipped_mask(per_token, tokens)) + self._gaps_by_age(batch, logp)
         for options in self.corrections:
             correction = correct(old_logp, batch.logp, mask, batch.sequence_index, batch.turn, **options)
             per_token = per_token * correction.weight
@@ -111,6 +113,15 @@ class PolicyLoss:
             loss = loss + self.value_coef * value_loss
             stats += Stats({"value_" + name: metric for name, metric in value_stats.items()})
         return LossOutput(loss, stats + Stats({"loss": Sum(float(loss.detach()))}))
+
+    def _gaps_by_age(self, batch: Batch, logp: Tensor) -> Stats:
+        """The gap to the sampler on tokens that the weights of now wrote, and on those of older ones."""
+        if self.version is None or batch.version is None:
+            return Stats()
+        gap = (logp.detach() - batch.logp).abs()
+        is_known = batch.loss_mask & (batch.version >= 0)
+        ages = {"current": is_known & (batch.version == self.version), "stale": is_known & (batch.version < self.version)}
+        return Stats({f"sampler_gap_{age}": mean_of(gap[mask]) for age, mask in ages.items() if mask.any()})
 
     def _kl(self, batch: Batch, tokens: Tokens) -> Tensor:
         if batch.ref_logp is None:

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from reroll.models.attention import Attention, PackedAttention, Scoring, VarlenAttention, hidden_states
 from reroll.tokens.batch import Batch
+from reroll.tokens.packing import REPEAT_COST
 from reroll.tokens.prefixes import SharedPrefixes, shared_prefixes
 
 
@@ -48,6 +49,11 @@ def batch_hidden_states(model: PreTrainedModel, batch: Batch) -> Tensor:
     distinct = distinct_tokens(batch)
     states = hidden_states(model, distinct.ids, distinct.positions, distinct.attention)
     return states if len(states) == batch.num_tokens else states.index_select(0, distinct.index)
+
+
+def repeat_cost(device: str, precision: str) -> float:
+    """What a token that a micro-batch repeats costs its memory: where only what is added asks, its keys and values."""
+    return REPEAT_COST / 2 if device.startswith("cuda") and precision == "bf16" else REPEAT_COST
 
 
 class SharedPrefixAttention:

@@ -14,7 +14,7 @@ from reroll.config.strategy import TorchStrategyConfig
 from reroll.models.load import load_model, load_tokenizer
 from reroll.models.tiny import make_tiny
 from reroll.tokens.batch import Batch, pack
-from reroll.tokens.packing import balance, micro_batches
+from reroll.tokens.packing import balance, micro_batches, order_of
 from reroll.training.base import Needs, required
 from reroll.training.loss import PolicyLoss
 from reroll.training.torch_strategy import TorchStrategy
@@ -86,7 +86,7 @@ def test_micro_batches_of_any_size_give_the_gradient_of_the_whole(
 
 def split(batch: Batch, num_ranks: int) -> list[Batch]:
     """The rows of each data-parallel rank, as `train_jobs` deals them out."""
-    return [batch.select_units(part) for part in balance(batch.unit_lengths, num_parts=num_ranks)]
+    return [batch.select_units(part) for part in balance(order_of(batch), num_parts=num_ranks)]
 
 
 @pytest.mark.parametrize("aggregation", get_args(Aggregation))

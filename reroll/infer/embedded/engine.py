@@ -108,7 +108,10 @@ class EmbeddedEngine(Engine):
         *,
         max_running: int = 64,
         max_cached: int | None = None,
+        reads_again: bool = False,
     ) -> None:
+        """With `reads_again`, new weights read the contexts of requests in flight anew; else they go on from what older weights
+        have read."""
         self._runner = ModelRunner(model)
         self._tokenizer = tokenizer
         self._max_running = max_running
@@ -125,6 +128,7 @@ class EmbeddedEngine(Engine):
         self._ahead: _RunningStep | None = None
         self._version = 0
         self._asleep = False
+        self._reads_again = reads_again
         self.counts = EngineCounts()
 
     def submit(self, request: Request) -> None:
@@ -194,21 +198,27 @@ class EmbeddedEngine(Engine):
         self._cached_prefixes.clear()
         for sequence in self._running:
             sequence.is_current = False
+        if self._reads_again:
+            self._forget_running()
         self._runner.load(weights)
         self._version = version
 
     def sleep(self) -> None:
         self._ahead = None
-        for sequence in self._running:
-            sequence.cached = 0
-        self._waiting.extendleft(reversed(self._running))
-        self._running = []
+        self._forget_running()
         self._cached_prefixes.clear()
         self._backend.free()
         self._asleep = True
 
     def wake(self) -> None:
         self._asleep = False
+
+    def _forget_running(self) -> None:
+        """All that run wait again, at the front: their contexts are read anew."""
+        for sequence in self._running:
+            sequence.cached = 0
+        self._waiting.extendleft(reversed(self._running))
+        self._running = []
 
     def _admit(self) -> list[_Siblings]:
         """Take from the waiting requests, oldest first, as many as may run and be read now."""

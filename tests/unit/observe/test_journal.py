@@ -63,7 +63,7 @@ def test_events_come_back_as_they_were_recorded(tmp_path: Path) -> None:
         journal.record("0.1", SampleState.QUEUED)
         journal.record("0.1", SampleState.FAILED, reason='a "quoted"\nline', version=3)
     begun, queued, failed = read_journal(journal.folder)
-    assert (begun.state, begun.detail) == (BEGUN, {"version": 0, "config": "abc"})
+    assert (begun.state, begun.detail) == (BEGUN, {"version": 0, "config": "abc", "attempt": 1})
     assert (queued.time_s, queued.sample_id, queued.state, queued.detail) == (1.5, "0.1", SampleState.QUEUED, {})
     assert failed.state is SampleState.FAILED
     assert failed.detail == {"reason": 'a "quoted"\nline', "version": 3}
