@@ -2,7 +2,7 @@
 #   docker build -t reroll .
 #   docker run --rm -it --gpus all --shm-size 8g -v "$PWD":/work reroll train config.yaml
 # The sandbox of the code rewards makes namespaces of its own where it may (`--security-opt seccomp=unconfined`); elsewhere it
-# falls back to Landlock and says so: `docker run --rm --entrypoint python reroll -m reroll.sandbox`.
+# falls back to Landlock and says so: `docker run --rm --entrypoint python reroll -m reroll_zoo.sandbox`.
 ARG PYTHON=3.12
 FROM python:${PYTHON}-slim
 

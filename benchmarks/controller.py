@@ -32,9 +32,8 @@ from reroll.runtime import make_runtime
 from reroll.runtime.base import Calls, Placement, Runtime, WorkerInfo, Workers
 from reroll.tokens.batch import pack
 from reroll.tokens.samples import rows_of
-from reroll.training.cluster import TrainCluster
+from reroll.training.cluster import TrainCluster, TrainJob
 from reroll.training.loss import PolicyLoss
-from reroll.training.worker import TrainJob
 from reroll.types import Completion, FinishReason, Prompt, Request, SamplingParams, Score, Status, Trajectory, Turn
 
 NUM_STEPS = 4

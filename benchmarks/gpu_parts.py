@@ -31,7 +31,7 @@ from reroll.runtime.base import WorkerInfo
 from reroll.tokens.batch import pack
 from reroll.tokens.packing import micro_batches
 from reroll.training.base import Strategy
-from reroll.training.worker import make_strategy
+from reroll.training.make import make_strategy
 from reroll.types import Request, Sample, SamplingParams
 
 sys.path.insert(0, str(Path(__file__).parent / "peers"))

@@ -16,10 +16,10 @@ from typing import Any
 
 from report import arguments, report
 
-from reroll.config.sandbox import LocalSandbox
 from reroll.errors import SandboxError
-from reroll.sandbox.base import Program
-from reroll.sandbox.local import LEVELS, LocalPool
+from reroll_zoo.sandbox.base import Program
+from reroll_zoo.sandbox.config import LocalSandbox
+from reroll_zoo.sandbox.local import LEVELS, LocalPool
 
 SOURCE = "n = int(input())\nprint(sum(i * i for i in range(n)))"
 NUM_AT_A_TIME = 2

@@ -60,6 +60,10 @@ class WorkerTimeout(WorkerError):
     """A worker took longer than its call was given: it was ended, and another is in its place."""
 
 
+class NoRoom(RerollError):
+    """The machines that there are have no place for a worker."""
+
+
 class EnvError(RerollError):
     """An environment failed: becomes a status on the trajectory, never escapes a step."""
 

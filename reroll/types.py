@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from functools import cache
 from operator import attrgetter
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,12 +88,80 @@ class SamplingParams(_Plain):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenTokens(_Plain):
+    """The beginning of a completion that is not over yet: ids, log-probs and versions as in `Completion`."""
+
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    versions: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Request(_Plain):
     """One completion asked of an engine."""
 
     id: str
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams
+    written: WrittenTokens = WrittenTokens()
+    """Written already, by this engine or another: the completion begins with it and goes on after it, and since a token is
+    drawn from (seed, position, weights), comes out as if it had been written in one go."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenBlock(_Plain):
+    """Tokens that an engine has written for several requests since it last told of them.
+
+    Row i is a run of `counts[i]` tokens of one request under one version of the weights; the arrays hold them row by row.
+    """
+
+    request_ids: tuple[str, ...]
+    starts: tuple[int, ...]
+    """Place of a row's first token in its completion."""
+    counts: tuple[int, ...]
+    versions: tuple[int, ...]
+    token_ids: NDArray[np.uint32]
+    logprobs: NDArray[np.float64]
+
+
+class PartialCompletion:
+    """A completion that is being written, as far as it was told."""
+
+    __slots__ = ("_ids", "_logprobs", "num_tokens", "versions")
+
+    def __init__(self, written: WrittenTokens | None = None) -> None:
+        self._ids: list[NDArray[np.uint32]] = []
+        self._logprobs: list[NDArray[np.float64]] = []
+        self.num_tokens = 0
+        self.versions: list[tuple[int, int]] = []
+        """As in `Completion`."""
+        if written is not None and written.token_ids:
+            self._ids.append(np.array(written.token_ids, dtype=np.uint32))
+            self._logprobs.append(np.array(written.logprobs))
+            self.num_tokens = len(written.token_ids)
+            self.versions += written.versions
+
+    def add(self, ids: NDArray[np.uint32], logprobs: NDArray[np.float64], version: int) -> None:
+        """The tokens that come next; none is no news."""
+        if not len(ids):
+            return
+        self._ids.append(ids)
+        self._logprobs.append(logprobs)
+        self.num_tokens += len(ids)
+        if self.versions and self.versions[-1][0] == version:
+            self.versions[-1] = (version, self.versions[-1][1] + len(ids))
+        else:
+            self.versions.append((version, len(ids)))
+
+    def written(self) -> WrittenTokens:
+        """All of it, as a request takes it."""
+        if not self._ids:
+            return WrittenTokens()
+        return WrittenTokens(
+            token_ids=tuple(np.concatenate(self._ids).tolist()),
+            logprobs=tuple(np.concatenate(self._logprobs).tolist()),
+            versions=tuple(self.versions),
+        )
 
 
 class FinishReason(StrEnum):
@@ -116,6 +184,13 @@ class Completion(_Plain):
     finish_reason: FinishReason
     versions: tuple[tuple[int, int], ...]
     """Runs of (weight version, number of tokens written under it), oldest first."""
+
+
+class Versions(NamedTuple):
+    """The oldest and the newest weights that wrote any token of a sample."""
+
+    oldest: int
+    newest: int
 
 
 class Status(StrEnum):
@@ -212,9 +287,10 @@ class Trajectory(_Plain):
         return sum(len(turn.completion.token_ids) for turn in self.turns)
 
     @property
-    def newest_version(self) -> int:
-        """The newest weights that any of its tokens was written under; -1 if it has none."""
-        return max((version for turn in self.turns for version, _ in turn.completion.versions), default=-1)
+    def versions(self) -> Versions:
+        """The weights that its tokens were written under. It must have tokens."""
+        versions = [version for turn in self.turns for version, _ in turn.completion.versions]
+        return Versions(min(versions), max(versions))
 
     @property
     def text(self) -> str:

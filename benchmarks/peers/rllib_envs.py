@@ -24,7 +24,7 @@ from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from env_work import GYMNASIUM_ID, IN_FLIGHT
 
-from reroll.config.env_tools import TagAction
+from reroll.config.actions import TagAction
 from reroll.envs.actions import parse_action
 from reroll_zoo.adapters.config import GymnasiumConfig
 from reroll_zoo.adapters.gymnasium import Gymnasium

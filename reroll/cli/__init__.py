@@ -15,15 +15,17 @@ from reroll.cli.audit import audit
 from reroll.cli.chat import chat
 from reroll.cli.eval import evaluate
 from reroll.cli.init import init
-from reroll.cli.plan import plan
+from reroll.cli.plug_ins import add_plug_ins
 from reroll.cli.reference import print_explanation, schema
+from reroll.cli.replay import replay
 from reroll.cli.rewards import rewards
-from reroll.cli.show import show
+from reroll.cli.supervisor import supervise
 from reroll.config.imports import search_in
 from reroll.config.load import dump_config, load_config
 from reroll.config.load_part import load_env
 from reroll.config.tree import AnyConfig, RlvrConfig
 from reroll.errors import ConfigError, RerollError
+from reroll.pipeline.restarts import Restarts
 
 if TYPE_CHECKING:
     from reroll.envs.check import Report
@@ -39,13 +41,13 @@ app.add_typer(models, name="models")
 envs = typer.Typer(help="Environments that a policy acts in.", no_args_is_help=True)
 app.add_typer(envs, name="envs")
 app.add_typer(rewards, name="rewards")
-app.command("plan")(plan)
 app.command("chat")(chat)
 app.command("init")(init)
-app.command("show")(show)
 app.command("audit")(audit)
+app.command("replay")(replay)
 app.command("eval")(evaluate)
 app.command("schema")(schema)
+add_plug_ins(app)
 
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
@@ -78,12 +80,25 @@ def train(
     overrides: Overrides = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's last checkpoint.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Start anew over an existing run of this name.")] = False,
+    restarts: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="How often to go on after lost processes or machines; default: run.restarts.", show_default=False
+        ),
+    ] = None,
 ) -> None:
-    """Train as FILE says, into runs/NAME/."""
-    config = load_config(file, overrides or ())
+    """Train as FILE says, into runs/NAME/. What is lost with a process or a machine is started anew, and the run goes on."""
+    counted = Restarts()
+    if restarts != 0:
+        supervise(counted)
+    again = counted.num > 0
+    wanted = [] if restarts is None else [f"run.restarts={restarts}"]
+    config = load_config(file, [*(overrides or ()), *wanted])
     from reroll.pipeline.run import train as run_training
 
-    outcome = run_training(config, resume=resume, overwrite=overwrite, code_folder=file.parent)
+    outcome = run_training(
+        config, resume=resume or again, overwrite=overwrite and not again, code_folder=file.parent, restarts=counted
+    )
     console = Console(highlight=False, soft_wrap=True)
     if outcome.interrupted:
         console.print(f"[yellow]stopped[/] after {outcome.num_steps} steps, saved in {outcome.checkpoint}: go on with --resume")

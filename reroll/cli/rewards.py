@@ -13,7 +13,6 @@ from rich.table import Table
 
 from reroll.config.imports import search_in
 from reroll.config.load_part import AskedReward, load_reward
-from reroll.config.reward_penalties import LengthReward, OverlongReward
 from reroll.config.rewards import walk
 
 if TYPE_CHECKING:
@@ -82,7 +81,7 @@ def _print(asked: AskedReward, prompt: Prompt, verdicts: Sequence[RewardTrial]) 
         said = _short(verdict.text) if verdict.text else "(empty)"
         table.add_row(escape(said), value, escape(told), f"{1000 * verdict.seconds:.1f}")
     console.print(table)
-    if any(isinstance(node, OverlongReward | LengthReward) for _, node in walk({asked.name: asked.node})):
+    if any(node.counts_tokens for _, node in walk({asked.name: asked.node})):
         console.print("[dim]Lengths are counted in words here, in a run in tokens.[/]")
 
 

@@ -10,7 +10,6 @@ from reroll.config.check_judges import judge_violations
 from reroll.config.data import EnvSource, SourceConfig
 from reroll.config.registry import package_violations
 from reroll.config.reward_judge import JudgeReward
-from reroll.config.reward_penalties import LengthReward, OverlongReward
 from reroll.config.rewards import (
     CascadeReward,
     EarnedReward,
@@ -35,7 +34,9 @@ def nodes_violations(
     """What is wrong with rewards, whatever they are for."""
     for name, node in walk(rewards):
         where = f"rewards.{name}"
-        yield from (*_combined(where, node), *_lengths(where, node), *package_violations(where, node))
+        yield from (*_combined(where, node), *package_violations(where, node))
+        for fault in node.violations():
+            yield Violation(f"{where}.{fault.path}", fault.problem, fault.fix)
         if isinstance(node, ImportReward) and not module_exists(node.path):
             problem = f"no module {node.path.partition(':')[0]!r} beside the YAML, in the working directory or installed"
             yield Violation(f"{where}.path", problem, "give it as module:function")
@@ -115,12 +116,3 @@ def _combined(where: str, node: RewardConfig) -> Iterator[Violation]:
         yield Violation(
             f"{where}.steps", f"a cascade with {num_steps} has nowhere to go", "add a step, or use the reward itself"
         )
-
-
-def _lengths(where: str, node: RewardConfig) -> Iterator[Violation]:
-    if isinstance(node, OverlongReward) and node.buffer_tokens > node.max_tokens:
-        problem = f"{node.buffer_tokens} is more than max_tokens {node.max_tokens}"
-        yield Violation(f"{where}.buffer_tokens", problem, f"set it to at most {node.max_tokens}")
-    if isinstance(node, LengthReward) and node.target_tokens and node.target_tokens >= node.max_tokens:
-        problem = f"{node.target_tokens} is not below max_tokens {node.max_tokens}"
-        yield Violation(f"{where}.target_tokens", problem, f"set it below {node.max_tokens}, or raise max_tokens")

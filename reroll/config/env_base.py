@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import ClassVar
 
 from reroll.config.registry import KindConfig
@@ -18,3 +19,10 @@ class EnvConfig(KindConfig):
         Raises what its module raises. A kind that may lack something on this machine, a sandbox say, makes one and closes it.
         """
         self.implementation()
+
+    def rehearsals(self) -> Iterator[tuple[str, Callable[[], object]]]:
+        """(path of a field, what to try) for each piece of the user's code that it names.
+
+        It is tried before a run, in a process of its own; what it raises is told with the field.
+        """
+        yield from ()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from reroll.config.actions import ActionConfig, TagAction
 from reroll.config.base import ImportPath, Node
 from reroll.config.env_base import EnvConfig as EnvConfig
-from reroll.config.env_tools import ActionConfig, TagAction
 from reroll.config.imports import import_object
 
 
@@ -45,6 +45,9 @@ class ImportEnv(EnvConfig):
             signature.bind(**self.options)
         except TypeError as error:
             raise TypeError(f"{self.path} does not take these options: {error}") from None
+
+    def rehearsals(self) -> Iterator[tuple[str, Callable[[], object]]]:
+        yield "path", self.prepare
 
 
 class EnvDomain(Node):

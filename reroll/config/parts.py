@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, TypeVar
 
@@ -53,13 +53,21 @@ class LocalRuntimeConfig(Node):
     kind: Literal["local"] = "local"
 
 
-class ProcessesRuntimeConfig(Node):
+class _WatchedConfig(Node):
+    """What runtimes have in common whose workers can be ended."""
+
+    watchdog_s: float | None = Field(default=600.0, gt=0)
+    """A model's worker that trains, predicts or generates and shows no sign of life (a micro-batch, a step of an engine) within
+    this time counts as lost: its stacks are printed, and it is ended. null: it is waited for."""
+
+
+class ProcessesRuntimeConfig(_WatchedConfig):
     """Each worker is a process of its own on this machine. Nothing to install."""
 
     kind: Literal["processes"]
 
 
-class RayRuntimeConfig(Node):
+class RayRuntimeConfig(_WatchedConfig):
     """Workers are Ray actors in placement groups."""
 
     kind: Literal["ray"]
@@ -146,6 +154,20 @@ class EngineConfig(KindConfig):
     """`same` follows the policy's precision."""
     sleep: bool = False
     """Whether it frees its memory while another role holds its device; else it only pauses."""
+    report_every: int = Field(default=32, ge=1)
+    """The controller learns the tokens of an unfinished sample in blocks of so many: what an engine wrote since the last one is
+    drawn again if the engine, or the run, is lost."""
+
+    @property
+    def gpus_per_worker(self) -> int:
+        """GPUs that share each layer of one engine."""
+        return 1
+
+    def ranks(self, devices: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+        """The devices of each worker: workers are dealt out over them, each taking as many as it is cut over."""
+        width = self.gpus_per_worker
+        parts = [devices[start : start + width] for start in range(0, len(devices) - width + 1, width)] or [devices]
+        return tuple(parts[rank % len(parts)] for rank in range(self.num_workers))
 
     def violations(self, runtime: RuntimeConfig) -> Iterator[Violation]:
         """What keeps this kind from running as asked."""
@@ -186,24 +208,14 @@ class ExternalEngineConfig(EngineConfig):
     """While another role holds its device: true frees KV cache and weights, and requests in flight are prefilled again when the
     engine is back; false only pauses."""
 
+    @property
+    def gpus_per_worker(self) -> int:
+        return self.tp
 
-class VllmEngineConfig(ExternalEngineConfig):
-    """vLLM, in the worker's process. Needs the extra `vllm`."""
-
-    runs: ClassVar[str] = "reroll.infer.vllm.engine:VllmEngine"
-    packages: ClassVar[Mapping[str, str]] = {"vllm": "reroll[vllm]"}
-
-    kind: Literal["vllm"] = "vllm"
-    cpu_cache_gib: float = Field(default=1.0, gt=0)
-    """Memory for the cache where the engine runs on the CPU."""
-
-    def violations(self, runtime: RuntimeConfig) -> Iterator[Violation]:
-        if self.num_workers > 1 and isinstance(runtime, LocalRuntimeConfig):
-            yield Violation(
-                "engine.num_workers",
-                "a process holds one vLLM engine, and the local runtime is one process",
-                "set it to 1, or runtime.kind to processes or ray",
-            )
+    @property
+    def cpu_pool_gib(self) -> float:
+        """Memory for the KV cache where the engine runs on the CPU."""
+        return 0.0
 
 
 class DomainRolloutConfig(Node):
@@ -342,6 +354,9 @@ class RunConfig(Node):
     """Of all that is drawn: prompts, samples, shuffles."""
     steps: int = Field(default=100, ge=1)
     """Batches to train on, those before a resume included."""
+    restarts: int = Field(default=3, ge=0)
+    """How often the run is started anew, and goes on from its last checkpoint and its journal, after a process or a machine was
+    lost; those after which it got further do not count. 0: it ends."""
     trackers: list[Tracker] = Field(default_factory=list)
     """Beside metrics.jsonl, which is always written."""
     log_samples: int = Field(default=4, ge=0)

@@ -152,6 +152,19 @@ def find_kind(group: str, name: str) -> type[KindConfig] | None:
     return found
 
 
+def load_entry(group: str, name: str) -> Any:
+    """What a package registered under this name, imported; None if none did. Raises ValueError if several did."""
+    entries = _entries(group).get(name, ())
+    if len(entries) > 1:
+        raise ValueError(f"{name} is registered by {' and by '.join(map(_told, entries))}: uninstall one of them")
+    return entries[0].load() if entries else None
+
+
+def entry_names(group: str) -> list[str]:
+    """The names that packages registered."""
+    return list(_entries(group))
+
+
 @cache
 def _entries(group: str) -> dict[str, tuple[EntryPoint, ...]]:
     """What packages registered, by name."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar
 
 from pydantic import Field
 
 from reroll.config.base import Pattern
 from reroll.config.registry import KindConfig
-from reroll.config.sandbox import LocalSandbox, SandboxConfig
+from reroll.errors import Violation
 
 
 class RewardConfig(KindConfig):
@@ -20,8 +21,15 @@ class RewardConfig(KindConfig):
     only_rows_of: ClassVar[str | None] = None
     """The one kind of data source whose rows it can judge; None: any."""
 
+    counts_tokens: ClassVar[bool] = False
+    """Whether it judges how many tokens were written."""
+
     weight: float = 1.0
     """What it counts inside a stack; it changes nothing elsewhere."""
+
+    def violations(self) -> Iterator[Violation]:
+        """What of its options contradicts each other, with paths inside the node."""
+        yield from ()
 
 
 class InProcess(RewardConfig):
@@ -57,11 +65,3 @@ class Extracting(InProcess):
     @property
     def verdict_on_hang(self) -> float | None:
         return self.wrong
-
-
-class SandboxedReward(RewardConfig):
-    """A reward that runs what the policy wrote. What it `runs` is called with the node and a `reroll.sandbox.base.Sandbox`, and
-    gives something to await: `async (prompt, trajectory) -> Score`."""
-
-    sandbox: SandboxConfig = LocalSandbox()
-    """Where programs run."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
 
-from reroll.config.advantages import AdvantageConfig, NormalisedAdvantageConfig, ShapingConfig
+from reroll.config.advantages import AdvantageConfig, NormalisedAdvantageConfig, RemaxAdvantageConfig, ShapingConfig
 from reroll.config.agents import AgentConfig, EndpointConfig
 from reroll.config.algorithm import (
     CriticConfig,
@@ -50,6 +51,17 @@ class GuardConfig(Node):
     moment wrote. null: by precision, 0.001 in fp32 and 0.15 in bf16; twice that for engines other than `embedded`."""
     max_stale_gap: float = Field(default=3.0, gt=0)
     """The same over tokens of older weights, from which the policy has moved on (`rollout.max_staleness`)."""
+
+
+class RecordedRunConfig(Node):
+    """A run, and which of its steps to train again."""
+
+    run: Path
+    """Its folder."""
+    start: int = Field(default=0, ge=0)
+    """Steps that are taken as they were: the run's checkpoint after so many is begun from. 0: the model that it began from."""
+    stop: int | None = Field(default=None, ge=1)
+    """The last step to train; null: the last that the journal holds."""
 
 
 class RlvrConfig(PipelineConfig):
@@ -109,6 +121,8 @@ class RlvrConfig(PipelineConfig):
     guard: GuardConfig = Field(default_factory=GuardConfig)
     weights: WeightsConfig = Field(default_factory=WeightsConfig)
     eval: EvalConfig = Field(default_factory=EvalConfig)
+    recorded: RecordedRunConfig | None = None
+    """Train on the samples in the journal of an earlier run, without engines (`reroll replay`); null: draw samples."""
 
     @property
     def max_total_tokens(self) -> int:
@@ -131,6 +145,11 @@ class RlvrConfig(PipelineConfig):
     def has_own_reference(self) -> bool:
         """Whether a model is held beside the policy for a KL penalty: not where that is the policy without its adapter."""
         return self.kl.coef > 0 and (self.policy.lora is None or self.reference.model is not None)
+
+    @property
+    def has_greedy_baseline(self) -> bool:
+        """Whether each group has a greedy sample beside the others, whose reward they are compared with."""
+        return isinstance(self.advantage, RemaxAdvantageConfig)
 
     @property
     def learns_from_advantages(self) -> bool:

@@ -6,7 +6,7 @@ import inspect
 from dataclasses import replace
 from typing import Any, cast
 
-from reroll.config.env_tools import ActionConfig, LastLineAction, RegexAction, TagAction
+from reroll.config.actions import ActionConfig, LastLineAction, RegexAction, TagAction
 from reroll.envs.base import Env, InvalidAction, StepResult
 from reroll.runtime.patterns import last_match
 from reroll.types import Message

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from reroll.types import Completion, Request
+from reroll.types import Completion, Request, TokenBlock
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,8 @@ class Engine(ABC):
     def submit(self, request: Request) -> None:
         """Queue a request. Siblings (equal `prompt_ids`) submitted together share one prefill.
 
+        What it says is `written` is read as context; its tokens are neither drawn again nor counted as generated.
+
         Raises ValueError, naming the request, if it can never run (an empty prompt, or one longer than the model takes).
         """
 
@@ -60,6 +62,10 @@ class Engine(ABC):
     @abstractmethod
     def step(self) -> list[Finished]:
         """Write one token for every running request; report those that ended."""
+
+    @abstractmethod
+    def new_tokens(self) -> TokenBlock | None:
+        """What was written since the last call for requests that have not ended; None if nothing was."""
 
     @property
     @abstractmethod

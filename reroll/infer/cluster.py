@@ -8,16 +8,18 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from reroll.errors import RerollError, WorkerDied, WorkerError
 from reroll.infer.base import Finished
 from reroll.infer.prefixes import PrefixIndex
 from reroll.infer.worker import Abort, Command, EngineReport, EngineStatus, InferWorker, Submit
-from reroll.infer.worker_state import Affinity, PendingRequest, WorkerState, work_between
+from reroll.infer.worker_state import Affinity, OnTokens, PendingRequest, WorkerState, work_between
 from reroll.observe.metrics import Last, Stats
 from reroll.runtime.base import Workers
-from reroll.types import Completion, Request
+from reroll.types import Completion, Request, TokenBlock
 from reroll.weights.buckets import Bucket, Channel, GroupRank, ProcessLocation
 
 T = TypeVar("T")
@@ -45,6 +47,10 @@ _MAX_REMEMBERED_TOKENS = 1 << 23
 log = logging.getLogger(__name__)
 
 
+def _ignore(ids: NDArray[np.uint32], logprobs: NDArray[np.float64], version: int) -> None:
+    """Nobody wants to know before the completion is there."""
+
+
 class InferCluster:
     """Routes requests to `workers` (spawned with `concurrency=CONCURRENCY`) by load; siblings together, and a
     conversation where its last turn was.
@@ -52,9 +58,10 @@ class InferCluster:
     Each worker has one sender, which carries all commands queued since its last call, and one receiver, which waits
     for events: the number of calls follows time, not requests.
 
-    When a worker's process dies, its requests start again on the living. Seeds make them draw what they would have drawn,
-    unless the weights have changed since. The worker is started anew where there is room, and serves again from the next
-    push on. When the last one dies the cluster fails. A worker that raises fails it too: the next one would raise as well.
+    When a worker's process dies, its requests go on among the living from the last token that it told of, and draw what they
+    would have drawn, unless the weights have changed since. The worker is started anew where there is room, and serves again
+    from the next push on. When the last one dies the cluster fails. A worker that raises fails it too: the next one would
+    raise as well.
     """
 
     def __init__(self, workers: Workers[InferWorker]) -> None:
@@ -70,9 +77,10 @@ class InferCluster:
         self._failure: RerollError | None = None
         self._reported: dict[int, EngineStatus] = {}
 
-    async def generate(self, request: Request) -> Completion:
+    async def generate(self, request: Request, on_tokens: OnTokens = _ignore) -> Completion:
         """The completion of this request. Cancelling the call aborts the request.
 
+        While it is written `on_tokens` gets its tokens, some at a time; what ends it is in the completion only.
         Raises ValueError if the request can never run, WorkerError if an engine raised, WorkerDied if none is left.
         """
         if self._failure is not None:
@@ -80,7 +88,8 @@ class InferCluster:
         if request.id in self._pending:
             raise ValueError(f"request {request.id} is already in flight: ids must be unique")
         self._start_tasks()
-        pending = PendingRequest(request, asyncio.get_running_loop().create_future(), self._route(request.prompt_ids))
+        answer: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        pending = PendingRequest(request, answer, self._route(request.prompt_ids), on_tokens)
         self._pending[request.id] = pending
         self._dispatch(pending)
         try:
@@ -217,7 +226,7 @@ class InferCluster:
     def _dispatch(self, pending: PendingRequest) -> None:
         pending.worker.load += 1
         pending.worker.has_load.set()
-        pending.worker.post(Submit(pending.request))
+        pending.worker.post(Submit(pending.rest()))
 
     def _route(self, prompt_ids: tuple[int, ...]) -> WorkerState:
         """The worker for a request: its siblings' or its last turn's if that is not overloaded, else the least loaded.
@@ -271,6 +280,9 @@ class InferCluster:
     def _deliver(self, worker: WorkerState, report: EngineReport) -> None:
         worker.status = report.status
         for event in report.events:
+            if isinstance(event, TokenBlock):
+                self._deliver_tokens(worker, event)
+                continue
             pending = self._pending.get(event.request_id)
             if pending is None or pending.answer.done():  # Cancelled in the meantime.
                 continue
@@ -278,6 +290,14 @@ class InferCluster:
                 pending.answer.set_result(event.completion)
             else:
                 pending.answer.set_exception(ValueError(event.reason))
+
+    def _deliver_tokens(self, worker: WorkerState, block: TokenBlock) -> None:
+        end = 0
+        for id, start, count, version in zip(block.request_ids, block.starts, block.counts, block.versions, strict=True):
+            begin, end = end, end + count
+            pending = self._pending.get(id)
+            if pending is not None and pending.worker is worker:
+                pending.add(start, block.token_ids[begin:end], block.logprobs[begin:end], version)
 
     def _on_death(self, worker: WorkerState, error: WorkerDied) -> None:
         """Stop routing to a dead worker, send its requests to the others, and have it restarted."""
@@ -289,9 +309,10 @@ class InferCluster:
             return
         moved = [pending for pending in self._pending.values() if pending.worker is worker and not pending.answer.done()]
         log.warning(
-            "engine[%d] is gone (killed, out of memory, or its node lost): the others take over its %d requests",
+            "engine[%d] is gone (killed, out of memory, or its node lost): the others take over its %d requests with %d tokens",
             worker.rank,
             len(moved),
+            sum(pending.partial.num_tokens for pending in moved),
         )
         for pending in moved:
             worker.load -= 1

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from reroll.infer.base import Finished
 from reroll.infer.embedded.sampler import RowSampling
-from reroll.types import Completion, FinishReason, Request
+from reroll.types import Completion, FinishReason, Request, TokenBlock
 
 
 def check_request(request: Request, *, max_length: int) -> None:
@@ -38,18 +40,23 @@ def end_ids(folder: str, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
 
 @dataclass(slots=True, eq=False)
 class SequenceState:
-    """A request and the tokens generated for it so far."""
+    """A request and the tokens generated for it so far, here or before it came here."""
 
     request: Request
     end_ids: frozenset[int]
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[tuple[int, int]] = field(default_factory=list)
+    tokens: list[int] = field(init=False)
+    logprobs: list[float] = field(init=False)
+    versions: list[tuple[int, int]] = field(init=False)
     length: int = field(init=False)
     """Number of tokens in the context: prompt and completion."""
+    num_told: int = field(init=False)
+    """Leading tokens that whoever asked knows of."""
 
     def __post_init__(self) -> None:
+        written = self.request.written
+        self.tokens, self.logprobs, self.versions = list(written.token_ids), list(written.logprobs), list(written.versions)
         self.length = len(self.request.prompt_ids) + len(self.tokens)
+        self.num_told = len(self.tokens)
 
     @property
     def context(self) -> tuple[int, ...]:
@@ -81,6 +88,43 @@ class SequenceState:
             token_ids=tuple(self.tokens), logprobs=tuple(self.logprobs), finish_reason=reason, versions=tuple(self.versions)
         )
         return Finished(self.request.id, completion)
+
+
+def tell(states: Iterable[SequenceState]) -> TokenBlock | None:
+    """What was written for these since they were last told of; None if nothing was."""
+    rows: list[tuple[str, int, int, int]] = []
+    ids, logprobs = array("I"), array("d")
+    for state in states:
+        if state.num_told == len(state.tokens):
+            continue
+        rows += [(state.request.id, *row) for row in _untold_runs(state)]
+        ids.extend(state.tokens[state.num_told :])
+        logprobs.extend(state.logprobs[state.num_told :])
+        state.num_told = len(state.tokens)
+    if not rows:
+        return None
+    request_ids, starts, counts, versions = zip(*rows, strict=True)
+    return TokenBlock(
+        request_ids=request_ids,
+        starts=starts,
+        counts=counts,
+        versions=versions,
+        token_ids=np.frombuffer(ids, dtype=np.uint32),
+        logprobs=np.frombuffer(logprobs, dtype=np.float64),
+    )
+
+
+def _untold_runs(state: SequenceState) -> list[tuple[int, int, int]]:
+    """The runs of tokens under one version, after those that were told: where each starts, how long it is, the version."""
+    end = len(state.tokens)
+    runs: list[tuple[int, int, int]] = []
+    for version, count in reversed(state.versions):
+        start = max(end - count, state.num_told)
+        runs.append((start, end - start, version))
+        end -= count
+        if end <= state.num_told:
+            break
+    return runs[::-1]
 
 
 def sampling_until_min_tokens(state: SequenceState) -> RowSampling:

@@ -20,10 +20,14 @@ from reroll.infer.embedded.engine import EmbeddedEngine
 from reroll.models.load import DTYPES, Precision, load_model, load_tokenizer
 from reroll.runtime.base import WorkerInfo
 from reroll.runtime.cpu import release_helper_threads
-from reroll.types import Request
+from reroll.runtime.watchdog import at_work, beat
+from reroll.types import Request, TokenBlock
 from reroll.weights.buckets import Bucket, Channel, ProcessLocation, WeightReceiver, location_of
 
 T = TypeVar("T")
+
+REPORT_EVERY = 32
+"""Steps, so also tokens of a request, between two reports of what is being written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,9 @@ class Failed:
     reason: str
 
 
+EngineEvent = Finished | Failed | TokenBlock
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStatus:
     """Totals since the worker started."""
@@ -67,9 +74,9 @@ class EngineStatus:
 
 @dataclass(frozen=True, slots=True)
 class EngineReport:
-    """What happened since the last exchange."""
+    """What happened since the last exchange, in order."""
 
-    events: tuple[Finished | Failed, ...]
+    events: tuple[EngineEvent, ...]
     status: EngineStatus
 
 
@@ -83,10 +90,12 @@ class InferWorker:
         model: str,
         precision: Precision,
         max_running: int,
+        report_every: int = REPORT_EVERY,
         lora: LoraConfig | None = None,
         external: ExternalEngineConfig | None = None,
     ) -> None:
-        """`external`: that engine, with these settings; None is the embedded one."""
+        """After every `report_every` steps it tells what was written for requests that have not ended. `external`: that engine,
+        with these settings; None is the embedded one."""
         self._device = torch.device(info.device)
         engine: Engine
         if external is not None:
@@ -95,15 +104,17 @@ class InferWorker:
         else:
             policy = load_model(model, dtype=DTYPES[precision], device=info.device, lora=lora)
             engine = EmbeddedEngine(policy, load_tokenizer(model), max_running=max_running)
-        self._start(engine, max_running=max_running)
+        self._start(engine, max_running=max_running, report_every=report_every)
 
-    def _start(self, engine: Engine, *, max_running: int) -> None:
+    def _start(self, engine: Engine, *, max_running: int, report_every: int = REPORT_EVERY) -> None:
         self._engine = engine
         self._max_running = max_running
+        self._report_every = report_every
+        self._num_untold_steps = 0
         self._changed = threading.Condition()
         self._commands: list[Command] = []
         self._calls: list[tuple[Callable[[], Any], Future[Any]]] = []
-        self._events: list[Finished | Failed] = []
+        self._events: list[EngineEvent] = []
         self._paused = False
         self._receiver: WeightReceiver | None = None
         self._has_partial_weights = False
@@ -262,13 +273,20 @@ class InferWorker:
                 return False
             commands, self._commands = self._commands, []
             calls, self._calls = self._calls, []
-        events: list[Finished | Failed] = [failed for command in commands if (failed := self._apply(command))]
-        for work, future in calls:
-            _fulfil(work, future)
-        if self._can_step():
-            started = time.perf_counter()
-            events += self._engine.step()
-            self._busy_s += time.perf_counter() - started
+        events: list[EngineEvent] = [failed for command in commands if (failed := self._apply(command))]
+        with at_work():
+            for work, future in calls:
+                _fulfil(work, future)
+                beat()
+            if self._can_step():
+                started = time.perf_counter()
+                events += self._engine.step()
+                self._busy_s += time.perf_counter() - started
+                self._num_untold_steps += 1
+        if self._num_untold_steps and (self._paused or self._num_untold_steps >= self._report_every):
+            self._num_untold_steps = 0
+            if (block := self._engine.new_tokens()) is not None:
+                events.append(block)
         if events:
             with self._changed:
                 self._events += events

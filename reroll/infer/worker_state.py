@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
 
 from reroll.infer.worker import Command, EngineStatus
 from reroll.observe.metrics import Mean, Stats, Sum
-from reroll.types import Completion, Request
+from reroll.types import Completion, PartialCompletion, Request
+
+OnTokens = Callable[[NDArray[np.uint32], NDArray[np.float64], int], None]
+"""Gets the next tokens of a request, their log-probs and the version of the weights that wrote them."""
 
 
 @dataclass(slots=True)
@@ -54,11 +61,28 @@ class Affinity:
 
 @dataclass(slots=True)
 class PendingRequest:
-    """A request that was sent to a worker, and the future that its completion resolves."""
+    """A request that was sent to a worker, what is known of its tokens, and the future that its completion resolves."""
 
     request: Request
     answer: asyncio.Future[Completion]
     worker: WorkerState
+    on_tokens: OnTokens
+    partial: PartialCompletion = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.partial = PartialCompletion(self.request.written)
+
+    def add(self, start: int, ids: NDArray[np.uint32], logprobs: NDArray[np.float64], version: int) -> None:
+        """Take tokens that its worker tells of. Those of an engine that it has left do not fit."""
+        if start == self.partial.num_tokens:
+            self.partial.add(ids, logprobs, version)
+            self.on_tokens(ids, logprobs, version)
+
+    def rest(self) -> Request:
+        """The same request, to go on with from what is known of its tokens."""
+        if self.partial.num_tokens == len(self.request.written.token_ids):
+            return self.request
+        return replace(self.request, written=self.partial.written())
 
 
 def work_between(before: EngineStatus | None, now: EngineStatus) -> Stats:

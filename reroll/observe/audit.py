@@ -47,6 +47,10 @@ class Audit:
     """Written by those whose tokens are kept."""
     num_unkept: int = 0
     """Samples whose tokens were deleted to keep within `run.journal_gib`."""
+    num_continued_tokens: int = 0
+    """Written before an interruption, or before a group was sent back: samples that had not ended went on after them."""
+    num_discarded_tokens: int = 0
+    """Written before, and drawn anew for a reason that the journal gives."""
     staleness: int = 0
     """The largest."""
     violations: list[str] = field(default_factory=list)
@@ -59,6 +63,8 @@ class _OpenGroup:
     prompt: str
     version: int
     ended: set[int] = field(default_factory=set)
+    continued: dict[int, int] = field(default_factory=dict)
+    """By a sample's index, the tokens that it went on after."""
     needs_requeue: bool = False
     """The run was interrupted since: it must be admitted again."""
 
@@ -76,6 +82,14 @@ def audit(folder: Path, *, max_staleness: int, on_segment: Callable[[], None] = 
         on_segment()
     reader.finish()
     return found
+
+
+def counted_events(folder: Path) -> Iterator[Event]:
+    """The events that no interruption undid, oldest first."""
+    undone, _ = _undone(folder)
+    for number, event in enumerate(read_journal(folder)):
+        if not any(start <= number < end for start, end in undone):
+            yield event
 
 
 def _undone(folder: Path) -> tuple[list[tuple[int, int]], Audit]:
@@ -123,6 +137,8 @@ class _Auditor:
         match event.state:
             case SampleState.QUEUED:
                 self._queued(event)
+            case SampleState.GENERATING:
+                self._generating(event)
             case SampleState.DONE:
                 self._done(event)
             case SampleState.TRAINED:
@@ -167,16 +183,32 @@ class _Auditor:
                 self._violation("lost", f"group {number} was of {group.prompt} and came back as {prompt}")
             self._open[number] = _OpenGroup(prompt, version)
 
+    def _generating(self, event: Event) -> None:
+        num_kept = event.detail.get("kept", 0)
+        self._found.num_continued_tokens += num_kept
+        self._found.num_discarded_tokens += event.detail.get("discarded", 0)
+        if num_kept and event.group in self._open:
+            self._open[event.group].continued[event.index] = num_kept
+        elif "discarded" in event.detail and event.group in self._open:
+            self._open[event.group].continued.pop(event.index, None)
+
     def _done(self, event: Event) -> None:
         group = self._open.get(event.group)
         if group is None:
             self._violation("out of order", f"sample {event.sample_id} ended, and its group is not open")
             return
+        if event.index in group.ended:
+            self._violation("drawn twice", f"sample {event.sample_id} ended twice")
         group.ended.add(event.index)
         trajectory = read_stored(event, text_of=lambda ids: "")
         if trajectory is None:
             self._found.num_unkept += 1
             return
+        num_kept = group.continued.get(event.index, 0)
+        if trajectory.num_completion_tokens < num_kept:
+            self._violation(
+                "lost", f"sample {event.sample_id} went on after {num_kept} tokens and has {trajectory.num_completion_tokens}"
+            )
         for turn in trajectory.turns:
             completion = turn.completion
             versions = [version for version, _ in completion.versions]
@@ -236,5 +268,7 @@ def describe(found: Audit) -> Iterator[tuple[str, str]]:
     yield "groups sent back", f"{found.sent_back:,}, their prompts queued again"
     yield "groups in flight", f"{found.in_flight:,} when the journal ends"
     yield "groups trained again", f"{found.undone:,}, after an interruption"
+    yield "tokens continued", f"{found.num_continued_tokens:,}: written before an interruption, and not again"
+    yield "tokens discarded", f"{found.num_discarded_tokens:,}: written before, and drawn anew"
     kept = f"{found.num_tokens:,}"
     yield "tokens", f"{kept}; those of {found.num_unkept:,} samples are no longer kept" if found.num_unkept else kept

@@ -68,6 +68,7 @@ CATALOGUE: dict[str, tuple[MetricDoc, ...]] = {
         ("tokens", "sum", "tokens", "In RL, tokens that the policy wrote; elsewhere, tokens of the rows trained on."),
         ("throughput/tokens_per_s", "last", "tokens/s", "`tokens` over `time/step_s`."),
         ("machine/core_wait", "last", "share", "Of its time, what the worst-off thread waited for a core that others had."),
+        ("run/restarts", "last", "", "How often the run was started anew by itself, since the user started or resumed it."),
     ),
     "Time": _docs(
         ("time/step_s", "last", "s", "The whole step."),
@@ -123,7 +124,24 @@ CATALOGUE: dict[str, tuple[MetricDoc, ...]] = {
         ("rollout/failed_samples", "sum", "samples", "Given up, with a reason in the journal."),
         ("rollout/failed_fraction", "mean", "share", "`failed_samples` of all that ended."),
         ("rollout/replayed_samples", "sum", "samples", "Episodes whose place was lost, played again: no failures."),
-        ("rollout/recalled_samples", "sum", "samples", "Had ended before the run was interrupted: taken from its journal."),
+        (
+            "rollout/recalled_samples",
+            "sum",
+            "samples",
+            "Had ended before the run was interrupted, or their group sent back: not drawn again.",
+        ),
+        (
+            "rollout/continued_tokens",
+            "sum",
+            "tokens",
+            "Written by then of samples that had not ended: those went on.",
+        ),
+        (
+            "rollout/discarded_tokens",
+            "sum",
+            "tokens",
+            "Written by then and drawn anew: the weights that wrote them are too old, or were lost.",
+        ),
         ("rollout/<domain>/trained_groups", "sum", "groups", "Of one domain, where there are several."),
         ("rollout/<domain>/dropped_groups", "sum", "groups", "Dropped, for want of a signal or of samples."),
         ("rollout/<domain>/ceded_groups", "sum", "groups", "That the domain owed a step and others gave instead."),

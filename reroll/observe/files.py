@@ -79,10 +79,11 @@ def _fix_for(error: OSError) -> str:
 
 
 def is_disk_full(error: Exception, folder: Path) -> bool:
-    """Writers in native code (torch, safetensors) hide the error number: ask the message, then the disk."""
+    """Writers in native code (safetensors) and in other processes hide the error number: ask the message, then the disk."""
+    full = (errno.ENOSPC, errno.EDQUOT)
     if isinstance(error, OSError):
-        return error.errno == errno.ENOSPC
-    return "No space left" in str(error) or shutil.disk_usage(folder).free < 64 * 1024
+        return error.errno in full
+    return any(os.strerror(number) in str(error) for number in full) or shutil.disk_usage(folder).free < 64 * 1024
 
 
 def sync_files(folder: Path) -> list[Path]:

@@ -2,6 +2,7 @@
 
 journal/000000.jsonl   events, one a line, in the order in which they happened; each line ends with its checksum
 journal/000000.tokens  what ended samples wrote and earned; events say where
+journal/in-flight.tokens  what samples that have not ended wrote so far (`partial_samples`)
 
 A pair of files is a segment; a new one is begun whenever a run is started or resumed, and when one is large. The tokens of
 the oldest segments are deleted when all together outgrow a bound; events are kept.
@@ -24,8 +25,9 @@ from typing import Any, BinaryIO, NamedTuple
 
 from reroll.errors import RunFolderError
 from reroll.observe.files import explained, sync
+from reroll.observe.partial_samples import PartialSamples
 from reroll.observe.trajectory_bytes import Decode, decode, decode_ids, encode, encode_ids
-from reroll.types import Trajectory
+from reroll.types import Trajectory, Versions
 
 JOURNAL_FOLDER = "journal"
 _EVENTS, _TOKENS = ".jsonl", ".tokens"
@@ -59,9 +61,10 @@ QUEUED_AGAIN = "queued again"
 _STATES = {state.value: state for state in SampleState}
 BEGUN, CONTINUED, STEPPED = "begun", "continued", "stepped"
 """States of events that are of no sample. A segment is opened because a run was started or resumed, or because the one before
-was full; detail: `version`, the weights that the run goes on from, and `config`, a fingerprint of all that decides what is
-sampled. A step is over, and its weights of this `version` are with the engines: what a checkpoint of it holds happened before
-this event, and a run that begins with this version undoes all after it."""
+was full; detail: `version`, the weights that the run goes on from, `config`, a fingerprint of all that decides what is
+sampled, and `attempt`, one more than the number of times that the run was started anew by itself. A step is over, and its
+weights of this `version` are with the engines: what a checkpoint of it holds happened before this event, and a run that begins
+with this version undoes all after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,7 @@ class Journal:
         folder: Path,
         *,
         config: str = "",
+        attempt: int = 1,
         text_of: Decode = str,
         max_bytes: int | None = None,
         clock: Callable[[], float] = time.time,
@@ -118,6 +122,7 @@ class Journal:
         None keeps all. Nothing is written before the first event."""
         self.folder = folder
         self._config = config
+        self._attempt = attempt
         self._text_of = text_of
         self._max_bytes = max_bytes
         self._clock = clock
@@ -125,13 +130,17 @@ class Journal:
         self._earlier = segments(folder)
         """Those that were there before this one was opened."""
         self._segment: _Segment | None = None
+        self.partial = PartialSamples(folder, config=config)
+        """What samples that have not ended wrote so far."""
 
     def resume(self, *, version: int, max_staleness: int) -> RecordedSamples:
-        """Go on from weights of this version, before the first event. What a run has sampled since that may be taken again.
+        """Go on from weights of this version, before the first event. What a run has sampled since that may be taken again:
+        `partial` then knows the samples that had not ended.
 
         Groups that are still open then were admitted under weights at most `max_staleness` versions older.
         """
         self._version = version
+        self.partial.load()
         oldest = version - max_staleness
         return RecordedSamples(_events_since(self._earlier, oldest), config=self._config, text_of=self._text_of)
 
@@ -143,7 +152,8 @@ class Journal:
         """The sample is scored, and waits to be trained on: keep all of it."""
         segment = self._current()
         stored = segment.store(sample_id, trajectory)
-        segment.record(self._clock(), sample_id, SampleState.DONE, {"reward": trajectory.reward, "stored": stored})
+        detail = {"reward": trajectory.reward, "versions": trajectory.versions, "stored": stored}
+        segment.record(self._clock(), sample_id, SampleState.DONE, detail)
         if segment.is_full:
             segment.close()
             self._segment = self._opened(CONTINUED)
@@ -158,9 +168,11 @@ class Journal:
         """Hand what was recorded to the operating system: from then on a crash of this process cannot lose it."""
         if self._segment is not None:
             self._segment.flush()
+        self.partial.flush()
 
     def close(self) -> None:
         """Flush and close. Safe to call twice."""
+        self.partial.close()
         if self._segment is not None:
             self._segment.close()
 
@@ -178,7 +190,8 @@ class Journal:
     def _opened(self, state: str) -> _Segment:
         last = max((int(path.stem) for path in segments(self.folder)), default=-1)
         segment = _Segment(self.folder / f"{last + 1:06d}{_EVENTS}")
-        segment.record(self._clock(), "", state, {"version": self._version, "config": self._config})
+        detail = {"version": self._version, "config": self._config, "attempt": self._attempt}
+        segment.record(self._clock(), "", state, detail)
         segment.flush()
         return segment
 
@@ -260,33 +273,31 @@ class RecordedSamples:
     def __init__(self, events: Iterable[Event], *, config: str, text_of: Decode) -> None:
         """Of the events of a run with another fingerprint nothing is taken: it would draw other samples."""
         self._text_of = text_of
-        self._found: dict[tuple[int, str, int], dict[int, Event]] = {}
-        """By a group's number, prompt and version of admission: ended samples by their index."""
-        admitted: dict[int, tuple[int, str, int]] = {}
+        self._found: dict[tuple[int, str], dict[int, Event]] = {}
+        """By a group's number and prompt: ended samples by their index."""
+        prompts: dict[int, str] = {}
         is_same = False
         for event in events:
             if event.state in (BEGUN, CONTINUED):
                 is_same = event.detail["config"] == config
             elif event.state == SampleState.QUEUED:
-                admitted[event.group] = (event.group, event.detail["prompt"], event.detail["version"])
-            elif event.state == SampleState.DONE and is_same and event.group in admitted:
-                self._found.setdefault(admitted[event.group], {})[event.index] = event
+                prompts[event.group] = event.detail["prompt"]
+            elif event.state == SampleState.DONE and is_same and event.group in prompts and "versions" in event.detail:
+                self._found.setdefault((event.group, prompts[event.group]), {})[event.index] = event
 
     def __len__(self) -> int:
         return sum(map(len, self._found.values()))
 
-    def has_group(self, number: int, prompt_id: str, version: int) -> bool:
-        """Whether any sample is there of a group that was admitted under this number and version."""
-        return (number, prompt_id, version) in self._found
+    def versions(self, number: int, prompt_id: str) -> list[Versions]:
+        """For each sample of such a group, the weights that wrote it."""
+        return [Versions(*event.detail["versions"]) for event in self._found.get((number, prompt_id), {}).values()]
 
-    def take(self, number: int, prompt_id: str, version: int, *, index: int, newest: int) -> Trajectory | None:
-        """A sample of such a group, as it was; None if there is none, or its bytes are deleted or damaged.
-
-        Nor is one given that has tokens of a version after `newest`, the current one: those weights were lost.
-        """
-        event = self._found.get((number, prompt_id, version), {}).pop(index, None)
-        trajectory = None if event is None else read_stored(event, text_of=self._text_of)
-        return None if trajectory is None or trajectory.newest_version > newest else trajectory
+    def take(self, number: int, prompt_id: str, *, index: int, fits: Callable[[Versions], bool]) -> Trajectory | None:
+        """A sample of such a group, as it was; None if there is none whose weights fit, or its bytes are deleted or damaged."""
+        event = self._found.get((number, prompt_id), {}).pop(index, None)
+        if event is None or not fits(Versions(*event.detail["versions"])):
+            return None
+        return read_stored(event, text_of=self._text_of)
 
 
 def _events_since(earlier: Sequence[Path], version: int) -> Iterator[Event]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from reroll.types import Completion, FinishReason, Status, Trajectory, Turn
 
@@ -16,19 +17,24 @@ Decode = Callable[[Sequence[int]], str]
 """Token ids to the text that rewards and environments read."""
 
 _SIZE = struct.Struct("<I")
-_ID_BYTES = 3
+ID_BYTES = 3
 """Of a token id. No vocabulary has 16 million words."""
 
 
 def encode_ids(ids: Sequence[int]) -> bytes:
     """Three bytes each."""
-    return np.frombuffer(array("I", ids), dtype=np.uint8).reshape(-1, 4)[:, :_ID_BYTES].tobytes()
+    return encode_id_array(np.frombuffer(array("I", ids), dtype=np.uint32))
+
+
+def encode_id_array(ids: NDArray[np.uint32]) -> bytes:
+    """As `encode_ids`."""
+    return ids.view(np.uint8).reshape(-1, 4)[:, :ID_BYTES].tobytes()
 
 
 def decode_ids(data: bytes) -> tuple[int, ...]:
     """What `encode_ids` was given."""
-    wide = np.zeros((len(data) // _ID_BYTES, 4), dtype=np.uint8)
-    wide[:, :_ID_BYTES] = np.frombuffer(data, dtype=np.uint8).reshape(-1, _ID_BYTES)
+    wide = np.zeros((len(data) // ID_BYTES, 4), dtype=np.uint8)
+    wide[:, :ID_BYTES] = np.frombuffer(data, dtype=np.uint8).reshape(-1, ID_BYTES)
     return tuple(wide.reshape(-1).view("<u4").tolist())
 
 
@@ -39,7 +45,7 @@ def encode(trajectory: Trajectory) -> bytes:
     for turn in trajectory.turns:
         num_shared = _num_shared(context, turn.prompt_ids)
         own, completion = turn.prompt_ids[num_shared:], turn.completion
-        exact, logprobs = _encode_floats(completion.logprobs)
+        exact, logprobs = encode_floats(completion.logprobs)
         arrays += [encode_ids(own), encode_ids(completion.token_ids), logprobs]
         turns.append(_without_defaults(_turn_header(turn, num_shared=num_shared, num_own=len(own), exact=exact)))
         context = turn.prompt_ids + completion.token_ids
@@ -65,7 +71,7 @@ def decode(data: bytes, *, id: str, prompt_ids: tuple[int, ...], text_of: Decode
     turns: list[Turn] = []
     context = prompt_ids
     for row in head["turns"]:
-        context = context[: row.get("shared", 0)] + decode_ids(read.take(row.get("own", 0) * _ID_BYTES))
+        context = context[: row.get("shared", 0)] + decode_ids(read.take(row.get("own", 0) * ID_BYTES))
         turns.append(_decode_turn(row, read, prompt_ids=context, text_of=text_of))
         context += turns[-1].completion.token_ids
     return Trajectory(
@@ -83,9 +89,9 @@ def decode(data: bytes, *, id: str, prompt_ids: tuple[int, ...], text_of: Decode
 
 def _decode_turn(row: dict[str, Any], read: _ByteReader, *, prompt_ids: tuple[int, ...], text_of: Decode) -> Turn:
     num = row.get("num", 0)
-    ids = decode_ids(read.take(num * _ID_BYTES))
-    dtype = np.dtype("<f8" if row.get("wide") else "<f4")
-    logprobs = np.frombuffer(read.take(num * dtype.itemsize), dtype=dtype).astype(np.float64)
+    ids = decode_ids(read.take(num * ID_BYTES))
+    is_wide = bool(row.get("wide"))
+    logprobs = decode_floats(read.take(num * (8 if is_wide else 4)), is_wide=is_wide)
     completion = Completion(
         token_ids=ids,
         logprobs=tuple(logprobs.tolist()),
@@ -145,10 +151,15 @@ def _num_shared(before: tuple[int, ...], now: tuple[int, ...]) -> int:
     return next(index for index, (a, b) in enumerate(zip(before, now, strict=False)) if a != b)
 
 
-def _encode_floats(values: Sequence[float]) -> tuple[bool, bytes]:
+def encode_floats(values: Sequence[float] | NDArray[np.float64]) -> tuple[bool, bytes]:
     """In single precision, which is what engines compute in; in double where that would lose anything. Which it was."""
     wide = np.array(values, dtype="<f8")
     with np.errstate(over="ignore"):  # What is too large is not equal, and kept as it is.
         narrow = wide.astype("<f4")
     is_exact = bool((narrow == wide).all())
     return is_exact, (narrow if is_exact else wide).tobytes()
+
+
+def decode_floats(data: bytes, *, is_wide: bool) -> NDArray[np.float64]:
+    """What `encode_floats` was given."""
+    return np.frombuffer(data, dtype="<f8" if is_wide else "<f4").astype(np.float64)

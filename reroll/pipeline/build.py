@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from reroll.config.advantages import RemaxAdvantageConfig
 from reroll.config.algorithm import OwnCriticConfig, SharedCriticConfig
 from reroll.config.tree import RlvrConfig
 from reroll.data.sources import load_eval, load_train
@@ -15,13 +14,13 @@ from reroll.infer.cluster import InferCluster
 from reroll.models.load import Head, shared_vocabulary
 from reroll.observe.journal import JOURNAL_FOLDER, Journal
 from reroll.pipeline.episode_runner import EpisodeRunner, open_episode_runner
+from reroll.pipeline.planner import assign_devices
 from reroll.pipeline.resume import sampling_fingerprint
 from reroll.pipeline.spawn import reference_of, spawn_model, train_devices
 from reroll.pipeline.teachers import Teachers, open_teachers, vocabulary_of
 from reroll.pipeline.weight_sync import WeightSync
-from reroll.plan.roles import engine_ranks
-from reroll.plan.search import assign_devices
 from reroll.rollout.scheduler import RolloutScheduler
+from reroll.rollout.token_keeper import TokenKeeper
 from reroll.runtime import make_runtime
 from reroll.runtime.base import Runtime
 from reroll.runtime.devices import DeviceMap
@@ -30,8 +29,8 @@ from reroll.types import Prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RlvrComponents:
-    """The components of an RL run."""
+class LearningModels:
+    """The models that an update needs, and the devices they are on."""
 
     config: RlvrConfig
     """With its devices assigned."""
@@ -41,10 +40,16 @@ class RlvrComponents:
     critic: TrainCluster | None
     """Predicts returns, where the advantage needs it: the policy itself if they share a trunk."""
     teachers: Teachers
+    devices: DeviceMap
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RlvrComponents(LearningModels):
+    """The components of an RL run."""
+
     episode_runner: EpisodeRunner
     rollouts: RolloutScheduler
     weights: WeightSync
-    devices: DeviceMap
     held_out: list[Prompt]
 
     @property
@@ -54,21 +59,19 @@ class RlvrComponents:
 
 
 @asynccontextmanager
-async def build_rlvr(config: RlvrConfig, *, folder: Path, code_folder: Path) -> AsyncIterator[RlvrComponents]:
+async def build_rlvr(config: RlvrConfig, *, folder: Path, code_folder: Path, attempt: int = 1) -> AsyncIterator[RlvrComponents]:
     """The components, while their workers live. What happens to samples, and weights that travel by files, are in `folder`.
+    `attempt` is one more than the number of restarts.
 
     What can be read is read first, so that bad input is found before a model is loaded.
     """
     prompts, held_out = load_train(config.data, seed=config.run.seed), load_eval(config.data)
-    vocabulary_of(config)
-    if config.reference.model:
-        shared_vocabulary(config.policy.model, config.reference.model, role="reference")
+    _check_vocabularies(config)
     async with AsyncExitStack() as stack:
         runtime = await stack.enter_async_context(make_runtime(config.runtime))
         config = assign_devices(config, num_gpus=runtime.num_gpus)
         episode_runner = await stack.enter_async_context(open_episode_runner(config, runtime, code_folder, run_folder=folder))
-        head: Head = "language+score" if isinstance(config.critic, SharedCriticConfig) else "language"
-        policy = await spawn_model(runtime, config.policy, role="policy", total_steps=_num_updates(config), head=head)
+        policy = await _policy(config, runtime)
         # With a staleness budget the engine writes while the policy is updated: it needs weights of its own.
         snapshot = runtime.shares_memory and config.rollout.max_staleness > 0
         weights = WeightSync(
@@ -80,15 +83,16 @@ async def build_rlvr(config: RlvrConfig, *, folder: Path, code_folder: Path) -> 
             host=runtime.host,
             folder=folder / "weights",
         )
-        devices = _device_map(config, runtime, policy, episode_runner.engine)
+        journal = stack.enter_context(_journal(config, folder, episode_runner, attempt))
+        kept = replace(episode_runner, generate=TokenKeeper(journal, episode_runner.engine.generate).generate)
         rollouts = RolloutScheduler(
             config.rollout,
             prompts,
-            episode=episode_runner.episode,
-            score=episode_runner.score,
-            journal=stack.enter_context(_journal(config, folder, episode_runner)),
+            episode=kept.episode,
+            score=kept.score,
+            journal=journal,
             seed=config.run.seed,
-            greedy=episode_runner.greedy_episode if isinstance(config.advantage, RemaxAdvantageConfig) else None,
+            greedy=kept.greedy_episode if config.has_greedy_baseline else None,
         )
         stack.push_async_callback(rollouts.close)
         yield RlvrComponents(
@@ -100,20 +104,54 @@ async def build_rlvr(config: RlvrConfig, *, folder: Path, code_folder: Path) -> 
             episode_runner=episode_runner,
             rollouts=rollouts,
             weights=weights,
-            devices=devices,
+            devices=_device_map(config, runtime, policy, episode_runner.engine),
             held_out=held_out,
         )
 
 
-def _journal(config: RlvrConfig, folder: Path, episode_runner: EpisodeRunner) -> Journal:
+@asynccontextmanager
+async def build_learner(config: RlvrConfig) -> AsyncIterator[LearningModels]:
+    """The models of an RL run that draws no samples, while their workers live."""
+    _check_vocabularies(config)
+    async with make_runtime(config.runtime) as runtime:
+        config = assign_devices(config, num_gpus=runtime.num_gpus)
+        policy = await _policy(config, runtime)
+        yield LearningModels(
+            config=config,
+            policy=policy,
+            reference=await _reference(config, runtime, policy),
+            critic=await _critic(config, runtime, policy),
+            teachers=await open_teachers(config, runtime),
+            devices=DeviceMap({"policy": train_devices(runtime, config.policy)}),
+        )
+
+
+def _check_vocabularies(config: RlvrConfig) -> None:
+    """Raise ModelError unless the policy, its teachers and its reference mean the same by their ids."""
+    vocabulary_of(config)
+    if config.reference.model:
+        shared_vocabulary(config.policy.model, config.reference.model, role="reference")
+
+
+async def _policy(config: RlvrConfig, runtime: Runtime) -> TrainCluster:
+    head: Head = "language+score" if isinstance(config.critic, SharedCriticConfig) else "language"
+    return await spawn_model(runtime, config.policy, role="policy", total_steps=_num_updates(config), head=head)
+
+
+def _journal(config: RlvrConfig, folder: Path, episode_runner: EpisodeRunner, attempt: int) -> Journal:
     max_bytes = None if config.run.journal_gib is None else int(config.run.journal_gib * 2**30)
-    fingerprint = sampling_fingerprint(config)
-    return Journal(folder / JOURNAL_FOLDER, config=fingerprint, text_of=episode_runner.renderer.decode, max_bytes=max_bytes)
+    return Journal(
+        folder / JOURNAL_FOLDER,
+        config=sampling_fingerprint(config),
+        attempt=attempt,
+        text_of=episode_runner.renderer.decode,
+        max_bytes=max_bytes,
+    )
 
 
 def _device_map(config: RlvrConfig, runtime: Runtime, policy: TrainCluster, engine: InferCluster) -> DeviceMap:
     """Who takes turns on which devices, and what each does when it leaves them."""
-    seats = engine_ranks(config.engine, runtime.devices(config.engine.devices))
+    seats = config.engine.ranks(runtime.devices(config.engine.devices))
     devices = DeviceMap({"policy": train_devices(runtime, config.policy), "engine": seats}, apart=["engine"])
     if config.engine.sleep:
         devices.set_hooks("engine", on_enter=engine.wake, on_leave=engine.sleep)

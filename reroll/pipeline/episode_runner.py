@@ -19,9 +19,8 @@ from reroll.infer.worker import InferWorker
 from reroll.models.load import context_length, load_tokenizer
 from reroll.pipeline.evaluate import EvalResult, evaluate
 from reroll.pipeline.judges import open_hosts
-from reroll.plan.roles import engine_ranks
 from reroll.rewards.cluster import RewardCluster
-from reroll.rollout.play import play
+from reroll.rollout.play import Generate, play
 from reroll.runtime.base import Placement, Runtime
 from reroll.tokens.renderer import Renderer
 from reroll.types import Message, Prompt, SamplingParams, Score, Trajectory
@@ -45,6 +44,8 @@ class EpisodeRunner:
     """Where agents reach the policy, if there are agents."""
     context_length: int | None
     """Tokens that the model takes; None if it does not say."""
+    generate: Generate
+    """The engine's, or one that stands before it."""
 
     async def episode(self, prompt: Prompt, id: str, seed: int, *, temperature: float | None = None) -> Trajectory:
         """One episode with the policy, sampled as the config says (or at another temperature)."""
@@ -63,7 +64,7 @@ class EpisodeRunner:
         entry = self.config.envs.get(prompt.domain)
         return await play(
             LiveParsed(self.envs.live(prompt.domain, prompt.extra["seed"]), entry) if entry else SingleTurn(prompt),
-            self.engine.generate,
+            self.generate,
             self.renderer,
             sampling,
             id=id,
@@ -105,7 +106,7 @@ class EpisodeRunner:
             self.agents[prompt.domain],
             prompt,
             self.endpoint,
-            self.engine.generate,
+            self.generate,
             self.renderer,
             sampling,
             id=id,
@@ -169,6 +170,7 @@ async def open_episode_runner(
             agents=agents,
             endpoint=endpoint,
             context_length=context_length(config.policy.model),
+            generate=engine.generate,
         )
 
 
@@ -184,7 +186,7 @@ async def _open_agents(config: RlvrConfig, stack: AsyncExitStack) -> tuple[dict[
 
 async def spawn_engine(runtime: Runtime, engine: EngineConfig, policy: PolicyConfig) -> InferCluster:
     """The engines that generate for a policy, spread over their devices."""
-    devices = engine_ranks(engine, runtime.devices(engine.devices))
+    devices = engine.ranks(runtime.devices(engine.devices))
     precision = policy.strategy.precision if engine.precision == "same" else engine.precision
     placement = Placement("engine", devices, concurrency=CONCURRENCY)
     workers = await runtime.spawn(
@@ -193,6 +195,7 @@ async def spawn_engine(runtime: Runtime, engine: EngineConfig, policy: PolicyCon
         model=policy.model,
         precision=precision,
         max_running=engine.max_running,
+        report_every=engine.report_every,
         lora=policy.lora,
         external=engine if isinstance(engine, ExternalEngineConfig) else None,
     )

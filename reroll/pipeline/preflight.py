@@ -20,7 +20,8 @@ from reroll.config.preference import DpoConfig, KtoLossConfig
 from reroll.config.tree import AnyConfig, RlvrConfig
 from reroll.data.pairs import load_judged, load_pairs
 from reroll.data.sources import load_conversations, load_source
-from reroll.errors import ConfigError, DataError, ModelError, Violation
+from reroll.errors import ConfigError, DataError, Violation
+from reroll.pipeline.planner import memory_violations
 from reroll.pipeline.rehearsal import code_violations
 
 GET_THE_MODEL = "go online, give a folder, or a model of `reroll models fetch`"
@@ -33,18 +34,20 @@ def preflight(config: AnyConfig, *, code_folder: Path, may_be_offline: bool = Fa
     fault of the config's, but something to know.
     """
     search_in([code_folder, Path()])
-    num_rows, found = _rows(config)
+    is_replay = isinstance(config, RlvrConfig) and config.recorded is not None  # It reads no rows and judges nothing.
+    num_rows, found = (0, []) if is_replay else _rows(config)
     absent, unseen = _hub_models(config)
     too_large, tight = memory_violations(config)
     found += [*absent, *too_large]
     if not may_be_offline:
         found += [Violation(where, problem, GET_THE_MODEL) for where, problem in unseen.items()]
-    if isinstance(config, RlvrConfig):
+    if isinstance(config, RlvrConfig) and not is_replay:
         found += code_violations(config)
     if found:
         raise ConfigError(found)
     not_seen = [f"{where}: {problem}; it could not be looked up, and train will need it" for where, problem in unseen.items()]
-    return [*notes_of(config), *_repeats(config, num_rows), *tight, *not_seen]
+    repeats = () if is_replay else _repeats(config, num_rows)
+    return [*notes_of(config), *repeats, *tight, *not_seen]
 
 
 def _rows(config: AnyConfig) -> tuple[int, list[Violation]]:
@@ -109,26 +112,3 @@ def _hub_models(config: AnyConfig) -> tuple[list[Violation], dict[str, str]]:
         if silent is not None:
             unseen[where] = f"{name} is not on this machine, and the hub does not answer: {silent}"
     return absent, unseen
-
-
-def memory_violations(config: AnyConfig) -> tuple[list[Violation], list[str]]:
-    """Devices that cannot hold the config's models and their optimizers; and notes on those that may be too small for what
-    comes on top. What is not known of the devices is let pass.
-
-    Activations and caches are reckoned from above, so a run that is too large by them may still go well.
-    """
-    from reroll.plan.plan import cluster_here
-    from reroll.plan.search import best_plan, device_violations
-
-    try:
-        cluster = cluster_here(config)
-        if cluster is None or cluster.has_only_cpus:
-            return [], []
-        usual = cluster.efficiency.model_copy(update={"context": cluster.efficiency.length})
-        plan = best_plan(config, cluster.model_copy(update={"efficiency": usual}))
-    except ModelError:
-        return [], []
-    found = device_violations(plan)
-    if any(load.num_certain_bytes > cluster.memory_bytes_of(load.device) for load in plan.overfull):
-        return found, []
-    return [], [f"{violation.path}: {violation.problem}: if memory runs out, {violation.fix}" for violation in found]

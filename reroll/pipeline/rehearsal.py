@@ -19,13 +19,11 @@ from typing import TYPE_CHECKING, Any
 import reroll
 from reroll.config.advantages import ImportAdvantageConfig
 from reroll.config.agents import FunctionAgentConfig
-from reroll.config.env_tools import FunctionToolConfig, ToolEnv
-from reroll.config.envs import ImportEnv
 from reroll.config.imports import import_object
 from reroll.config.losses import ImportLossConfig
 from reroll.config.rewards import ImportReward, walk
 from reroll.config.tree import RlvrConfig
-from reroll.errors import Violation
+from reroll.errors import RerollError, Violation
 from reroll.runtime.children import last_lines
 
 if TYPE_CHECKING:
@@ -36,18 +34,18 @@ TIMEOUT_S = 300.0
 
 FIX = "mend it, then check again"
 
-Node = ImportReward | ImportEnv | FunctionToolConfig | FunctionAgentConfig | ImportLossConfig | ImportAdvantageConfig
+Attempt = Callable[[], object]
+"""What a run does with a piece of the user's code, as far as that can be tried."""
 
 
 def code_violations(config: RlvrConfig) -> Iterator[Violation]:
     """What keeps the config's functions and classes from being used. Modules are found as in this process."""
-    named = dict(_named_code(config))
-    if not named:
+    first = next((where for where, _ in _attempts(config)), None)
+    if first is None:
         return
     question = pickle.dumps(sys.path) + pickle.dumps(config)
     command = [sys.executable, "-m", "reroll.pipeline.rehearsal"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    first = next(iter(named))
     try:
         done = subprocess.run(command, input=question, capture_output=True, timeout=TIMEOUT_S, env=environment, check=False)
         problems: dict[str, str] = json.loads(done.stdout)
@@ -64,63 +62,48 @@ def code_violations(config: RlvrConfig) -> Iterator[Violation]:
 def code_problems(config: RlvrConfig) -> dict[str, str]:
     """{path: problem} of the config's functions and classes, tried in this process."""
     problems = {}
-    for where, node in _named_code(config):
+    for where, attempt in _attempts(config):
         try:
-            _attempt(node)()
+            attempt()
         except (Exception, SystemExit) as error:
             problems[where] = _describe(error)
     return problems
 
 
 def _describe(error: BaseException) -> str:
-    """What was raised; and where, if that was in the user's code and not in ours about it."""
+    """What was raised; and where, unless it is an error of the library's about the user's code."""
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     is_ours = Path(files[-1]).is_relative_to(Path(reroll.__file__).parent)
-    return str(error) if is_ours else last_lines(error)
+    return str(error) if is_ours or isinstance(error, RerollError) else last_lines(error)
 
 
-def _named_code(config: RlvrConfig) -> Iterator[tuple[str, Node]]:
-    """(path, config) of everything in the tree that is code of the user's."""
+def _attempts(config: RlvrConfig) -> Iterator[tuple[str, Attempt]]:
+    """(path, attempt) of everything in the tree that is code of the user's."""
     for name, reward in walk(config.rewards):
         if isinstance(reward, ImportReward):
-            yield f"rewards.{name}.path", reward
+            yield f"rewards.{name}.path", partial(_try_reward, reward)
     for domain, entry in config.envs.items():
-        if isinstance(entry.env, ImportEnv):
-            yield f"envs.{domain}.env.path", entry.env
-        if isinstance(entry.env, ToolEnv):
-            for index, tool in enumerate(entry.env.tools):
-                if isinstance(tool, FunctionToolConfig):
-                    yield f"envs.{domain}.env.tools.{index}.path", tool
+        for where, attempt in entry.env.rehearsals():
+            yield f"envs.{domain}.env.{where}", attempt
     for domain, agent in config.agents.items():
         if isinstance(agent, FunctionAgentConfig):
-            yield f"agents.{domain}.path", agent
+            yield f"agents.{domain}.path", partial(_try_agent, agent)
     if isinstance(config.advantage, ImportAdvantageConfig):
-        yield "advantage.path", config.advantage
+        yield "advantage.path", partial(_try_advantage, config.advantage)
     if isinstance(config.loss, ImportLossConfig):
-        yield "loss.path", config.loss
+        yield "loss.path", partial(_try_loss, config.loss)
 
 
-def _attempt(node: Node) -> Callable[[], object]:
-    """What a run does with it, as far as that can be tried."""
-    match node:
-        case ImportReward():
-            from reroll.rewards.verifiers import make_judge
+def _try_reward(node: ImportReward) -> None:
+    from reroll.rewards.verifiers import make_judge
 
-            return partial(make_judge, node)
-        case ImportEnv():
-            return node.prepare
-        case FunctionToolConfig():
-            from reroll.envs.tools.tool import function_tool
+    make_judge(node)
 
-            return lambda: function_tool(import_object(node.path))
-        case FunctionAgentConfig():
-            from reroll.rollout.agent import make_agent
 
-            return partial(make_agent, node)
-        case ImportLossConfig():
-            return partial(_try_loss, node)
-        case ImportAdvantageConfig():
-            return partial(_try_advantage, node)
+def _try_agent(node: FunctionAgentConfig) -> None:
+    from reroll.rollout.agent import make_agent
+
+    make_agent(node)
 
 
 def _try_loss(node: ImportLossConfig) -> None:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import torch
 
@@ -24,7 +24,7 @@ from reroll.errors import SamplerMismatch
 from reroll.observe.metrics import Last, Mean, Stats, Sum
 from reroll.pipeline import guard
 from reroll.pipeline.base import Pipeline, RunContext
-from reroll.pipeline.build import RlvrComponents, build_rlvr
+from reroll.pipeline.build import LearningModels, RlvrComponents, build_rlvr
 from reroll.pipeline.credit import advantage_stats, assign_advantages, critic_targets, on_domain_scale, policy_loss_of
 from reroll.pipeline.evaluate import num_episodes
 from reroll.tokens.batch import Batch, pack
@@ -38,57 +38,33 @@ FLAT_STEPS = 3
 """Steps in a row without any gradient after which the user is told: one may be chance."""
 
 
-class RlvrPipeline(Pipeline[RlvrConfig]):
-    """One loop for synchronous and asynchronous training: the staleness budget is the only difference."""
+class GroupLearner(Pipeline[RlvrConfig]):
+    """How groups of scored samples become an update: advantages, references, critics, teachers, the loss. Where the groups
+    come from is a subclass's."""
 
     config_class = RlvrConfig
-    title = "reinforcement learning"
 
-    @classmethod
-    @asynccontextmanager
-    async def open(cls, config: RlvrConfig, context: RunContext) -> AsyncIterator[Self]:
-        async with build_rlvr(config, folder=context.folder.path, code_folder=context.code_folder) as parts:
-            yield cls(parts.config, context, parts)
-
-    def __init__(self, config: RlvrConfig, context: RunContext, parts: RlvrComponents) -> None:
+    def __init__(self, config: RlvrConfig, context: RunContext, parts: LearningModels) -> None:
         super().__init__(config, context)
         self.parts = parts
         self.policy = parts.policy
         self.critic = parts.critic
-        self.rollouts = parts.rollouts
         self.moments = RunningMoments()
         self.domain_moments: dict[str, RunningMoments] = {}
         self.kl_coef = config.kl.coef
-        self._num_flat_steps = 0
-        self._committed_state = self._state_now()
-        """What `state` returns: as of the last finished step. Prompts of an unfinished step count as not used."""
         if parts.critic is not None and isinstance(config.critic, OwnCriticConfig):
             self.side_models["critic"] = parts.critic
         if parts.reference is not None and config.reference.sync_every:
             self.side_models["reference"] = parts.reference
 
-    async def step(self, step: int) -> Stats:
-        started = time.perf_counter()
-        view = self.context.view
-        with view.doing(self.rollouts.progress):
-            groups = await self.context.unless_stopped(self.rollouts.take(self.config.rollout.prompts_per_step))
-        waited = Stats({"time/wait_s": Last(time.perf_counter() - started)})
+    async def train_on(self, groups: Sequence[Group], step: int) -> Stats:
+        """One update of the models on these groups."""
         samples, episodes = rows_of(groups)
         batch = self.with_temperature(pack(samples), episodes, groups)
         if self.config.shaping.domains == "normalised":
             episodes = on_domain_scale(episodes, groups, self.domain_moments)
-
-        with view.doing(lambda: f"training on {len(samples)} rows"):
-            trained = await self.learn(batch, episodes, groups, step)
-        with view.doing(lambda: "pushing weights"):
-            async with self.parts.devices.lease("engine"):
-                pushed = await self.parts.weights.push(version=step + 1)
-        self.warn_without_signal(groups, trained)
-        self.rollouts.release(groups, version=step + 1)  # slots free only now: nothing is born stale
-        self._committed_state = self._state_now()
-        self._log_samples(groups, step + 1)
-        swapped = Stats({"time/swap_s": Last(self.parts.devices.take_swap_s())})
-        return waited + swapped + trained + pushed + rollout_stats(groups) + self._component_stats()
+        with self.context.view.doing(lambda: f"training on {len(samples)} rows"):
+            return await self.learn(batch, episodes, groups, step)
 
     async def learn(self, batch: Batch, episodes: Episodes, groups: Sequence[Group], step: int) -> Stats:
         """Give every token its advantage, and update the models."""
@@ -99,7 +75,6 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
             stats = advantage_stats(batch) + self.kl_stats(kl)  # The coefficient that the rewards of this step were charged.
             self.update_kl_coef(kl, num_samples=len(batch))  # The policy is trained with the new one.
             stats += await self.update(batch.without_untrained(), step)
-            await self.check_sampler(stats, batch, episodes, groups, step)
             await self.sync_reference(num_steps=step + 1)
             return stats
 
@@ -108,33 +83,6 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
         config, reference = self.config.reference, self.parts.reference
         if reference is not None and config.sync_every and num_steps % config.sync_every == 0:
             await reference.follow(self.policy, share=config.mix)
-
-    async def check_sampler(self, stats: Stats, batch: Batch, episodes: Episodes, groups: Sequence[Group], step: int) -> None:
-        """Raise SamplerMismatch if the update saw log-probs that the policy cannot have drawn. The batch is then looked at
-        again, to say which."""
-        alarm = guard.alarm_of(stats, self.config)
-        if alarm is None:
-            return
-        evidence = await guard.gather_evidence(self.policy, batch, has_adapter=self.config.policy.lora is not None)
-        prompts = [groups[group].prompt.id for group in episodes.group.tolist()]
-        rows = episodes.spread(torch.arange(len(prompts)))
-        decode = partial(self.parts.episode_runner.renderer.decode, with_special=True)
-        named = guard.TokenNames(prompts=prompts, episode=rows, decode=decode)
-        raise SamplerMismatch(guard.report(alarm, evidence, batch, named, version=step))
-
-    def warn_without_signal(self, groups: Sequence[Group], trained: Stats) -> None:
-        """Say so, once for each time it comes to that, when steps in a row leave the policy where it was."""
-        gradient = trained.values_by_name().get("train/grad_norm")
-        is_flat = gradient == 0 and not any(group.has_signal for group in groups)
-        self._num_flat_steps = self._num_flat_steps + 1 if is_flat else 0
-        if self._num_flat_steps == FLAT_STEPS:
-            reward = groups[0].rewards[0]
-            same = f" ({reward:g} throughout)" if {*groups[0].rewards} == {r for group in groups for r in group.rewards} else ""
-            self.context.view.note(
-                f"nothing is learned: for {FLAT_STEPS} steps the rewards in each group were equal{same} and the gradient 0. "
-                f"See what is written and earned with `reroll show {self.context.folder.path}`; then change the task or the "
-                "reward, raise rollout.group_size, or set rollout.drop_zero_variance_groups=true to pass over such prompts"
-            )
 
     def with_temperature(self, batch: Batch, episodes: Episodes, groups: Sequence[Group]) -> Batch:
         """The batch at the temperature it was drawn at: one number, or that of each token where domains differ."""
@@ -206,12 +154,6 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
         loss = replace(loss, version=step)
         return stats + await self.policy.train(batch, loss, epochs=train.epochs, mini_batches=train.mini_batches, seed=step)
 
-    def _component_stats(self) -> Stats:
-        """What the scheduler, the engines, the rewards and the environments did since the last step."""
-        runner = self.parts.episode_runner
-        stats = self.rollouts.stats() + runner.engine.stats() + runner.rewards.stats()
-        return stats + runner.envs.stats() if self.config.envs else stats
-
     def kl_stats(self, kl: float | None) -> Stats:
         """The coefficient, and how far the policy is from its reference where that was measured."""
         if self.parts.reference is None:
@@ -228,6 +170,105 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
             self.kl_coef = adapted_coef(
                 self.kl_coef, kl, target=adaptive.target, horizon=adaptive.horizon, num_samples=num_samples
             )
+
+    def _restored_coef(self, saved: float | None) -> float:
+        """An adaptive coefficient goes on from where it was; a fixed one is the config's."""
+        coef = self.config.kl.coef
+        if self.config.kl.adaptive is None:
+            return coef
+        if saved is None or not math.isfinite(saved):  # What was no number is null in a checkpoint's JSON.
+            self.context.view.note(f"the checkpoint's KL coefficient is no number: it starts again from kl.coef, {coef:g}")
+            return coef
+        return saved
+
+    def learner_state(self) -> dict[str, Any]:
+        """What the algorithm remembers from step to step."""
+        domains = {domain: moments.state() for domain, moments in self.domain_moments.items()}
+        return {"kl_coef": self.kl_coef, "moments": self.moments.state(), "domain_moments": domains}
+
+    def restore_learner(self, state: Mapping[str, Any]) -> None:
+        """Go on from `learner_state`. What an earlier version did not remember starts anew."""
+        state = {**self.learner_state(), **state}
+        self.kl_coef = self._restored_coef(state["kl_coef"])
+        self.moments.restore(state["moments"])
+        for domain, moments in state["domain_moments"].items():
+            self.domain_moments.setdefault(domain, RunningMoments()).restore(moments)
+
+
+class RlvrPipeline(GroupLearner):
+    """One loop for synchronous and asynchronous training: the staleness budget is the only difference."""
+
+    title = "reinforcement learning"
+    parts: RlvrComponents
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, config: RlvrConfig, context: RunContext) -> AsyncIterator[Self]:
+        attempt = context.restarts.num + 1
+        async with build_rlvr(config, folder=context.folder.path, code_folder=context.code_folder, attempt=attempt) as parts:
+            yield cls(parts.config, context, parts)
+
+    def __init__(self, config: RlvrConfig, context: RunContext, parts: RlvrComponents) -> None:
+        super().__init__(config, context, parts)
+        self.rollouts = parts.rollouts
+        self._num_flat_steps = 0
+        self._committed_state = self._state_now()
+        """What `state` returns: as of the last finished step. Prompts of an unfinished step count as not used."""
+
+    async def step(self, step: int) -> Stats:
+        started = time.perf_counter()
+        view = self.context.view
+        with view.doing(self.rollouts.progress):
+            groups = await self.context.unless_stopped(self.rollouts.take(self.config.rollout.prompts_per_step))
+        waited = Stats({"time/wait_s": Last(time.perf_counter() - started)})
+        trained = await self.train_on(groups, step)
+        with view.doing(lambda: "pushing weights"):
+            async with self.parts.devices.lease("engine"):
+                pushed = await self.parts.weights.push(version=step + 1)
+        self.warn_without_signal(groups, trained)
+        self.rollouts.release(groups, version=step + 1)  # slots free only now: nothing is born stale
+        self._committed_state = self._state_now()
+        self._log_samples(groups, step + 1)
+        swapped = Stats({"time/swap_s": Last(self.parts.devices.take_swap_s())})
+        return waited + swapped + trained + pushed + rollout_stats(groups) + self._component_stats()
+
+    async def learn(self, batch: Batch, episodes: Episodes, groups: Sequence[Group], step: int) -> Stats:
+        """As every learner; what an engine wrote must be what the policy would have said."""
+        stats = await super().learn(batch, episodes, groups, step)
+        if alarm := guard.alarm_of(stats, self.config):
+            await self._raise_mismatch(alarm, batch, episodes, groups, step)
+        return stats
+
+    async def _raise_mismatch(
+        self, alarm: guard.Alarm, batch: Batch, episodes: Episodes, groups: Sequence[Group], step: int
+    ) -> NoReturn:
+        """Look at the batch again, and say what is wrong with it."""
+        async with self.parts.devices.lease("policy"):
+            evidence = await guard.gather_evidence(self.policy, batch, has_adapter=self.config.policy.lora is not None)
+        prompts = [groups[group].prompt.id for group in episodes.group.tolist()]
+        decode = partial(self.parts.episode_runner.renderer.decode, with_special=True)
+        names = guard.TokenNames(prompts=prompts, episode=episodes.spread(torch.arange(len(prompts))), decode=decode)
+        raise SamplerMismatch(guard.report(alarm, evidence, batch, names, version=step))
+
+    def warn_without_signal(self, groups: Sequence[Group], trained: Stats) -> None:
+        """Say so, once for each time it comes to that, when steps in a row leave the policy where it was."""
+        gradient = trained.values_by_name().get("train/grad_norm")
+        is_flat = gradient == 0 and not any(group.has_signal for group in groups)
+        self._num_flat_steps = self._num_flat_steps + 1 if is_flat else 0
+        if self._num_flat_steps == FLAT_STEPS:
+            reward = groups[0].rewards[0]
+            same = f" ({reward:g} throughout)" if {*groups[0].rewards} == {r for group in groups for r in group.rewards} else ""
+            self.context.view.note(
+                f"nothing is learned: for {FLAT_STEPS} steps the rewards in each group were equal{same} and the gradient 0. "
+                f"See what is written and earned with `reroll show {self.context.folder.path}`; then change the task or the "
+                "reward, raise rollout.group_size, or set rollout.drop_zero_variance_groups=true to pass over such prompts"
+            )
+
+    def _component_stats(self) -> Stats:
+        """What the scheduler, the engines, the rewards and the environments did since the last step."""
+        runner = self.parts.episode_runner
+        stats = self.rollouts.stats() + runner.engine.stats() + runner.rewards.stats()
+        return stats + runner.envs.stats() if self.config.envs else stats
 
     async def start(self, num_steps: int) -> None:
         async with self.parts.devices.lease("engine"):
@@ -252,31 +293,15 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
         return self._committed_state
 
     def _state_now(self) -> dict[str, Any]:
-        domains = {domain: moments.state() for domain, moments in self.domain_moments.items()}
-        rollouts, moments = self.rollouts.state(), self.moments.state()
-        return {"rollouts": rollouts, "kl_coef": self.kl_coef, "moments": moments, "domain_moments": domains}
+        return {"rollouts": self.rollouts.state(), **self.learner_state()}
 
     def restore(self, state: dict[str, Any]) -> None:
         self.rollouts.restore(state["rollouts"])
-        state = {**self._committed_state, **state}  # What an earlier version did not remember starts anew.
-        self.kl_coef = self._restored_coef(state["kl_coef"])
-        self.moments.restore(state["moments"])
-        for domain, moments in state["domain_moments"].items():
-            self.domain_moments.setdefault(domain, RunningMoments()).restore(moments)
+        self.restore_learner(state)
         self._committed_state = self._state_now()
 
     def restart(self) -> None:
         self.rollouts.take_up(version=0)
-
-    def _restored_coef(self, saved: float | None) -> float:
-        """An adaptive coefficient goes on from where it was; a fixed one is the config's."""
-        coef = self.config.kl.coef
-        if self.config.kl.adaptive is None:
-            return coef
-        if saved is None or not math.isfinite(saved):  # What was no number is null in a checkpoint's JSON.
-            self.context.view.note(f"the checkpoint's KL coefficient is no number: it starts again from kl.coef, {coef:g}")
-            return coef
-        return saved
 
     def _log_samples(self, groups: Sequence[Group], num_steps: int) -> None:
         pairs = [(group.prompt, trajectory) for group in groups for trajectory in group.trajectories]

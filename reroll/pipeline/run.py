@@ -1,4 +1,4 @@
-"""From a checked config to a finished run: builds the pieces, runs the pipeline, leaves the folder behind."""
+"""From a checked config to a finished run: opens its folder and its pipeline, and the loop that takes the steps."""
 
 from __future__ import annotations
 
@@ -13,31 +13,44 @@ from typing import Any
 from reroll.config.imports import import_object, search_in
 from reroll.config.tree import AnyConfig, RlvrConfig
 from reroll.data.sources import load_eval
-from reroll.errors import ConfigError, RunFolderError, Violation
+from reroll.errors import ConfigError, RerollError, RunFolderError, Violation
 from reroll.observe.curve import draw_curve
+from reroll.observe.files import read_jsonl
 from reroll.observe.lock import WAIT_S, RunLock
 from reroll.observe.progress import TrainView, progress_bar
-from reroll.observe.run_folder import RunFolder
+from reroll.observe.run_folder import Checkpoint, RunFolder
 from reroll.observe.trackers import make_tracker
-from reroll.pipeline.base import Outcome, Pipeline, RunContext
+from reroll.pipeline.base import Interrupted, Outcome, Pipeline, RunContext
+from reroll.pipeline.checkpoints import Checkpoints
 from reroll.pipeline.distill import DistillPipeline
 from reroll.pipeline.episode_runner import open_episode_runner
 from reroll.pipeline.evaluate import EvalResult, num_episodes
 from reroll.pipeline.preference import DpoPipeline, RewardModelPipeline
 from reroll.pipeline.preflight import preflight
-from reroll.pipeline.resume import finished_before, look_back
+from reroll.pipeline.replay import ReplayPipeline
+from reroll.pipeline.restarts import Restarts
+from reroll.pipeline.resume import STATE_FILE, finished_before, look_back, read_state
 from reroll.pipeline.rlvr import RlvrPipeline
 from reroll.pipeline.sft import SftPipeline
 from reroll.runtime import make_runtime
+from reroll.runtime.cores import busy_remark, core_watch
 from reroll.runtime.foreground import Foreground
 
 log = logging.getLogger(__name__)
 
 
-def train(config: AnyConfig, *, resume: bool = False, overwrite: bool = False, code_folder: Path | None = None) -> Outcome:
+def train(
+    config: AnyConfig,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    code_folder: Path | None = None,
+    restarts: Restarts | None = None,
+) -> Outcome:
     """Run a config to its end, or until Ctrl-C: then the last finished step is saved and `--resume` goes on from it.
 
-    In a notebook, interrupting the kernel is Ctrl-C.
+    In a notebook, interrupting the kernel is Ctrl-C. A run that loses workers which it cannot do without is started anew, and
+    goes on, as often as `run.restarts` allows; `restarts` counts, for a caller that starts this process anew.
     Modules that the config imports are looked for in `code_folder` and the working directory.
     Raises ConfigError with everything that `reroll check` would find, and has then changed nothing.
     """
@@ -45,12 +58,24 @@ def train(config: AnyConfig, *, resume: bool = False, overwrite: bool = False, c
     place = RunFolder.place_of(config.run, resume=resume, overwrite=overwrite)
     notes = [f"note: {note}" for note in preflight(config, code_folder=code_folder)]
     resolved = config.model_dump(mode="json")
+    restarts = restarts or Restarts()
     with RunLock(place, wait_s=WAIT_S if resume else 0.0) as lock:
-        folder = RunFolder.create(config.run, resolved=resolved, resume=resume, overwrite=overwrite, lock=lock)
-        notes += look_back(folder, config, resolved) if resume else []
-        if resume and (outcome := _finished_before(folder, config.run.steps)):
-            return outcome
-        return _train_in(folder, config, resolved, notes=notes, code_folder=code_folder)
+        while True:
+            folder = RunFolder.create(config.run, resolved=resolved, resume=resume, overwrite=overwrite, lock=lock)
+            restarts.begin(config.run.restarts)
+            notes += look_back(folder, config, resolved) if resume else []
+            if resume and (outcome := _finished_before(folder, config.run.steps)):
+                return outcome
+            try:
+                return _train_in(folder, config, resolved, notes=notes, code_folder=code_folder, restarts=restarts)
+            except RerollError as error:
+                if not restarts.heal(error):
+                    raise
+                told = restarts.told(str(error).partition(". ")[0])
+            log.warning(told)
+            notes, resume, overwrite = [told], True, False
+            gc.collect()  # The error held on to all that the run was made of.
+            time.sleep(restarts.pause_s)
 
 
 def _finished_before(folder: RunFolder, num_steps: int) -> Outcome | None:
@@ -75,6 +100,8 @@ PIPELINES: dict[str, type[Pipeline[Any]]] = {
 
 def pipeline_of(config: AnyConfig) -> type[Pipeline[Any]]:
     """The class that runs the config: one of ours, or the user's own."""
+    if isinstance(config, RlvrConfig) and config.recorded:
+        return ReplayPipeline
     if config.pipeline in PIPELINES:
         return PIPELINES[config.pipeline]
     own: type[Pipeline[Any]] = import_object(config.pipeline)
@@ -82,7 +109,13 @@ def pipeline_of(config: AnyConfig) -> type[Pipeline[Any]]:
 
 
 def _train_in(
-    folder: RunFolder, config: AnyConfig, resolved: dict[str, Any], *, notes: list[str], code_folder: Path
+    folder: RunFolder,
+    config: AnyConfig,
+    resolved: dict[str, Any],
+    *,
+    notes: list[str],
+    code_folder: Path,
+    restarts: Restarts,
 ) -> Outcome:
     latest = folder.latest_checkpoint()
     start_step = latest.step if latest else 0
@@ -91,7 +124,7 @@ def _train_in(
     started_s = time.perf_counter()
     try:
         with TrainView(config.run.steps, title, start_step=start_step) as view:
-            context, foreground = RunContext(folder, tracker, view, code_folder, notes), Foreground()
+            context, foreground = RunContext(folder, tracker, view, code_folder, notes, restarts), Foreground()
             try:
                 outcome = foreground.run(_train(config, context, foreground))
             except Exception as error:
@@ -114,6 +147,7 @@ def _leave_reason(context: RunContext, error: Exception, *, seconds: float) -> N
         "status": "failed",
         "steps": context.num_steps,
         "seconds": round(seconds, 1),
+        "restarts": context.restarts.num,
         "error": type(error).__name__,
         "reason": str(error),
         "checkpoint": str(latest.path) if latest else None,
@@ -132,7 +166,185 @@ async def _train(config: AnyConfig, context: RunContext, foreground: Foreground)
 
     async with pipeline_of(config).open(config, context) as pipeline:
         with settled_heap(), foreground.on_interrupt(ask_to_stop):
-            return await pipeline.run()
+            return await TrainLoop(pipeline).run()
+
+
+class TrainLoop:
+    """What all pipelines share: step, evaluate when due, log, checkpoint when due, leave cleanly."""
+
+    def __init__(self, pipeline: Pipeline[Any]) -> None:
+        self._pipeline, self._context, self._config = pipeline, pipeline.context, pipeline.config
+        self._checkpoints = Checkpoints(self._context.folder, self._config.checkpoint)
+        self._evals: dict[int, dict[str, float]] = {}
+        """Held-out metrics by number of finished steps."""
+        self._num_updates = 0
+        """Updates of all models, as of the last finished step."""
+
+    async def run(self) -> Outcome:
+        """To the last step, or until the user stops it. Ends with a checkpoint of the last finished step, also by an error,
+        unless the step after it has already touched the weights.
+        """
+        started = time.perf_counter()
+        context = self._context
+        context.num_steps = await self._resume()
+        await self._pipeline.start(context.num_steps)
+        try:
+            if context.num_steps == 0:
+                await self._evaluate_and_log(0)
+        except Interrupted:
+            pass  # The loop sees the same wish, and leaves with a checkpoint of step 0.
+        async with self._checkpoints:
+            try:
+                await self._loop()
+            except Exception as error:
+                await self._save_in_spite_of(error)
+                raise
+            checkpoint = await self._last_checkpoint(context.num_steps)
+        seconds, interrupted = time.perf_counter() - started, context.stop.is_set()
+        return Outcome(
+            context.folder.path,
+            checkpoint,
+            context.num_steps,
+            seconds,
+            interrupted,
+            evals=self._evals,
+            restarts=context.restarts.num,
+        )
+
+    async def _loop(self) -> None:
+        """Go on to the last step, or until the user stops it."""
+        total = self._pipeline.last_step
+        while (num_steps := self._context.num_steps) < total and not self._context.stop.is_set():
+            await self._checkpoints.raise_if_failed()
+            self._context.folder.check_owned()
+            try:
+                num_steps = await self._step_and_log(num_steps)
+                if num_steps == total:
+                    await self._pipeline.finish()
+                if num_steps == total or _is_due(num_steps, self._pipeline.eval_every):
+                    await self._evaluate_and_log(num_steps)
+            except Interrupted:
+                break
+            if num_steps < total and _is_due(num_steps, self._config.checkpoint.every):
+                self._context.tracker.log(num_steps, await self._take_checkpoint(num_steps))
+
+    async def _save_in_spite_of(self, error: Exception) -> None:
+        """Save the last finished step of a run that ends by an error, and delete no older one: the error may lie in this one.
+
+        Where the folder itself is what failed there is no place to save it, and weights that are half-way through a step are
+        no step's.
+        """
+        num_steps, view = self._context.num_steps, self._context.view
+        if isinstance(error, RunFolderError) or num_steps in (0, self._checkpoints.last_step):
+            return
+        if self._count_updates() != self._num_updates:
+            view.note(f"step {num_steps} is not saved: the step after it has already changed the weights")
+            return
+        try:
+            await self._take_checkpoint(num_steps, keep_all=True)
+            await self._checkpoints.finish()
+        except RerollError as failure:
+            view.note(f"step {num_steps} could not be saved: {failure}")
+        else:
+            view.note(f"step {num_steps}, the last that was finished, is saved: --resume goes on from it")
+
+    async def _step_and_log(self, step: int) -> int:
+        """Returns how many steps are finished then."""
+        started = time.perf_counter()
+        stats = await self._pipeline.step(step)
+        self._context.num_steps, self._num_updates = step + 1, self._count_updates()
+        self._context.restarts.reached(step + 1)
+        seconds = time.perf_counter() - started
+        values = stats.values_by_name()
+        core_wait = core_watch().take_wait()
+        values |= {
+            "time/step_s": seconds,
+            "throughput/tokens_per_s": values["tokens"] / seconds,
+            "machine/core_wait": core_wait,
+            "run/restarts": self._context.restarts.num,
+        }
+        self._context.tracker.log(step + 1, values)
+        self._context.view.update(step + 1, values, remark=busy_remark(core_wait))
+        return step + 1
+
+    def _count_updates(self) -> int:
+        return sum(model.num_updates for model in self._pipeline.models.values())
+
+    async def _evaluate_and_log(self, num_steps: int) -> None:
+        values = (await self._pipeline.evaluate()).values_by_name()
+        if values:
+            self._evals[num_steps] = values
+            self._context.tracker.log(num_steps, values)
+            self._context.view.update(num_steps, values)
+
+    async def _take_checkpoint(self, num_steps: int, *, keep_all: bool = False) -> dict[str, float]:
+        """Returns how long the run stood still for it."""
+        state = {"steps": num_steps, "evals": self._evals, "pipeline": self._pipeline.state()}
+        return await self._checkpoints.take(num_steps, self._pipeline.models, state, keep_all=keep_all)
+
+    async def _last_checkpoint(self, num_steps: int) -> Path:
+        """Where the run's end is saved, for certain."""
+        if num_steps == self._checkpoints.last_step:
+            await self._checkpoints.finish()
+        else:
+            times = await self._take_checkpoint(num_steps)
+            times["time/checkpoint_wait_s"] += await self._checkpoints.finish()
+            self._context.tracker.log(num_steps, times)
+        latest = self._context.folder.latest_checkpoint()
+        assert latest is not None
+        return latest.path
+
+    async def _resume(self) -> int:
+        """Load the newest checkpoint, if there is one. Returns how many steps are behind us.
+
+        The run's files are touched only after that: one that cannot go on leaves them as they were.
+        """
+        folder, view = self._context.folder, self._context.view
+        latest, first = folder.latest_checkpoint(), self._pipeline.begins_from
+        if latest is not None:
+            saved = await self._load(latest)
+            self._evals = {int(step): values for step, values in saved["evals"].items()}
+            self._checkpoints.last_step = latest.step
+            view.note(f"resumed from {latest.path} after {latest.step} steps")
+        elif first is not None:
+            await self._load(first)
+            view.note(f"begun from {first.path}, after {first.step} steps of that run")
+        elif not folder.has_begun:
+            self._pipeline.restart()
+        for note in self._context.notes:
+            view.note(note)
+        folder.go_on()
+        view.recall(read_jsonl(folder.metrics_path))
+        begun = latest or first
+        return begun.step if begun else 0
+
+    async def _load(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        """Take its models and the pipeline's state. Returns all that it holds beside the models."""
+        saved = read_state(checkpoint)
+        for name in self._pipeline.side_models:
+            if not (checkpoint.path / name).is_dir():
+                raise RunFolderError(
+                    f"{checkpoint.path} holds no {name}, which this run trains beside the policy: resume with the algorithm "
+                    "that wrote it, or start a new run with policy.model set to that folder"
+                )
+        for name, model in self._pipeline.models.items():
+            await model.load(checkpoint.path / name)
+        fresh = self._pipeline.state().keys() - saved["pipeline"].keys()
+        try:
+            self._pipeline.restore(saved["pipeline"])
+        except KeyError as error:
+            raise RunFolderError(
+                f"{checkpoint.path / STATE_FILE} has no {error}: it was written by another version of reroll, or by hand "
+                "(resume with the version that wrote it, or start a new run with policy.model set to that folder)"
+            ) from error
+        self._context.notes += [f"{STATE_FILE} has no {name}, as an earlier version wrote it: it starts anew" for name in fresh]
+        self._num_updates = self._count_updates()
+        return saved
+
+
+def _is_due(num_steps: int, every: int) -> bool:
+    """Whether something done every so many steps (0: never) is due after this many."""
+    return bool(every) and num_steps % every == 0
 
 
 def evaluate(config: AnyConfig, *, code_folder: Path | None = None) -> EvalResult:

@@ -6,9 +6,8 @@ from reroll.config.parts import FixedModelConfig, ModelConfig
 from reroll.config.strategy import RanksStrategy
 from reroll.models.load import Head
 from reroll.runtime.base import Placement, Runtime
-from reroll.training.cluster import TrainCluster
+from reroll.training.cluster import TrainCluster, TrainWorker
 from reroll.training.parallel.ranks import Rendezvous
-from reroll.training.worker import TrainWorker
 
 
 async def spawn_model(

@@ -17,8 +17,7 @@ from reroll.config.weights import WeightsConfig, WeightsKind
 from reroll.errors import RerollError, WeightsError, WorkerDied
 from reroll.infer.cluster import InferCluster
 from reroll.observe.metrics import Last, Stats
-from reroll.training.cluster import TrainCluster
-from reroll.training.worker import TrainWorker
+from reroll.training.cluster import TrainCluster, TrainWorker
 from reroll.weights.buckets import Bucket, Channel, GroupRank, ProcessLocation, PushBroken, TransportKind
 
 T = TypeVar("T")

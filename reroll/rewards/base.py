@@ -50,7 +50,7 @@ class Reports(Protocol):
 
 
 class Inline:
-    """A verifier that runs where it is called. One that is async is awaited."""
+    """A verifier that runs where it is called. One that is async is awaited; one that holds something is closed."""
 
     def __init__(self, verifier: Callable[[Prompt, Trajectory], Any]) -> None:
         self._verifier = verifier
@@ -58,6 +58,11 @@ class Inline:
     async def __call__(self, prompt: Prompt, trajectory: Trajectory) -> Score:
         verdict = self._verifier(prompt, trajectory)
         return await verdict if inspect.isawaitable(verdict) else verdict  # type: ignore[no-any-return]
+
+    async def close(self) -> None:
+        held: object = self._verifier
+        if isinstance(held, Closes):
+            await held.close()
 
 
 async def ask(reward: Reward, prompt: Prompt, trajectory: Trajectory) -> Score:

@@ -7,20 +7,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reroll.config.reward_base import RewardConfig, SandboxedReward
+from reroll.config.reward_base import RewardConfig
 from reroll.config.reward_judge import JudgeReward, ModelReward
 from reroll.config.rewards import CascadeReward, StackReward, needs_process, nested_in
-from reroll.config.sandbox import SandboxConfig
 from reroll.rewards.base import Inline, Reward
 from reroll.rewards.stack import Cascade, Stack
 from reroll.rewards.verifiers import make_judge
 from reroll.rewards.workers import Remote, RewardWorkers
-from reroll.runtime.devices import num_usable_cores
 
 if TYPE_CHECKING:  # They load what only runs with judges need.
     from reroll.rewards.judge import Complete
     from reroll.rewards.reward_model import ScoreModel
-    from reroll.sandbox.base import Sandbox
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,8 +31,6 @@ class Maker:
     config_folder: Path | None = None
     run_folder: Path | None = None
     made: dict[str, Reward] = field(default_factory=dict)
-    sandboxes: dict[SandboxConfig, Sandbox] = field(default_factory=dict)
-    """Rewards whose programs run in the same way share one."""
 
     def rewards(self, configs: Mapping[str, RewardConfig]) -> dict[str, Reward]:
         """One for each entry of the config. Raises ConfigError, or what a verifier raises that cannot be made."""
@@ -53,9 +48,6 @@ class Maker:
                 return Stack(node, dict(zip(node.parts, nested, strict=True)))
             case CascadeReward():
                 return Cascade(node, nested)
-            case SandboxedReward():
-                opened: Reward = node.implementation()(node, self._sandbox(node.sandbox))
-                return opened
             case JudgeReward():
                 from reroll.rewards.judge import open_judge
 
@@ -68,10 +60,3 @@ class Maker:
             assert self.workers is not None  # They were started for it.
             return Remote(name, self.workers)
         return Inline(make_judge(node))
-
-    def _sandbox(self, config: SandboxConfig) -> Sandbox:
-        from reroll.sandbox.make import open_sandbox
-
-        if config not in self.sandboxes:
-            self.sandboxes[config] = open_sandbox(config, num_processes=num_usable_cores())
-        return self.sandboxes[config]

@@ -2,7 +2,8 @@
 
 A group may be trained if the weights have moved on by at most `max_staleness` versions since it was admitted. Two rules keep
 that true without throwing work away. At most as many groups are open as the coming steps can still take while they are fresh
-enough; and the oldest go first. Whatever falls behind all the same is evicted, and its prompt is queued again.
+enough; and the oldest go first. Whatever falls behind all the same is evicted, and its prompt is queued again; samples of it
+that are fresh enough by themselves go on.
 
 Every slot in the coming steps belongs to a domain, in the order in which the prompts' mix gives turns. A domain's groups
 fill its slots, oldest first, and a group that is dropped is replaced by one of its domain: so the mix that was asked for is
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Generic, Protocol, TypeVar
@@ -41,14 +42,17 @@ class AdmittedGroup(Generic[P]):
     """A prompt that was admitted: it holds a slot until it is trained on, dropped or sent back."""
 
     number: int
-    """Unique. Counts the admissions of its domain, whatever happens in the others: the samples' seeds depend on it."""
+    """Counts the admissions of its domain, whatever happens in the others: the samples' seeds depend on it. A group that goes
+    on after it was sent back keeps it."""
     prompt: P
     domain: str
     version: int
-    """The weight version that was current at admission."""
+    """The weight version that was current at admission; of a group of which samples are kept, their oldest."""
     num_tries: int
     """How often this prompt was admitted, this time included."""
     is_finished: bool = False
+    goes_on: bool = False
+    """It was sent back, and is admitted again under its number: what is kept of its samples can still be trained on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +63,7 @@ class Queued(Generic[P]):
     domain: str
     num_tries: int = 0
     number: int | None = None
-    """Set when a run resumes: the number that it had, so that it is sampled with the same seeds."""
-    version: int | None = None
-    """Set when a run resumes and some of its samples are kept: the version that they were admitted under."""
+    """The number that it had, if it was admitted before: it is sampled with the same seeds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,10 @@ class Snapshot(Generic[P]):
     """Slots that each domain got from others."""
 
 
+KeptVersions = Callable[[int, P], Sequence[int]]
+"""(number of a group, its prompt) -> the oldest weights of each of its samples of which something is kept, ended or not."""
+
+
 class Admission(Generic[P]):
     """The slots of a rollout."""
 
@@ -103,8 +109,11 @@ class Admission(Generic[P]):
         take_window: int = 1,
         max_tries: int = 3,
         max_drops: int = 20,
+        kept_versions: KeptVersions[P] = lambda number, prompt: (),
     ) -> None:
+        """A group of which samples are kept is as old as the oldest of those that can still be trained on."""
         self._prompts = prompts
+        self._kept_versions = kept_versions
         self._domains = list(prompts.shares)
         self._prompts_per_step = prompts_per_step
         self._max_staleness = max_staleness
@@ -119,7 +128,7 @@ class Admission(Generic[P]):
         self._slot_domains: list[str] = []
         """The domain of each coming slot; the first `prompts_per_step` are the next step's."""
         self._open: dict[str, dict[int, AdmittedGroup[P]]] = {domain: {} for domain in self._domains}
-        """Running or finished, by domain, each in order of admission."""
+        """Running or finished, by domain, each by number."""
         self._held: dict[int, AdmittedGroup[P]] = {}
         """Taken and not yet released."""
         self._num_finished = 0
@@ -219,7 +228,6 @@ class Admission(Generic[P]):
                 domain=group.domain,
                 num_tries=group.num_tries - 1,
                 number=group.number,
-                version=group.version,
             )
             for group in live
         ]
@@ -233,8 +241,7 @@ class Admission(Generic[P]):
         )
 
     def restore(self, snapshot: Snapshot[P]) -> None:
-        """Go on from a snapshot. Groups that were open start again under the numbers they had; those that say so, also under
-        their version."""
+        """Go on from a snapshot. Groups that were open start again under the numbers they had."""
         if self.num_open or self._held or any(self._queue.values()):
             raise ValueError("restore before the first admission: this one already has prompts in flight")
         self._version = snapshot.version
@@ -252,9 +259,16 @@ class Admission(Generic[P]):
         if number is None:
             number = self._num_issued[domain] * len(self._domains) + self._domains.index(domain)
             self._num_issued[domain] += 1
-        version = self._version if queued.version is None else queued.version
+        version = min(self._usable_versions(number, queued.prompt), default=self._version)
         group = self._open[domain][number] = AdmittedGroup(number, queued.prompt, domain, version, queued.num_tries + 1)
+        if queued.number is not None:  # It may be older than those that are open.
+            self._open[domain] = dict(sorted(self._open[domain].items()))
         return group
+
+    def _usable_versions(self, number: int, prompt: P) -> list[int]:
+        """Of the oldest weights of each sample that is kept of a group, those that can still be trained on."""
+        oldest = self._version + bool(self._held) - self._max_staleness  # What is held comes first.
+        return [version for version in self._kept_versions(number, prompt) if oldest <= version <= self._version]
 
     def _reassign_slot(self, domain: str) -> str | None:
         """Give a slot of the next step to another domain, if this one holds the step up and has exhausted its tries."""
@@ -309,6 +323,8 @@ class Admission(Generic[P]):
         returned.sort(key=lambda group: group.number)
         self._num_finished -= sum(group.is_finished for group in returned)
         for group in reversed(returned):
-            queued = Queued(prompt=group.prompt, domain=group.domain, num_tries=group.num_tries)
+            group.goes_on = bool(self._usable_versions(group.number, group.prompt))
+            number = group.number if group.goes_on else None  # A new number means new seeds: what was slow is not drawn again.
+            queued = Queued(prompt=group.prompt, domain=group.domain, num_tries=group.num_tries, number=number)
             self._queue[group.domain].appendleft(queued)
         return returned

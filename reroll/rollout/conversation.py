@@ -13,16 +13,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from reroll.envs.tools.calls import Call, find_calls, write_call
 from reroll.errors import ModelError
 from reroll.rollout.play import Generate
 from reroll.rollout.seeds import stable_seed
+from reroll.tokens.tool_calls import CALL_OPENS, Call, find_calls, write_call
 from reroll.types import FinishReason, Message, Request, SamplingParams, Score, ToolSchema, Turn
 
 if TYPE_CHECKING:  # It loads transformers, which a simulated run does not need.
     from reroll.tokens.renderer import Renderer
-
-_CALL_OPENS = "<tool_call>"
 
 _MAX_AT_ONCE = 16
 """Requests that one agent may have under way: more is a runaway loop rather than a fan-out."""
@@ -235,4 +233,4 @@ def _reply_of(text: str, chat_request: ChatRequest) -> ChatReply:
     calls = tuple(call for call in found if isinstance(call, Call))
     if not calls or len(calls) < len(found):
         return ChatReply(text)
-    return ChatReply(text.partition(_CALL_OPENS)[0].strip(), calls)
+    return ChatReply(text.partition(CALL_OPENS)[0].strip(), calls)

@@ -47,6 +47,10 @@ class GroupInFlight:
             baseline=baseline.reward if baseline and baseline.is_usable else None,
         )
 
+    def ended_samples(self) -> dict[int, Trajectory]:
+        """Those that ended well, by index."""
+        return {index: one for index, one in enumerate(self.trajectories) if one is not None and one.is_usable}
+
     def whole_ids(self) -> list[str]:
         """Samples that did not fail, ended or not."""
         return [

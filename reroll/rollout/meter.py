@@ -85,7 +85,11 @@ class RolloutMeter:
         self.num_replays = 0
         """Episodes that were played again because their environment was lost: no failures."""
         self.num_recalled = 0
-        """Samples that had ended before the run was interrupted, and were taken from the journal."""
+        """Samples that had ended before the run was interrupted or their group was sent back, and were not drawn again."""
+        self.num_continued_tokens = 0
+        """Written of samples that had not ended then, and went on from there."""
+        self.num_discarded_tokens = 0
+        """Written then, and drawn anew, because the weights that wrote them are too old or were lost."""
         self.trained_groups: Counter[str] = Counter()
         """By domain, as are the next two."""
         self.dropped_groups: Counter[str] = Counter()
@@ -108,6 +112,8 @@ class RolloutMeter:
         metrics |= self.order.metrics()
         metrics["rollout/replayed_samples"] = Sum(self.num_replays)
         metrics["rollout/recalled_samples"] = Sum(self.num_recalled)
+        metrics["rollout/continued_tokens"] = Sum(self.num_continued_tokens)
+        metrics["rollout/discarded_tokens"] = Sum(self.num_discarded_tokens)
         if num_ended := self.ends.total():
             metrics["rollout/failed_fraction"] = Mean(self.ends[SampleState.FAILED], num_ended)
         for domain in self._domains:

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from reroll.envs.tools.calls import Call
 from reroll.errors import RewardError
 from reroll.rewards.base import as_score
 from reroll.rollout.conversation import ChatExchange, ChatReply, ChatRequest, Conversation, RequestRefused
+from reroll.tokens.tool_calls import Call
 from reroll.types import Message, Score, ToolSchema
 
 Json = dict[str, Any]

@@ -19,7 +19,7 @@ from reroll.rollout.group_in_flight import GroupInFlight
 from reroll.rollout.meter import RecentFailures, RolloutMeter
 from reroll.rollout.replay import Episode, replayed
 from reroll.rollout.seeds import stable_seed
-from reroll.types import Group, Prompt, Score, Status, Trajectory
+from reroll.types import Group, Prompt, Score, Status, Trajectory, Versions
 
 ScoreOne = Callable[[Prompt, Trajectory], Awaitable[Score]]
 """(prompt, trajectory) -> verdict. A RewardError fails the sample; any other exception stops the run."""
@@ -75,6 +75,9 @@ class RolloutScheduler:
         self._journal = journal
         self._recorded: RecordedSamples | None = None
         """What an interrupted run has sampled already."""
+        self._kept: dict[int, dict[int, Trajectory]] = {}
+        """Samples that had ended when their groups were sent back, by the group's number and their index."""
+        journal.partial.on_added = self._flush_soon
         self._seed = seed
         self._admission: Admission[Prompt] = Admission(
             prompts,
@@ -84,6 +87,7 @@ class RolloutScheduler:
             take_window=config.take_window,
             max_tries=config.max_tries,
             max_drops=config.max_drops,
+            kept_versions=self._kept_versions,
         )
         self._flights: dict[int, GroupInFlight] = {}
         """By number of admission: running, finished, or taken and not released."""
@@ -144,6 +148,7 @@ class RolloutScheduler:
             self._meter.trained_groups[group.prompt.domain] += 1
             self._prompts.record_rewards(group.prompt, group.rewards)
         self._stop(outdated, QUEUED_AGAIN)
+        self._journal.partial.forget_older(version - self._config.max_staleness)
         self._admit()
         self._journal.stepped(version=version)  # A checkpoint of this step may follow: whoever reads it must find these marked.
 
@@ -166,7 +171,6 @@ class RolloutScheduler:
                 {
                     "number": queued.number,
                     "num_tries": queued.num_tries,
-                    "version": queued.version,
                     "prompt": _to_plain(queued.prompt),
                 }
                 for queued in snapshot.queue
@@ -175,14 +179,14 @@ class RolloutScheduler:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from `state()`, before the first take. Of the groups that were in flight, samples that had ended are taken from
-        the journal; the others are drawn again with the same seeds."""
+        the journal; the others go on after the last token that it has, with the same seeds."""
         self._prompts.restore(state["prompts"])
-        recorded = self.take_up(version=state["version"])
+        self.take_up(version=state["version"])
         self._admission.restore(
             Snapshot(
                 version=state["version"],
                 num_issued=state["num_issued"],
-                queue=[_queued(row, recorded) for row in state["queue"]],
+                queue=[_queued(row) for row in state["queue"]],
                 slot_domains=state["places"],
                 # Earlier versions did not count these.
                 num_dropped=state.get("num_dropped", {}),
@@ -190,11 +194,10 @@ class RolloutScheduler:
             )
         )
 
-    def take_up(self, *, version: int) -> RecordedSamples:
+    def take_up(self, *, version: int) -> None:
         """From now on, take from the journal what an interrupted run has sampled since weights of this version. `restore` does
         it; so must whoever goes on with a run that has no checkpoint yet."""
         self._recorded = self._journal.resume(version=version, max_staleness=self._config.max_staleness)
-        return self._recorded
 
     async def close(self) -> None:
         """Stop every sample and wait until each has cleaned up. Safe to call twice."""
@@ -213,7 +216,8 @@ class RolloutScheduler:
             num_samples = group_size + self._config.extra_samples + has_baseline
             flight = GroupInFlight(admitted, now, [None] * num_samples, num_samples, group_size, has_baseline=has_baseline)
             self._flights[admitted.number] = flight
-            self._record(flight, SampleState.QUEUED, prompt=admitted.prompt.id, version=admitted.version)
+            about = {"prompt": admitted.prompt.id, "domain": admitted.domain, "version": admitted.version}
+            self._record(flight, SampleState.QUEUED, **about | ({"baseline": num_samples - 1} if has_baseline else {}))
             flight.tasks = [asyncio.create_task(self._run_sample(flight, index)) for index in range(num_samples)]
 
     async def _run_sample(self, flight: GroupInFlight, index: int) -> None:
@@ -232,12 +236,13 @@ class RolloutScheduler:
         """Generate one sample's episode and score it."""
         admitted = flight.admitted
         id = flight.sample_id(index)
-        if (recorded := self._recall(admitted, index)) is not None:
+        if (recalled := self._recall(admitted, index)) is not None:
             self._meter.num_recalled += 1
-            return recorded
+            return recalled
         started_s = _now()
         self._meter.queue_s.add(started_s - flight.admitted_s)
-        self._journal.record(id, SampleState.GENERATING)
+        num_kept = self._take_up_tokens(admitted, id)
+        self._journal.record(id, SampleState.GENERATING, **({"kept": num_kept} if num_kept else {}))
         is_baseline = self._greedy is not None and index == len(flight.trajectories) - 1
         episode = self._greedy if self._greedy and is_baseline else self._episode
         seed = stable_seed(self._seed, admitted.number, index)
@@ -260,11 +265,48 @@ class RolloutScheduler:
         return trajectory.scored(score)
 
     def _recall(self, admitted: AdmittedGroup[Prompt], index: int) -> Trajectory | None:
-        """The sample as it was when the run was interrupted, if it had ended."""
+        """The sample as it was when its group was sent back or the run was interrupted, if it had ended."""
+        kept = self._kept.get(admitted.number, {}).pop(index, None)
+        if kept is not None:
+            if self._fits(admitted, kept.versions):
+                return kept
+            self._note_discarded(admitted, f"{admitted.number}.{index}", kept.versions, kept.num_completion_tokens)
         if self._recorded is None:
             return None
-        number, prompt, version = admitted.number, admitted.prompt, admitted.version
-        return self._recorded.take(number, prompt.id, version, index=index, newest=self._admission.version)
+        fits = partial(self._fits, admitted)
+        return self._recorded.take(admitted.number, admitted.prompt.id, index=index, fits=fits)
+
+    def _take_up_tokens(self, admitted: AdmittedGroup[Prompt], id: str) -> int:
+        """How many tokens the sample goes on from. What is written of it is forgotten if its weights do not fit."""
+        tokens = self._journal.partial
+        versions, num_tokens = tokens.versions(id), tokens.num_tokens(id)
+        if versions is None:
+            return 0
+        if not self._fits(admitted, versions):
+            tokens.forget(id)
+            self._note_discarded(admitted, id, versions, num_tokens)
+            return 0
+        self._meter.num_continued_tokens += num_tokens
+        return num_tokens
+
+    def _note_discarded(self, admitted: AdmittedGroup[Prompt], id: str, versions: Versions, num_tokens: int) -> None:
+        self._meter.num_discarded_tokens += num_tokens
+        reason = f"written under weights {versions.oldest} to {versions.newest}, and its group is of {admitted.version}"
+        self._journal.record(id, SampleState.GENERATING, discarded=num_tokens, reason=reason)
+
+    def _fits(self, admitted: AdmittedGroup[Prompt], versions: Versions) -> bool:
+        """Whether weights of these versions may have written a sample of this group: none is older than the group, and none
+        was lost with a run that was interrupted."""
+        return admitted.version <= versions.oldest and versions.newest <= self._admission.version
+
+    def _kept_versions(self, number: int, prompt: Prompt) -> list[int]:
+        """The oldest weights of each sample of a group of which something is kept."""
+        found = self._journal.partial.versions_in_group(number)
+        if self._recorded is not None:
+            found += self._recorded.versions(number, prompt.id)
+        ended = self._flights[number].ended_samples() if number in self._flights else self._kept.get(number, {})
+        found += [trajectory.versions for trajectory in ended.values()]
+        return [versions.oldest for versions in found if versions.newest <= self._admission.version]
 
     def _note_lost(self, id: str, reason: str) -> None:
         """A sample's environment was lost with its process: the episode is played again."""
@@ -275,6 +317,7 @@ class RolloutScheduler:
         id = flight.sample_id(index)
         flight.trajectories[index] = trajectory
         flight.num_left -= 1
+        self._journal.partial.forget(id)
         if trajectory.is_usable:
             if not (flight.has_baseline and index == len(flight.trajectories) - 1):
                 flight.ended.append(index)
@@ -316,6 +359,7 @@ class RolloutScheduler:
                 )
                 flight.num_left -= 1
                 self._journal.record(flight.sample_id(index), SampleState.ABORTED, reason=reason)
+                self._journal.partial.forget(flight.sample_id(index))
                 self._meter.ends[SampleState.ABORTED] += 1
                 self._cancel(flight.tasks[index])
 
@@ -376,8 +420,21 @@ class RolloutScheduler:
             flight = self._flights.pop(admitted.number)
             flight.is_stopped = True
             self._record(flight, SampleState.ABORTED, reason=reason)
+            if admitted.goes_on:
+                self._kept[admitted.number] = flight.ended_samples()
+            elif reason == QUEUED_AGAIN:
+                self._discard(flight)
             for task in flight.tasks:
                 self._cancel(task)
+
+    def _discard(self, flight: GroupInFlight) -> None:
+        """All that was written for a group is too old."""
+        tokens = self._journal.partial
+        for trajectory in flight.ended_samples().values():
+            self._meter.num_discarded_tokens += trajectory.num_completion_tokens
+        for index in range(len(flight.trajectories)):
+            self._meter.num_discarded_tokens += tokens.num_tokens(flight.sample_id(index))
+            tokens.forget(flight.sample_id(index))
 
     def _cancel(self, task: asyncio.Task[None]) -> None:
         if task.cancel():
@@ -414,9 +471,7 @@ def _to_plain(prompt: Prompt) -> dict[str, Any]:
     }
 
 
-def _queued(row: dict[str, Any], recorded: RecordedSamples) -> Queued[Prompt]:
-    plain, number, version = row["prompt"], row["number"], row.get("version")
+def _queued(row: dict[str, Any]) -> Queued[Prompt]:
+    plain = row["prompt"]
     prompt = Prompt(**{**plain, "messages": tuple(plain["messages"])})
-    if number is None or version is None or not recorded.has_group(number, prompt.id, version):
-        version = None  # All of it is drawn under the weights that are current then.
-    return Queued(prompt=prompt, domain=prompt.domain, num_tries=row["num_tries"], number=number, version=version)
+    return Queued(prompt=prompt, domain=prompt.domain, num_tries=row["num_tries"], number=row["number"])

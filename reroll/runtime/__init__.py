@@ -14,7 +14,7 @@ def make_runtime(config: RuntimeConfig) -> Runtime:
     if isinstance(config, LocalRuntimeConfig):
         return LocalRuntime()
     if isinstance(config, ProcessesRuntimeConfig):
-        return ProcessRuntime()
+        return ProcessRuntime(watchdog_s=config.watchdog_s)
     try:
         from reroll.runtime.ray import RayRuntime
     except ModuleNotFoundError as error:

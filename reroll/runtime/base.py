@@ -15,7 +15,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 from reroll.config.host import parse_devices
 from reroll.config.parts import Devices
 from reroll.config.select import GpuNode
-from reroll.errors import RerollError, WorkerTimeout
+from reroll.errors import NoRoom, RerollError, WorkerTimeout
 from reroll.runtime.failures import gather_all
 
 W = TypeVar("W")
@@ -187,12 +187,12 @@ class Runtime(ABC):
     def devices(self, value: Devices) -> tuple[str, ...]:
         """The devices a config names, as `Placement` takes them. `auto` is every GPU of this runtime, else the CPU.
 
-        Raises RerollError if a selection finds too few.
+        Raises NoRoom if a selection finds too few.
         """
         try:
             return parse_devices(value, num_gpus=self.num_gpus, nodes=self.gpu_nodes)
         except ValueError as error:
-            raise RerollError(str(error)) from error
+            raise NoRoom(str(error)) from error
 
     async def __aenter__(self) -> Runtime:
         return self

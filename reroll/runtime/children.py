@@ -22,9 +22,12 @@ _MARK = "REROLL_CHILD"
 _MAX_ROUNDS = 20
 
 
-def follow_parent() -> None:
-    """Let this process die with its parent, even while user code hangs, and what it started with it if it is marked."""
-    parent_pid = os.getppid()
+def follow_parent(parent_pid: int | None = None) -> None:
+    """Let this process die with its parent, even while user code hangs, and what it started with it if it is marked.
+
+    `parent_pid` is for a parent that may have ended already.
+    """
+    parent_pid = parent_pid or os.getppid()
 
     def watch() -> None:
         while os.getppid() == parent_pid:

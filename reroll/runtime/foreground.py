@@ -15,6 +15,13 @@ T = TypeVar("T")
 
 # A signal that comes just before a thread waits for a lock or a socket does not end that wait, so nothing waits for longer.
 LOOK_FOR_CTRL_C_S = 0.2
+_ctrl_c = signal.SIGINT
+
+
+def take_ctrl_c_as(number: signal.Signals) -> None:
+    """From now on Ctrl-C reaches this process as this signal, by way of the one that started it."""
+    global _ctrl_c
+    _ctrl_c = number
 
 
 class Foreground:
@@ -84,11 +91,11 @@ class Foreground:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = signal.signal(signal.SIGINT, lambda *_: self._interrupt())
+        before = signal.signal(_ctrl_c, lambda *_: self._interrupt())
         try:
             yield
         finally:
-            signal.signal(signal.SIGINT, before)
+            signal.signal(_ctrl_c, before)
 
     def _interrupt(self) -> None:
         if self._on_interrupt is not None and self._loop is not None:

@@ -23,6 +23,7 @@ from reroll.runtime.cores import core_watch
 from reroll.runtime.cpu import keep_freed_memory
 from reroll.runtime.failures import Raised, guarded
 from reroll.runtime.frames import CannotTravel, Frame, FrameReader, Garbled, Kind, pack, send
+from reroll.runtime.watchdog import end_if_it_hangs, print_stacks_when_asked
 
 
 def main() -> None:
@@ -31,6 +32,7 @@ def main() -> None:
     os.set_inheritable(descriptor, False)  # A program that the worker starts does not get it.
     follow_parent()
     outlive_sigterm()
+    print_stacks_when_asked()
     if "--user-code" not in sys.argv:  # Which may have a limit of memory, and computes little.
         keep_freed_memory()
         core_watch()
@@ -82,8 +84,9 @@ class WorkerProcess:
     def _take(self, frame: Frame) -> None:
         match frame.kind:
             case Kind.SETUP:
-                search_path, self._info, self._concurrency = frame.value()
+                search_path, self._info, self._concurrency, watchdog_s = frame.value()
                 sys.path[:] = [*search_path, *(path for path in sys.path if path not in search_path)]
+                end_if_it_hangs(watchdog_s)
             case Kind.FORGET:
                 self._waiting.pop(frame.number, None)
             case _:

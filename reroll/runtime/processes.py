@@ -13,6 +13,7 @@ import itertools
 import logging
 import os
 import pickle
+import signal
 import socket
 import subprocess
 import sys
@@ -39,6 +40,7 @@ from reroll.runtime.cores import core_watch
 from reroll.runtime.cpu import OMP, keep_freed_memory, torch_threads
 from reroll.runtime.failures import Raised, gather_all
 from reroll.runtime.frames import CannotTravel, Frame, FrameReader, Garbled, Kind, Payload, header, pack, send_some
+from reroll.runtime.watchdog import NUM_LOOKS, Waits, is_stopped
 
 STOP_TIMEOUT_S = 5.0
 """How long a worker may take to close before its process is killed."""
@@ -54,8 +56,9 @@ log = logging.getLogger(__name__)
 class ProcessRuntime(Runtime):
     """Runs each worker in a process of its own on this machine. Roles that name the same GPU get the same GPU."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, watchdog_s: float | None = None) -> None:
         super().__init__()
+        self._waits = Waits(watchdog_s)
         keep_freed_memory()
         core_watch()
 
@@ -76,7 +79,7 @@ class ProcessRuntime(Runtime):
         def start(rank: int) -> _Process:
             seat = placement.seats[rank]
             info = WorkerInfo(placement.role, rank, len(environments), "cpu" if seat == ("cpu",) else "cuda:0")
-            return _Process(info, placement, recipe, environments[rank])
+            return _Process(info, placement, recipe, environments[rank], waits=self._waits)
 
         workers: ProcessWorkers[W] = ProcessWorkers(start, size=len(environments))
         return await self._once_built(workers, workers.start())
@@ -99,7 +102,7 @@ class ProcessWorkers(Workers[W]):
 
     def broadcast(self, method: Callable[Concatenate[W, P], T], *args: P.args, **kwargs: P.kwargs) -> Calls[T]:
         payload = _packed(method, args, kwargs)
-        return Calls(process.call(payload) for process in self._processes)
+        return Calls(process.call(payload, method.__qualname__) for process in self._processes)
 
     def scatter(self, method: Callable[[W, A], T], shards: Sequence[A]) -> Calls[T]:
         self._expect_one_each(shards)
@@ -107,10 +110,11 @@ class ProcessWorkers(Workers[W]):
         for shard in shards:
             if id(shard) not in payloads:
                 payloads[id(shard)] = _packed(method, (shard,), {})
-        return Calls(process.call(payloads[id(shard)]) for process, shard in zip(self._processes, shards, strict=True))
+        name = method.__qualname__
+        return Calls(process.call(payloads[id(shard)], name) for process, shard in zip(self._processes, shards, strict=True))
 
     async def one(self, rank: int, method: Callable[Concatenate[W, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        result: T = await self._processes[rank].call(_packed(method, args, kwargs))
+        result: T = await self._processes[rank].call(_packed(method, args, kwargs), method.__qualname__)
         return result
 
     async def _restart(self, rank: int) -> None:
@@ -135,8 +139,12 @@ class _Process:
     Calls may be made before the worker is built: they wait in the process, in order.
     """
 
-    def __init__(self, info: WorkerInfo, placement: Placement, recipe: Payload, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, info: WorkerInfo, placement: Placement, recipe: Payload, environment: Mapping[str, str], *, waits: Waits
+    ) -> None:
         self.name = f"{info.role}[{info.rank}]"
+        self._waits = waits
+        self._is_watched = waits.limit_s is not None and not placement.runs_user_code  # Which has time limits of its own.
         self.is_stopped = False
         self._loop = asyncio.get_running_loop()
         self._calls: dict[int, asyncio.Future[Any]] = {}
@@ -158,21 +166,25 @@ class _Process:
             self._child = self._started(theirs, environment, runs_user_code=placement.runs_user_code)
         self._loop.add_reader(self._link, self._read)
         threading.Thread(target=self._wait, name=f"end of {self.name}", daemon=True).start()
-        self._write(Kind.SETUP, 0, pack((search_path(), info, placement.concurrency), what="a worker's place"))
-        self.built = self._post(Kind.BUILD, recipe)
+        watchdog_s = waits.limit_s if self._is_watched else None
+        self._write(Kind.SETUP, 0, pack((search_path(), info, placement.concurrency, watchdog_s), what="a worker's place"))
+        self.built = self._post(Kind.BUILD, recipe, "its start")
         """Resolves when the worker is there; raises what kept it from being built."""
+        if self._is_watched:
+            waits.stacks[self.name] = self._print_stacks
+            self._look_whether_it_is_stopped()
 
     @property
     def _is_built(self) -> bool:
         return self.built.done() and not self.built.cancelled() and self.built.exception() is None
 
-    def call(self, payload: Payload) -> asyncio.Future[Any]:
-        """Send a call now; its result is awaited."""
+    def call(self, payload: Payload, what: str) -> asyncio.Future[Any]:
+        """Send a call now; its result is awaited. `what`: the method's name."""
         if self.is_stopped:
             raise WorkerError(f"worker {self.name} was stopped: it takes no more calls")
         if not self._calls and not self._reader.is_at_end:
             self._read()  # What it has said of itself is no doing of this call.
-        return self._post(Kind.CALL, payload)
+        return self._post(Kind.CALL, payload, what)
 
     async def stop(self, *, at_once: bool) -> None:
         """Close the worker after the calls that wait now, unless at once, then end its process. Safe to call twice."""
@@ -188,7 +200,7 @@ class _Process:
 
     async def _close(self) -> None:
         try:
-            await asyncio.wait_for(self._post(Kind.CLOSE, _NOTHING), STOP_TIMEOUT_S)
+            await asyncio.wait_for(self._post(Kind.CLOSE, _NOTHING, "its end"), STOP_TIMEOUT_S)
         except TimeoutError:
             log.warning("worker %s is busy and did not close within %g s: killed", self.name, STOP_TIMEOUT_S)
         except WorkerDied:
@@ -223,7 +235,7 @@ class _Process:
             self._link.close()
             raise RerollError(f"no process could be started for worker {self.name}: {error}") from error
 
-    def _post(self, kind: Kind, payload: Payload) -> asyncio.Future[Any]:
+    def _post(self, kind: Kind, payload: Payload, what: str) -> asyncio.Future[Any]:
         future: asyncio.Future[Any] = self._loop.create_future()
         if self._end is not None:
             future.set_exception(self._died(had_read=False))
@@ -231,12 +243,14 @@ class _Process:
             return future
         number = next(self._numbers)
         self._calls[number] = future
-        future.add_done_callback(lambda _: self._is_over(number))
+        wait = self._waits.begin(self.name, what)
+        future.add_done_callback(lambda _: self._is_over(number, wait))
         self._write(kind, number, payload)
         return future
 
-    def _is_over(self, number: int) -> None:
+    def _is_over(self, number: int, wait: int) -> None:
         future = self._calls.pop(number)
+        self._waits.end(wait)
         if future.cancelled() and self._end is None:
             self._forgotten.add(number)
             self._write(Kind.FORGET, number, _NOTHING)
@@ -326,10 +340,31 @@ class _Process:
         with suppress(RuntimeError):  # The loop is closed: nobody waits.
             self._loop.call_soon_threadsafe(self._gone)
 
+    def _look_whether_it_is_stopped(self, num_times: int = 0) -> None:
+        """Again and again: one that a signal has stopped, while somebody waits for it, is ended when the limit is over."""
+        assert self._waits.limit_s is not None
+        if self._end is not None:
+            return
+        num_times = num_times + 1 if self._calls and is_stopped(self._child.pid) else 0
+        if num_times < NUM_LOOKS:
+            self._loop.call_later(self._waits.limit_s / NUM_LOOKS, self._look_whether_it_is_stopped, num_times)
+            return
+        self._waits.tell(self.name)
+        self._kill(f"was stopped by a signal, and did not go on within {self._waits.limit_s:g} s")
+
+    def _print_stacks(self) -> None:
+        with self._reaping:
+            if self._child.returncode is None and self._is_built:  # Else it may not know the signal yet, and die of it.
+                self._child.send_signal(signal.SIGUSR1)
+
     def _gone(self) -> None:
         """It has ended: hear its last words, then tell whoever waits."""
         while not self._reader.is_at_end and self._read():
             pass
+        self._waits.stacks.pop(self.name, None)
+        if self._end is None and self._is_watched and self._child.returncode == 1 and self._waits.may_hang(self.name):
+            self._waits.tell(self.name)
+            self._end = f"hung in {self._waits.of(self.name)}, printed its stacks and ended itself"
         if self._end is None:
             self._end = f"died{epitaph(self._child.returncode)}"
         for future in list(self._calls.values()):

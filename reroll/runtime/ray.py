@@ -35,6 +35,7 @@ from reroll.runtime.cpu import OMP, keep_freed_memory, torch_threads
 from reroll.runtime.devices import num_usable_cores
 from reroll.runtime.failures import Raised, gather_all, guarded
 from reroll.runtime.ray_places import GpuPlaces, Place, live_gpu_nodes, reserve
+from reroll.runtime.watchdog import Waits, end_if_it_hangs, print_stacks_when_asked
 
 MIN_LOGICAL_CPUS = 4
 """Roles on a small machine share its cores: Ray must not refuse the third actor of a laptop."""
@@ -68,6 +69,7 @@ class RayRuntime(Runtime):
             _start_ray(config)
         self._timeout_s = PLACEMENT_TIMEOUT_S if self._owns_ray and config.address is None else SHARED_PLACEMENT_TIMEOUT_S
         self._gpus = GpuPlaces(self._timeout_s)
+        self._waits = Waits(config.watchdog_s)
 
     @property
     def shares_memory(self) -> bool:
@@ -91,7 +93,7 @@ class RayRuntime(Runtime):
     ) -> Workers[W]:
         places, group = await asyncio.to_thread(self._places, placement)
         actors = [
-            _Handle(WorkerInfo(placement.role, rank, len(places), place.device), place, placement)
+            _Handle(WorkerInfo(placement.role, rank, len(places), place.device), place, placement, waits=self._waits)
             for rank, place in enumerate(places)
         ]
         # Pickled here and not by Ray, so that an actor can set its number of threads before torch is unpickled.
@@ -113,7 +115,7 @@ class RayRuntime(Runtime):
         deadline_s = time.monotonic() + REVIVAL_TIMEOUT_S
         while (left_s := deadline_s - time.monotonic()) > 0:
             place = await asyncio.to_thread(self._gpus.replace, gone.place, role=gone.info.role)
-            actor = _Handle(gone.info, place, gone.placement)
+            actor = _Handle(gone.info, place, gone.placement, waits=self._waits)
             try:
                 await asyncio.wait_for(actor.started(), left_s)
                 return actor
@@ -161,7 +163,7 @@ class RayWorkers(Workers[W]):
     def broadcast(self, method: Callable[Concatenate[W, P], T], *args: P.args, **kwargs: P.kwargs) -> Calls[T]:
         # Stored once and read by every actor; passed directly, large arguments would be stored once per actor.
         arguments = ray.put((args, kwargs)) if self.size > 1 else (args, kwargs)
-        return Calls(actor.call(method.__name__, arguments) for actor in self._actors)
+        return Calls(actor.call(method, arguments) for actor in self._actors)
 
     def scatter(self, method: Callable[[W, A], T], shards: Sequence[A]) -> Calls[T]:
         self._expect_one_each(shards)
@@ -171,10 +173,10 @@ class RayWorkers(Workers[W]):
             if num_takers[id(shard)] > 1 and id(shard) not in stored:  # Ray itself stores what is large and has one taker.
                 stored[id(shard)] = ray.put(((shard,), {}))
         arguments = [stored.get(id(shard), ((shard,), {})) for shard in shards]
-        return Calls(actor.call(method.__name__, argument) for actor, argument in zip(self._actors, arguments, strict=True))
+        return Calls(actor.call(method, argument) for actor, argument in zip(self._actors, arguments, strict=True))
 
     async def one(self, rank: int, method: Callable[Concatenate[W, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        result: T = await self._actors[rank].call(method.__name__, (args, kwargs))
+        result: T = await self._actors[rank].call(method, (args, kwargs))
         return result
 
     async def _restart(self, rank: int) -> None:
@@ -195,16 +197,18 @@ class RayWorkers(Workers[W]):
 class _Handle:
     """One actor as the controller sees it."""
 
-    def __init__(self, info: WorkerInfo, place: Place, placement: Placement) -> None:
+    def __init__(self, info: WorkerInfo, place: Place, placement: Placement, *, waits: Waits) -> None:
+        self._waits, self._is_watched = waits, not placement.runs_user_code  # Which has time limits of its own.
         self.name = f"{info.role}[{info.rank}]"
         self.info, self.place, self.placement = info, place, placement
         self.is_stopped = False
         actor_class = ray.remote(_Actor).options(max_concurrency=placement.concurrency, **place.options())
-        self._actor = actor_class.remote(info, os.environ.get(OMP), place.gpu_ids, placement.runs_user_code)
+        watchdog_s = waits.limit_s if self._is_watched else None
+        self._actor = actor_class.remote(info, os.environ.get(OMP), place.gpu_ids, placement.runs_user_code, watchdog_s)
 
     def started(self) -> Awaitable[None]:
         """Its process runs: there was room for it."""
-        return self._result(self._actor.__ray_ready__.remote())
+        return self._result(self._actor.__ray_ready__.remote(), "its start")
 
     def kill(self) -> None:
         """End its process now; harmless if it has ended."""
@@ -212,13 +216,13 @@ class _Handle:
 
     def build(self, recipe: Any) -> Awaitable[None]:
         """Make the worker inside the actor."""
-        return self._result(self._actor.build.remote(recipe))
+        return self._result(self._actor.build.remote(recipe), "its start")
 
-    def call(self, method_name: str, arguments: Any) -> Awaitable[Any]:
+    def call(self, method: Callable[..., Any], arguments: Any) -> Awaitable[Any]:
         """Send a call now; its result is awaited."""
         if self.is_stopped:
             raise WorkerError(f"worker {self.name} was stopped: it takes no more calls")
-        return self._result(self._actor.call.remote(method_name, arguments))
+        return self._result(self._actor.call.remote(method.__name__, arguments), method.__qualname__)
 
     async def stop(self, *, at_once: bool) -> None:
         """Close the worker after the calls that wait now, unless at once, then end its process. Safe to call twice."""
@@ -231,7 +235,7 @@ class _Handle:
 
     async def _close(self) -> None:
         try:
-            await asyncio.wait_for(self._result(self._actor.close.remote()), STOP_TIMEOUT_S)
+            await asyncio.wait_for(self._result(self._actor.close.remote(), "its end"), STOP_TIMEOUT_S)
         except TimeoutError:
             log.warning("worker %s is busy and did not close within %g s: killed", self.name, STOP_TIMEOUT_S)
         except WorkerDied:
@@ -239,30 +243,49 @@ class _Handle:
         except RerollError as error:
             log.warning("worker %s failed to close: %s", self.name, error)
 
-    async def _result(self, reference: Any) -> Any:
+    async def _result(self, reference: Any, what: str) -> Any:
+        wait = self._waits.begin(self.name, what)
         try:
             outcome = await reference
         except (RayActorError, OutOfMemoryError) as error:
-            raise WorkerDied(
-                f"worker {self.name} is gone: its process was killed, ran out of memory or crashed, or its node was lost. "
-                f"Free memory or ask for less of it, then go on from the last checkpoint with --resume. Ray says: {error}",
-                how="died (killed, out of memory, crashed, or its node was lost)",
-                had_read=False if _NODE_DIED in str(error) else None,
-            ) from None
+            raise self._died(error) from None
         except RayError as error:
             raise WorkerError(f"a call to worker {self.name} could not be carried: {error}") from None
+        finally:
+            self._waits.end(wait)
         if isinstance(outcome, Raised):
             raise outcome.as_error()
         return outcome
+
+    def _died(self, error: RayError) -> WorkerDied:
+        how = "was killed, ran out of memory or crashed, or its node was lost"
+        if self._is_watched and self._waits.may_hang(self.name):
+            self._waits.tell(self.name)
+            how = f"hung in {self._waits.of(self.name)} and ended itself, its stacks in Ray's log of it; or {how}"
+        return WorkerDied(
+            f"worker {self.name} is gone: its process {how}. Free memory or ask for less of it, then go on from the last "
+            f"checkpoint with --resume. Ray says: {error}",
+            how="died (killed, out of memory, crashed, or its node was lost)",
+            had_read=False if _NODE_DIED in str(error) else None,
+        )
 
 
 class _Actor:
     """The process around one worker. Exceptions are returned, not raised: Ray would wrap them in classes of its own."""
 
-    def __init__(self, info: WorkerInfo, num_threads: str | None, gpu_ids: Sequence[str], runs_user_code: bool) -> None:
+    def __init__(
+        self,
+        info: WorkerInfo,
+        num_threads: str | None,
+        gpu_ids: Sequence[str],
+        runs_user_code: bool,
+        watchdog_s: float | None,
+    ) -> None:
         self._info = info
         self._pid = os.getpid()
         outlive_sigterm()
+        print_stacks_when_asked()
+        end_if_it_hangs(watchdog_s)
         if len(gpu_ids) > 1:  # Ray shows an actor the GPU of its bundle only.
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpu_ids)
         self._worker: Any = None

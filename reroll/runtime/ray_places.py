@@ -14,7 +14,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from reroll.config.cluster import gpu_node
 from reroll.config.select import GpuNode
-from reroll.errors import RerollError
+from reroll.errors import NoRoom, RerollError
 
 GPU_SHARE = 1 / 16
 """What one actor asks of its GPU: so many roles may share a device. Leases, not Ray, make them take turns."""
@@ -97,7 +97,7 @@ class GpuPlaces:
             if node.node_id in live and len(spare) >= num_gpus:
                 return self.find([str(index) for index in spare[:num_gpus]], role=role)
             first += node.gpus.num_gpus
-        raise RerollError(f"the node of a worker of {role} is lost, and no other has {num_gpus} spare GPUs")
+        raise NoRoom(f"the node of a worker of {role} is lost, and no other has {num_gpus} spare GPUs")
 
     def free(self) -> None:
         """Give every GPU back."""
@@ -127,7 +127,7 @@ class GpuPlaces:
                     self._places[first + offset] = Place(group, bundle, "cuda:0", node_id, (gpu_id,))
                 return
             first += gpus.num_gpus
-        raise RerollError(f"GPU {indices[0]} does not exist: Ray sees {first} GPUs, numbered from 0: change devices")
+        raise NoRoom(f"GPU {indices[0]} does not exist: Ray sees {first} GPUs, numbered from 0: change devices")
 
     def _torn(self, indices: Sequence[int], *, role: str) -> RerollError:
         sizes = ", ".join(str(node.gpus.num_gpus) for node in self._row())
@@ -157,7 +157,7 @@ def reserve(bundles: list[dict[str, float]], *, what: str, timeout_s: float, nod
         remove_placement_group(group)
         total, free = ray.cluster_resources(), ray.available_resources()
         held = ", ".join(f"{free.get(kind, 0):g} of {total.get(kind, 0):g} {kind}s free" for kind in ("CPU", "GPU"))
-        raise RerollError(
+        raise NoRoom(
             f"Ray has no room for {what}: it needs {len(bundles)} bundles of {bundles[0]}, and there are {held}. "
             "Raise runtime.num_cpus, use fewer workers, or end the job that holds them"
         )

@@ -10,6 +10,7 @@ import jinja2
 from transformers import PreTrainedTokenizerBase
 
 from reroll.errors import DataError, ModelError
+from reroll.tokens.tool_calls import CALL_OPENS
 from reroll.types import Message, ToolSchema
 
 _USER: Message = {"role": "user", "content": "question"}
@@ -151,7 +152,7 @@ class Renderer:
             text = self._apply_template(conversation, generation_prompt=True, tools=[_TOOL])
         except (jinja2.TemplateError, TypeError):  # It refuses the role, or expects calls in fields of their own.
             return False
-        return all(part in text for part in (_TOOL["function"]["name"], "<tool_call>", '"arguments"', _RESULT))
+        return all(part in text for part in (_TOOL["function"]["name"], CALL_OPENS, '"arguments"', _RESULT))
 
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self.tokenizer.encode(text, add_special_tokens=False))

@@ -1,25 +1,41 @@
-"""The training workers of one role, as the controller sees them."""
+"""The training workers of one role: `TrainCluster` as the controller sees them, `TrainWorker` as each of them is.
+
+A cluster cuts a batch into each rank's share of every optimizer step; a worker goes through its share in micro-batches, over
+the methods of its strategy. That loop is written once, here.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
+import torch
 from torch import Tensor
 
+from reroll.config.parts import ModelConfig
 from reroll.errors import ModelError, TrainingDiverged, WorkerDied, WorkerError
-from reroll.observe.manifest import Sums
+from reroll.models.heads import SCORE
+from reroll.models.load import Head
+from reroll.observe.manifest import Sums, sums_of
 from reroll.observe.metrics import Last, Mean, Stats, Sum
-from reroll.runtime.base import Workers
+from reroll.runtime.base import WorkerInfo, Workers
+from reroll.runtime.watchdog import at_work, beat
 from reroll.tokens.batch import Batch
-from reroll.tokens.packing import balance, mini_batches, order_of
+from reroll.tokens.packing import balance, fill, micro_batches, mini_batches, order_of
 from reroll.tokens.prefixes import prefix_order
-from reroll.training.base import Loss, Needs, Predictions, join_predictions, required
+from reroll.training.base import Loss, Needs, Predictions, ZeroLoss, join_predictions, required
+from reroll.training.make import make_strategy
+from reroll.training.offload import in_background
 from reroll.training.parallel.ranks import Rendezvous
-from reroll.training.worker import FollowJob, PartShape, PredictJob, RankBatch, TrainJob, TrainWorker, shortest
+from reroll.training.shared_prefix import repeat_cost
+from reroll.weights.buckets import Bucket, Channel, ProcessLocation, location_of
+from reroll.weights.sender import WeightSender
 
 T = TypeVar("T")
 J = TypeVar("J")
@@ -31,6 +47,51 @@ MAX_PAUSE_S = 1.0
 """Between two questions whether a checkpoint is written."""
 BUCKET_BYTES = 2**30
 """When a reference follows the policy, about so many bytes pass through this process at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class PredictJob:
+    """A batch to run the model on, and which outputs are wanted."""
+
+    batch: Batch
+    needs: Needs
+
+
+@dataclass(frozen=True, slots=True)
+class RankBatch:
+    """One data-parallel rank's rows of one optimizer step; the denominators are those of the whole step."""
+
+    rows: Batch
+    is_idle: bool = False
+    """There are fewer rows than ranks: this rank repeats a row of another one, with no weight, to take part in collectives."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainJob:
+    """One update, as one data-parallel rank sees it."""
+
+    steps: tuple[RankBatch, ...]
+    """One for each optimizer step."""
+    loss: Loss
+
+
+class PartShape(NamedTuple):
+    """What a worker's part of a weight looks like."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class FollowJob:
+    """A worker's part of some weights to move towards, and by what share of the way."""
+
+    parts: Mapping[str, Tensor]
+    share: float
 
 
 class TrainCluster:
@@ -192,6 +253,147 @@ class TrainCluster:
         return [task.result() for task in tasks]
 
 
+class TrainWorker:
+    """Holds one model, or this rank's part of it: to train for `total_steps` optimizer steps, or, with 0, only to predict.
+
+    `rendezvous` is the address at which the ranks of a strategy form their process group.
+    """
+
+    def __init__(
+        self,
+        info: WorkerInfo,
+        config: ModelConfig,
+        *,
+        total_steps: int,
+        head: Head = "language",
+        rendezvous: str | None = None,
+    ) -> None:
+        self._device, self._rank = info.device, info.rank
+        self._pass_tokens = config.strategy.pass_tokens
+        self._repeat_cost = repeat_cost(info.device, config.strategy.precision)
+        self._strategy = make_strategy(info, config, total_steps=total_steps, head=head, rendezvous=rendezvous)
+        self._stays = self._strategy.holds_whole and config.swap != "all"
+        """Whether its weights never move in memory."""
+        self._writing: Future[Sums] | None = None
+        self._sender: WeightSender | None = None
+        self._gathering: Generator[tuple[str, Tensor]] | None = None
+        self._buckets: Iterator[Bucket | None] = iter(())
+
+    @at_work()
+    def predict(self, job: PredictJob) -> Predictions:
+        """The model's outputs for a batch, on the CPU. Data-parallel ranks may be given different batches."""
+        batch = job.batch
+        parts = fill(prefix_order(batch.ids, batch.cu_seqlens), max_tokens=self._pass_tokens, repeat_cost=self._repeat_cost)
+        num_idle = self._num_idle_passes(len(parts))
+        answers = []
+        for part in parts:
+            beat()
+            answers.append(self._strategy.forward(batch.select(part), job.needs))
+        for _ in range(num_idle):
+            beat()
+            self._strategy.forward(batch.select([shortest(batch.lengths)]), job.needs)
+        return join_predictions(batch, parts, answers)
+
+    @at_work()
+    def train(self, job: TrainJob) -> Stats:
+        """This rank's part of an update. Every rank is given as many steps, and takes them together with the others.
+
+        Where a batch has no `old_logp`, the policy has not moved yet when it meets a token: the training pass itself gives it.
+        """
+        return sum((self._step(batch, job.loss) for batch in job.steps), Stats())
+
+    def weights(self, *, frozen: bool = False) -> Mapping[str, Tensor]:
+        """The parameters that are trained (or those that are frozen) by Hugging Face name, by reference."""
+        return self._strategy.weights(frozen=frozen)
+
+    def part_shapes(self) -> dict[str, PartShape]:
+        """What this worker holds of every weight."""
+        return {name: PartShape(tuple(part.shape), part.dtype) for name, part in self._strategy.parts().items()}
+
+    def parts(self, wanted: Mapping[str, PartShape]) -> dict[str, Tensor]:
+        """This worker's part of these weights, of this dtype and on the host: by reference where that is how it is held."""
+        held = self._strategy.parts()
+        return {name: held[name].to("cpu", like.dtype) for name, like in wanted.items()}
+
+    def follow(self, job: FollowJob) -> None:
+        """Move this worker's part of these weights towards that of a model that is held in the same way."""
+        self._strategy.follow(job.parts, share=job.share)
+
+    def location(self) -> ProcessLocation:
+        """The host and device of this process."""
+        return location_of(self._device)
+
+    def open_sender(self, channel: Channel) -> None:
+        """From now on weights are sent through this channel."""
+        if self._sender is not None:
+            self._sender.close()
+        self._sender = WeightSender(channel, rank=self._rank, device=self._device)
+
+    @at_work()
+    def begin_push(self, *, version: int, base_version: int | None) -> Bucket | None:
+        """The first bucket of this version; see `WeightSender.buckets` and `next_bucket`."""
+        if self._sender is None:
+            raise ValueError("there is no channel to send weights through: call open_sender first")
+        if self._gathering is not None:
+            self._gathering.close()  # Of a push that broke off.
+        self._gathering = self._strategy.iter_full_params()
+        # An engine generates: it knows nothing of a critic's head.
+        tensors = ((name, tensor) for name, tensor in self._gathering if not name.startswith(f"{SCORE}."))
+        self._buckets = self._sender.buckets(tensors, version=version, base_version=base_version, lasting=self._stays)
+        return self.next_bucket()
+
+    @at_work()
+    def next_bucket(self) -> Bucket | None:
+        """Gather the next bucket with the other ranks, and send it if this rank is a sender. None after the last one."""
+        return next(self._buckets, None)
+
+    def to(self, device: str | None, *, weights: bool = True) -> None:
+        """Move optimizer state, and weights unless told not to, to `cpu` while another role uses the device; None: back."""
+        self._strategy.to(device or self._device, weights=weights)
+        if device == "cpu" and self._device.startswith("cuda"):
+            torch.cuda.empty_cache()  # Other processes cannot use what this one only keeps for later.
+
+    def save(self, folder: Path) -> Sums:
+        """Write a Hugging Face folder and the optimizer's state. Returns the sums of the files that this rank has written."""
+        return sums_of(folder, self._strategy.save(folder))
+
+    def stage(self, folder: Path) -> None:
+        """Copy what `save` would write now, and write it while other calls are served: one such write at a time."""
+        write = self._strategy.stage(folder)
+        self._writing = in_background(lambda: sums_of(folder, write()), name=f"checkpoint {folder.name}")
+
+    def written(self) -> Sums | None:
+        """What `save` would return, once what was staged is on disk; None until then. Raises what kept it from that."""
+        if self._writing is None:
+            return {}
+        return self._writing.result() if self._writing.done() else None
+
+    def load(self, folder: Path) -> None:
+        """Continue from what `save` wrote."""
+        self._strategy.load(folder)
+
+    def _step(self, batch: RankBatch, loss: Loss) -> Stats:
+        """One optimizer step. The losses of its micro-batches add up; over steps the reported losses are means."""
+        stats = Stats({"loss": Sum(0.0)})
+        rows = batch.rows
+        parts = [] if batch.is_idle else micro_batches(rows, max_tokens=self._pass_tokens, repeat_cost=self._repeat_cost)
+        num_idle = self._num_idle_passes(len(parts))
+        for part in parts:
+            beat()
+            stats += self._strategy.forward_backward(part, loss)
+        for _ in range(num_idle):
+            beat()
+            self._strategy.forward_backward(rows.select_units([shortest(rows.unit_lengths)]), ZeroLoss(needs=loss.needs))
+        # A rank has seen its part of the step only: together they weigh one.
+        weight = 1 / self._strategy.data_parallel.size
+        metrics = {name: Mean(metric.value, weight) if isinstance(metric, Sum) else metric for name, metric in stats.items()}
+        return Stats(metrics) + self._strategy.optim_step()
+
+    def _num_idle_passes(self, num_passes: int) -> int:
+        """Ranks gather each other's weights in every pass, so all must make as many as the one with the most. Asked first."""
+        return self._strategy.data_parallel.largest(num_passes) - num_passes
+
+
 def train_jobs(
     batch: Batch, loss: Loss, *, epochs: int = 1, steps_per_epoch: int = 1, seed: int = 0, dp_size: int = 1
 ) -> list[TrainJob]:
@@ -252,3 +454,8 @@ def _throughput(batch: Batch, *, epochs: int, seconds: float) -> Stats:
             "padding_avoided": Mean(len(batch) * max(batch.lengths) - tokens, len(batch) * max(batch.lengths)),
         }
     )
+
+
+def shortest(lengths: Sequence[int]) -> int:
+    """The index of the shortest: the cheapest one to run where any would do."""
+    return min(range(len(lengths)), key=lengths.__getitem__)

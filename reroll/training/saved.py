@@ -1,4 +1,4 @@
-"""Errors for a checkpoint that a strategy cannot resume from: what in it is damaged, or not this model's."""
+"""A strategy's own files in a checkpoint, and the errors for those that it cannot resume from: damaged, or of another model."""
 
 from __future__ import annotations
 
@@ -29,8 +29,19 @@ def written_by_another(folder: Path, strategy: str) -> RunFolderError:
     )
 
 
+def write_state(state: object, file: Path) -> None:
+    """`torch.save`, which by itself hides why the disk takes no more: that comes as OSError."""
+    with file.open("wb") as stream:
+        try:
+            torch.save(state, stream)
+        except RuntimeError as error:  # Its writer's, whose count of bytes is wrong after a write that failed.
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from error
+            raise
+
+
 def read_state(file: Path, *, strategy: str, device: torch.device) -> dict[str, Any]:
-    """What a strategy saved by `torch.save`."""
+    """What `write_state` wrote."""
     if not file.is_file():
         raise written_by_another(file.parent, strategy)
     with readable(file):

@@ -24,7 +24,7 @@ from reroll.training.base import Loss, Needs, Predictions, Strategy
 from reroll.training.offload import HostCopies, PinnedOffload, synchronize
 from reroll.training.optimizer import adamw, prepare_step
 from reroll.training.predict import predict
-from reroll.training.saved import read_state, readable, refuse_other_adapter, refuse_other_model
+from reroll.training.saved import read_state, readable, refuse_other_adapter, refuse_other_model, write_state
 
 STATE_FILE = "trainer.pt"
 
@@ -148,7 +148,7 @@ class TorchStrategy(Strategy):
 
     def _write(self, model: PreTrainedModel, state: dict[str, Any], folder: Path) -> list[Path]:
         save_model(model, self._tokenizer, folder)
-        torch.save(state, folder / STATE_FILE)
+        write_state(state, folder / STATE_FILE)
         return sync_files(folder)
 
     def _saved_parameters(self, folder: Path, *, dtype: torch.dtype) -> Mapping[str, Tensor]:

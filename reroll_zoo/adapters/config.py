@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from reroll.config.env_base import EnvConfig
-from reroll.config.sandbox import LocalSandbox
+from reroll_zoo.sandbox.config import LocalSandbox
 
 
 class GymnasiumConfig(EnvConfig):

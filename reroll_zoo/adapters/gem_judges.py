@@ -8,11 +8,11 @@ from typing import Any
 
 from gem.utils.constants import BASE_IMPORTS, TERMINAL_STATE
 
-from reroll.config.sandbox import LocalSandbox
-from reroll.sandbox.base import Limits, Program
-from reroll.sandbox.blocking import BlockingSandbox, shared_sandbox
 from reroll_zoo.guarded.contained import ContainedScorer
 from reroll_zoo.guarded.reasoning_gym import TaskScorer
+from reroll_zoo.sandbox.base import Limits, Program
+from reroll_zoo.sandbox.blocking import BlockingSandbox, shared_sandbox
+from reroll_zoo.sandbox.config import LocalSandbox
 
 _ANSWER_S, _ANSWER_MB = 8.0, 1024
 """What an answer that must be run to be judged may use."""

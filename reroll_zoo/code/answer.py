@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from reroll.sandbox.base import Language
+from reroll_zoo.sandbox.base import Language
 
 _TAGS: dict[str, Language] = {
     "python": "python", "py": "python", "python3": "python", "cpp": "cpp", "c++": "cpp", "cc": "cpp", "cxx": "cpp",

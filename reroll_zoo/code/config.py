@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from reroll.config.base import Node
-from reroll.config.reward_base import SandboxedReward
+from reroll_zoo.sandbox.config import SandboxedReward
 
 
 class CodeLimits(Node):

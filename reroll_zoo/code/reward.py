@@ -13,7 +13,6 @@ from importlib import resources
 from typing import Any
 
 from reroll.errors import RewardError, SandboxError
-from reroll.sandbox.base import Language, Limits, Program, Ran, Sandbox
 from reroll.types import Prompt, Score, Trajectory
 from reroll_zoo.code import sandboxed
 from reroll_zoo.code.answer import ProgramAnswer, find_answer
@@ -22,6 +21,8 @@ from reroll_zoo.code.config import CodeConfig
 from reroll_zoo.code.sandboxed.witness import ALONE
 from reroll_zoo.code.suite import FunctionTests, ProgramQuestion, ProgramTests, read_tests
 from reroll_zoo.code.values import Equality, as_reply, read_replies, same_output
+from reroll_zoo.sandbox.base import Language, Limits, Program, Ran, Sandbox
+from reroll_zoo.sandbox.make import join_sandbox
 
 _PYTHON_SYNTAX = re.compile(r"^(SyntaxError|IndentationError|TabError)\b", re.MULTILINE)
 _CPP_SYNTAX = re.compile(r":\d+: (fatal )?error: |ld returned \d+ exit status|error: ld ")
@@ -52,9 +53,10 @@ class Code:
     out of its box.
     """
 
-    def __init__(self, config: CodeConfig, sandbox: Sandbox) -> None:
+    def __init__(self, config: CodeConfig, sandbox: Sandbox | None = None) -> None:
+        """Programs run in `sandbox`, which closes with the reward; default: one that it shares with rewards like it."""
         self._config = config
-        self._sandbox = sandbox
+        self._sandbox = sandbox or join_sandbox(config.sandbox)
         self._equality = Equality(tolerance=config.tolerance, loose=config.loose)
         self._limits = Limits(**config.limits.model_dump())
 

@@ -20,7 +20,7 @@ from reroll.training.base import Loss, Needs, Predictions, ShardedStrategy
 from reroll.training.optimizer import diverged, learning_rate
 from reroll.training.parallel.build import PredictingModel
 from reroll.training.parallel.ranks import DataParallelRanks
-from reroll.training.saved import read_state, readable, refuse_other_adapter, written_by_another
+from reroll.training.saved import read_state, readable, refuse_other_adapter, write_state, written_by_another
 from reroll.training.torch_strategy import enable_gradient_checkpointing
 from reroll_zoo.deepspeed.config import DeepspeedConfig
 from reroll_zoo.deepspeed.engine import build_engine, fp32_state, gathered, set_fp32_state
@@ -134,7 +134,7 @@ class DeepspeedStrategy(ShardedStrategy):
         writes = dist.get_rank() == 0
         if writes:
             folder.mkdir(parents=True, exist_ok=True)
-            torch.save({"step": self._step}, folder / STEP_FILE)
+            write_state({"step": self._step}, folder / STEP_FILE)
         for index, names in enumerate(self._units()):
             states: dict[str, dict[str, Tensor]] = {}
             for name in names:
@@ -143,7 +143,7 @@ class DeepspeedStrategy(ShardedStrategy):
                     state = fp32_state(parameter)
                     states[name] = {key: value.cpu() for key, value in state.items()} if writes else {}
             if writes:
-                torch.save(states, folder / f"unit-{index:05}.pt")
+                write_state(states, folder / f"unit-{index:05}.pt")
 
     def _units(self) -> list[list[str]]:
         """The names of the parameters, those of each layer together."""

@@ -10,10 +10,10 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from reroll.config.sandbox import LocalSandbox
 from reroll.errors import SandboxError
-from reroll.sandbox.base import Limits, Program
-from reroll.sandbox.blocking import shared_sandbox
+from reroll_zoo.sandbox.base import Limits, Program
+from reroll_zoo.sandbox.blocking import shared_sandbox
+from reroll_zoo.sandbox.config import LocalSandbox
 
 _IMPORTED_MB = 512
 """Address space of a process that has imported what scorers import."""

@@ -14,9 +14,9 @@ from typing import Any
 
 import reasoning_gym
 
-from reroll.config.sandbox import LocalSandbox
 from reroll_zoo.guarded.contained import ContainedScorer
 from reroll_zoo.guarded.watch import AuditWatch
+from reroll_zoo.sandbox.config import LocalSandbox
 
 _ARITHMETIC = re.compile(r"(?:[0-9\s+/().-]|\*(?!\*)){0,1000}")
 _POLYNOMIAL = re.compile(

@@ -11,7 +11,7 @@ from reroll.config.base import Pattern
 from reroll.config.data_base import RowSource
 from reroll.config.env_base import EnvConfig
 from reroll.config.reward_base import InProcess
-from reroll.config.sandbox import LocalSandbox
+from reroll_zoo.sandbox.config import LocalSandbox
 
 PACKAGES = {"reasoning_gym": "reroll[data]"}
 

@@ -10,13 +10,13 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from reroll.config.env_tools import ToolLimits
-from reroll.config.sandbox import LocalSandbox, SandboxConfig
-from reroll.envs.tools.answers import same_number
-from reroll.envs.tools.calls import Call
-from reroll.envs.tools.env import Task, ToolLoop
-from reroll.envs.tools.python import python_tool
+from reroll.tokens.tool_calls import Call
 from reroll.types import Message
+from reroll_zoo.sandbox.config import LocalSandbox, SandboxConfig
+from reroll_zoo.tool_use.answers import same_number
+from reroll_zoo.tool_use.config import ToolLimits
+from reroll_zoo.tool_use.env import Task, ToolLoop
+from reroll_zoo.tool_use.python import python_tool
 
 _RULES = "Solve the problem. Calculate with the tool python."
 

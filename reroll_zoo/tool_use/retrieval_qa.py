@@ -9,10 +9,10 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from reroll.config.env_tools import ToolLimits
-from reroll.envs.tools.calls import Call
-from reroll.envs.tools.env import Task, ToolLoop
+from reroll.tokens.tool_calls import Call
 from reroll.types import Message
+from reroll_zoo.tool_use.config import ToolLimits
+from reroll_zoo.tool_use.env import Task, ToolLoop
 from reroll_zoo.tool_use.search import Passage, PassageIndex, search_tool
 
 _RULES = "Answer the question in a few words. Find the facts with the tool search."

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from reroll.envs.tools.tool import Tool
+from reroll_zoo.tool_use.tool import Tool
 
 _WORD = re.compile(r"[^\W_]+")
 _MAX_WORDS = 32

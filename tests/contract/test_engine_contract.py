@@ -15,7 +15,7 @@ from engine_probe import (
 )
 
 from reroll.config.parts import LoraConfig
-from reroll.types import FinishReason
+from reroll.types import FinishReason, PartialCompletion, WrittenTokens
 
 
 def mixed_requests(num_prompts=5, num_siblings=3, **sampling):
@@ -54,11 +54,93 @@ def test_a_request_gives_the_same_tokens_whatever_it_is_batched_with(make):
         assert alone.token_ids == together[request.id].token_ids
 
 
-def test_a_completion_cut_short_and_continued_is_the_one_written_in_one_go(make):
-    whole = finish(make(), [ask("a", [5, 9], max_tokens=12, min_tokens=12, seed=3)])["a"].token_ids
-    head = finish(make(), [ask("a", [5, 9], max_tokens=5, min_tokens=5, seed=3)])["a"].token_ids
-    tail = finish(make(), [ask("a", [5, 9, *head], max_tokens=7, min_tokens=7, seed=3)])["a"].token_ids
-    assert head + tail == whole
+def begun(completion, num_tokens, *, version=0):
+    """The first tokens of a completion, as an engine may be given them."""
+    return WrittenTokens(
+        token_ids=completion.token_ids[:num_tokens],
+        logprobs=completion.logprobs[:num_tokens],
+        versions=((version, num_tokens),) if num_tokens else (),
+    )
+
+
+def test_a_request_that_begins_with_tokens_goes_on_as_if_written_in_one_go_whoever_wrote_them(make, oracle):
+    requests = mixed_requests(num_prompts=3)
+    whole = finish(make(), requests)
+    engine = make(max_running=4)
+    continued = [
+        replace(request, written=begun(whole[request.id], number % len(whole[request.id].token_ids)))
+        for number, request in enumerate(requests)
+    ]
+    done = finish(engine, continued)
+    for request in continued:
+        ours, num_written = done[request.id], len(request.written.token_ids)
+        assert replace(ours, logprobs=()) == replace(whole[request.id], logprobs=())
+        assert ours.logprobs[:num_written] == request.written.logprobs
+    assert_logprobs_are_the_trainers(oracle, requests, done)
+    assert engine.counts.num_tokens == sum(
+        len(done[request.id].token_ids) - len(request.written.token_ids) for request in continued
+    )
+
+
+def test_tokens_that_were_written_under_other_weights_keep_their_version(make, setup):
+    engine, request = make(), ask("a", [5, 9], max_tokens=10, min_tokens=10)
+    first = finish(engine, [request])["a"]
+    engine.load_weights(dict(perturbed(load(setup[1])).named_parameters()), version=3)
+    done = finish(engine, [replace(request, written=begun(first, 4))])["a"]
+    assert done.token_ids[:4] == first.token_ids[:4]
+    assert done.versions == ((0, 4), (3, 6))
+
+
+@pytest.mark.parametrize("end", ["length", "stop token"])
+def test_a_request_of_which_all_is_written_is_reported_as_it_is(make, end):
+    seed, free = long_completion(make)
+    stop_token_ids = (free.token_ids[4],) if end == "stop token" else ()
+    request = ask("a", [5, 9], seed=seed, stop_token_ids=stop_token_ids)
+    whole = finish(make(), [request])["a"]
+    engine = make()
+    assert finish(engine, [replace(request, written=begun(whole, len(whole.token_ids)))])["a"] == whole
+    assert engine.counts.num_tokens == 0
+
+
+def told(engine, partials):
+    """Add what an engine tells of to what it told before."""
+    block, end = engine.new_tokens(), 0
+    if block is None:
+        return 0
+    for name, start, count, version in zip(block.request_ids, block.starts, block.counts, block.versions, strict=True):
+        begin, end = end, end + count
+        assert start == partials[name].num_tokens
+        partials[name].add(block.token_ids[begin:end], block.logprobs[begin:end], version)
+    assert end == len(block.token_ids) == len(block.logprobs)
+    return end
+
+
+def test_tokens_of_unfinished_requests_are_told_once_and_in_order_with_their_versions(make, setup):
+    engine = make(max_running=3)
+    requests = [ask(str(i), [5 + i, 9], max_tokens=12 + i, min_tokens=12 + i, seed=i) for i in range(4)]
+    partials = {request.id: PartialCompletion() for request in requests}
+    for request in requests:
+        engine.submit(request)
+    assert engine.new_tokens() is None
+    for _ in range(3):
+        engine.step()
+    assert told(engine, partials) >= 6
+    assert engine.new_tokens() is None
+    engine.step()
+    engine.load_weights(dict(perturbed(load(setup[1])).named_parameters()), version=3)
+    for _ in range(2):
+        engine.step()
+    engine.sleep()
+    assert told(engine, partials) >= 6
+    engine.wake()
+    done = finish(engine)
+    for name, partial in partials.items():
+        written = partial.written()
+        assert written.token_ids == done[name].token_ids[: partial.num_tokens]
+        assert written.logprobs == done[name].logprobs[: partial.num_tokens]
+        assert sum(count for _, count in written.versions) == partial.num_tokens
+    assert [version for version, _ in partials["0"].versions] == [0, 3]
+    assert engine.new_tokens() is None
 
 
 def test_siblings_differ_by_seed_and_repeat_with_it(make):

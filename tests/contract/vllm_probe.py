@@ -10,12 +10,12 @@ import torch
 from engine_probe import DEVICE, load
 from vllm.platforms import current_platform
 
-from reroll.config.parts import VllmEngineConfig
 from reroll.infer.base import EngineCounts
 from reroll.infer.hf_weights import HFWeightAssembler
 from reroll.infer.sequence import end_ids
-from reroll.infer.vllm.engine import VllmEngine, close_llm, open_llm
 from reroll.models.load import load_tokenizer
+from reroll_zoo.vllm.config import VllmEngineConfig
+from reroll_zoo.vllm.engine import VllmEngine, close_llm, open_llm
 
 os.environ["TRITON_F32_DEFAULT"] = "ieee"  # On a GPU vLLM's attention would round fp32 to ten bits, and the oracle does not.
 

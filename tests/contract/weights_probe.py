@@ -11,8 +11,8 @@ from reroll.infer.embedded.engine import EmbeddedEngine
 from reroll.infer.worker import InferWorker
 from reroll.models.load import Precision
 from reroll.runtime.base import WorkerInfo
+from reroll.training.cluster import TrainWorker
 from reroll.training.fsdp2 import Fsdp2Strategy
-from reroll.training.worker import TrainWorker
 from reroll.weights.buckets import Bucket, PushBroken
 
 

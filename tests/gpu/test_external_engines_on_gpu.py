@@ -7,12 +7,12 @@ import os
 import pytest
 import torch
 
-from reroll.config.parts import VllmEngineConfig
 from reroll.models.attention import PackedAttention, hidden_states, logits
 from reroll.models.load import load_model
 from reroll.models.tiny import make_tiny
 from reroll.types import Request, SamplingParams
 from reroll_zoo.sglang.config import SglangConfig
+from reroll_zoo.vllm.config import VllmEngineConfig
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -25,7 +25,7 @@ SGLANG_PYTHON = "REROLL_SGLANG_PYTHON"
 
 
 def open_vllm(folder, **options):
-    from reroll.infer.vllm.engine import VllmEngine
+    from reroll_zoo.vllm.engine import VllmEngine
 
     config = VllmEngineConfig(kind="vllm", max_running=8, gpu_memory_utilization=MEMORY, **options)
     return VllmEngine.open(folder, config, precision="bf16", device="cuda:0")

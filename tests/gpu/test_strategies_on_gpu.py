@@ -17,9 +17,8 @@ from reroll.config.strategy import Fsdp2StrategyConfig, TorchStrategyConfig
 from reroll.models.tiny import make_tiny
 from reroll.runtime.base import WorkerInfo
 from reroll.tokens.batch import Batch, pack
-from reroll.training.cluster import train_jobs
+from reroll.training.cluster import TrainWorker, train_jobs
 from reroll.training.loss import SFT_LOSS
-from reroll.training.worker import TrainWorker
 from reroll.types import Sample
 
 pytestmark = pytest.mark.gpu

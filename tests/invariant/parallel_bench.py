@@ -27,10 +27,9 @@ from reroll.observe.metrics import Stats
 from reroll.runtime.base import WorkerInfo
 from reroll.tokens.batch import Batch, pack
 from reroll.training.base import Loss, Needs, Predictions, required
-from reroll.training.cluster import train_jobs
+from reroll.training.cluster import PredictJob, TrainWorker, train_jobs
 from reroll.training.loss import PolicyLoss
 from reroll.training.parallel.ranks import Rendezvous
-from reroll.training.worker import PredictJob, TrainWorker
 from reroll.types import Sample
 
 STEP = 1e-3
@@ -42,7 +41,7 @@ GROUPS = ((60, 9, 14), (8, 11, 7), (33, 10))
 row of 33 has no token in the loss, so that a micro-batch never reaches the head."""
 
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["reroll.training.worker"])
+PROCESSES.set_forkserver_preload(["reroll.training.cluster"])
 """New ones for every model, as in a run: torch remembers the groups that a process was in. Imports are done once for all."""
 
 

@@ -31,8 +31,8 @@ from reroll.tokens.batch import Batch, pack
 from reroll.tokens.packing import micro_batches
 from reroll.training.base import Needs, Strategy, ZeroLoss, required
 from reroll.training.loss import PolicyLoss
+from reroll.training.make import make_strategy
 from reroll.training.parallel.ranks import Rendezvous
-from reroll.training.worker import make_strategy
 from reroll.types import Sample
 
 STEP = 1e-3
@@ -42,7 +42,7 @@ MICRO_BATCH_TOKENS = 30
 NUM_EXPERTS = 8
 
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["reroll.training.worker"])
+PROCESSES.set_forkserver_preload(["reroll.training.cluster"])
 """New ones for every model, as in a run: torch remembers the groups that a process was in. Imports are done once for all."""
 
 

@@ -27,8 +27,7 @@ from reroll.pipeline.spawn import reference_of, spawn_model
 from reroll.runtime import make_runtime
 from reroll.runtime.base import Placement, WorkerInfo
 from reroll.training import cluster as cluster_module
-from reroll.training.cluster import TrainCluster
-from reroll.training.worker import FollowJob, PartShape
+from reroll.training.cluster import FollowJob, PartShape, TrainCluster
 
 RUNTIMES: dict[str, RuntimeConfig] = {
     "local": LocalRuntimeConfig(),

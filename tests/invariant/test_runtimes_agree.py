@@ -74,6 +74,7 @@ def test_all_runtimes_give_the_same_curve_and_the_same_weights(
 @pytest.mark.parametrize("apart", ["processes", pytest.param("ray", marks=pytest.mark.slow)], indirect=True)
 def test_a_killed_worker_ends_the_run_clearly_and_the_run_can_be_resumed(rlvr_tree: dict[str, Any], apart: str) -> None:
     rlvr_tree["checkpoint"] = {"every": 1}
+    rlvr_tree["run"]["restarts"] = 0
     whole = run(rlvr_tree, name="whole", runtime="local")
     rlvr_tree["rewards"] = {"default": {"kind": "import", "path": "killer:kill_workers_once"}}
     folder = Path(rlvr_tree["run"]["runs_dir"]).parent

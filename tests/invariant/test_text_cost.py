@@ -15,20 +15,17 @@ from typing import Any
 
 import pytest
 
-from reroll.config.env_tools import LastLineAction, RegexAction, TagAction, TextAction
+from reroll.config.actions import LastLineAction, RegexAction, TagAction, TextAction
 from reroll.config.reward_judge import JudgeReward
 from reroll.config.reward_match import ExactReward, NumericReward
-from reroll.config.reward_penalties import LanguageReward, RepetitionReward
 from reroll.envs.actions import parse_action
 from reroll.envs.base import InvalidAction
-from reroll.envs.tools.answers import final_answer, same_answer
-from reroll.envs.tools.calls import find_calls
 from reroll.rewards.base import Verifier
 from reroll.rewards.judge_text import ScoreReader, Template
 from reroll.rewards.match import Exact, Numeric
-from reroll.rewards.penalties import Language, Repetition
 from reroll.runtime import patterns
 from reroll.runtime.patterns import last_match
+from reroll.tokens.tool_calls import find_calls
 from reroll.types import Completion, FinishReason, Prompt, Status, Trajectory, Turn
 from reroll_zoo.code.answer import find_answer
 from reroll_zoo.code.reward import _CPP_SYNTAX, _PYTHON_SYNTAX
@@ -38,6 +35,8 @@ from reroll_zoo.ifeval.instructions import INSTRUCTIONS as IFEVAL
 from reroll_zoo.math import answer as math_answer
 from reroll_zoo.text.choice import Choice, ChoiceConfig
 from reroll_zoo.text.overlap import F1, F1Config, Substring, SubstringConfig
+from reroll_zoo.text.penalties import Language, LanguageConfig, Repetition, RepetitionConfig
+from reroll_zoo.tool_use.answers import final_answer, same_answer
 from reroll_zoo.webshop.env import _ACTION
 from reroll_zoo.webshop.search import query_words
 
@@ -118,8 +117,8 @@ READERS: dict[str, Read] = {
     "choice of words": judged(Choice(ChoiceConfig(kind="choice")), answer="B", extra={"options": ["red fox", "dog", "x y"]}),
     "f1": judged(F1(F1Config(kind="f1")), answer="a red fox"),
     "substring": judged(Substring(SubstringConfig(kind="substring")), answer="a red fox"),
-    "repetition": judged(Repetition(RepetitionReward(kind="repetition"))),
-    "language": judged(Language(LanguageReward(kind="language", scripts=["latin"]))),
+    "repetition": judged(Repetition(RepetitionConfig(kind="repetition"))),
+    "language": judged(Language(LanguageConfig(kind="language", scripts=["latin"]))),
     "math's final answer": lambda text: math_answer.final_answer(text, require_boxed=False),
     **{name: lambda text, name=name: IFEVAL[name].check(text, **INSTRUCTIONS.get(name, {})) for name in IFEVAL},  # type: ignore[misc]
     "program": lambda text: find_answer(text, language="auto", after="", require_fence=False),

@@ -18,7 +18,7 @@ from reroll.infer.worker import InferWorker
 from reroll.models.tiny import make_tiny
 from reroll.pipeline.base import Outcome
 from reroll.pipeline.run import evaluate, train
-from reroll.training.worker import TrainWorker
+from reroll.training.cluster import TrainWorker
 
 
 @pytest.fixture(scope="module")

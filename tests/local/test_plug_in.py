@@ -47,7 +47,7 @@ def reroll(command: str, *more: str, site: Path, cwd: Path) -> subprocess.Comple
 
 
 def test_every_block_of_the_page_says_where_it_goes() -> None:
-    parts = {"config.py", "env.py", "reward.py", "rows.py"}
+    parts = {"config.py", "env.py", "reward.py", "rows.py", "command.py"}
     assert FILES.keys() == {"pyproject.toml", "dice.yaml", *(f"reroll_dice/{part}" for part in parts)}
     assert len(FILES) == sum(PAGE.count(f"```{language}") for language in ("python", "yaml", "toml"))
 

@@ -486,6 +486,59 @@ def test_a_run_killed_before_its_first_checkpoint_takes_up_its_samples(tree: Tre
     assert_same(resumed, whole)
 
 
+KILL_WHILE_IT_GENERATES = """
+import os, signal
+from reroll.observe.partial_samples import PartialSamples
+flush = PartialSamples.flush
+def flush_or_die(self):
+    flush(self)
+    unfinished = [turn for _, turn in self._all_turns() if turn.finish is None and turn.versions]
+    checkpoints = self._path.parent.parent / "checkpoints"
+    if sum(turn.num_tokens for turn in unfinished if CAN_GO_ON) >= 64:
+        os.kill(os.getpid(), signal.SIGKILL)
+PartialSamples.flush = flush_or_die
+"""
+
+
+def total(outcome: Outcome, name: str) -> float:
+    return sum(row.get(name, 0) for row in read_jsonl(outcome.folder / "metrics.jsonl"))
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_samples_that_a_kill_interrupts_go_on_after_their_last_token_to_the_same_weights(tree: Tree, every: int) -> None:
+    tree["checkpoint"] = {"every": every, "background": False}
+    tree["rollout"]["max_tokens"] = 24
+    tree["engine"]["report_every"] = 2
+    whole = run(tree)
+    tree["run"]["name"] = "killed"
+    killed = in_another_process(tree, KILL_WHILE_IT_GENERATES.replace("CAN_GO_ON", "turn.versions[-1][0] == 1"))
+    assert killed.wait(200) == -signal.SIGKILL
+    resumed = run(tree, resume=True)
+    assert total(resumed, "rollout/continued_tokens") >= 64
+    assert total(resumed, "rollout/discarded_tokens") == 0
+    assert_same(resumed, whole)
+    found = audit(resumed.folder / "journal", max_staleness=0)
+    assert found.violations == []
+    assert found.num_continued_tokens == total(resumed, "rollout/continued_tokens")
+
+
+def test_under_a_staleness_budget_what_is_interrupted_goes_on_within_it(tree: Tree) -> None:
+    tree["run"]["steps"] = 12
+    tree["checkpoint"] = {"every": 1, "background": False}
+    tree["rollout"] |= {"max_tokens": 96, "max_staleness": 2}
+    tree["engine"]["report_every"] = 2
+    is_saved = '(checkpoints / f"step-{turn.versions[-1][0]:06d}").exists()'
+    killed = in_another_process(tree, KILL_WHILE_IT_GENERATES.replace("CAN_GO_ON", is_saved))
+    assert killed.wait(200) == -signal.SIGKILL
+    resumed = run(tree, resume=True)
+    events = list(read_journal(resumed.folder / "journal"))
+    continued = {event.sample_id for event in events if "kept" in event.detail}
+    ended = {event.sample_id: event.detail["versions"] for event in events if event.state is SampleState.DONE}
+    assert continued
+    assert continued <= ended.keys()
+    assert audit(resumed.folder / "journal", max_staleness=2).violations == []
+
+
 def test_with_other_settings_nothing_is_taken_from_the_journal(tree: Tree) -> None:
     tree["checkpoint"] = {"every": 2, "background": False}
     tree["run"]["steps"] = 4

@@ -26,11 +26,10 @@ from reroll.pipeline.checkpoints import Checkpoints
 from reroll.runtime.base import Placement, Workers
 from reroll.tokens.batch import Batch, pack
 from reroll.training import cluster as cluster_module
-from reroll.training.cluster import TrainCluster
+from reroll.training.cluster import TrainCluster, TrainWorker
 from reroll.training.loss import SFT_LOSS
 from reroll.training.offload import in_background
 from reroll.training.parallel.ranks import Rendezvous
-from reroll.training.worker import TrainWorker
 from reroll.types import Sample
 
 pytest.importorskip("ray")

@@ -47,7 +47,9 @@ def kind(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-async def test_what_a_killed_engine_was_writing_is_written_by_another_as_it_would_have_been(tmp_path: Path, kind: str) -> None:
+async def test_what_a_killed_engine_was_writing_goes_on_at_another_as_it_would_have_from_the_last_token_told(
+    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = str(make_tiny(tmp_path / "model"))
     prompts = [(5 + i, 9, 30) for i in range(16)]
 
@@ -62,11 +64,18 @@ async def test_what_a_killed_engine_was_writing_is_written_by_another_as_it_woul
         undisturbed = await asyncio.gather(*(cluster.generate(ask(i)) for i in range(16)))
         pids, before = await workers.broadcast(MortalWorker.pid), await workers.broadcast(MortalWorker.stats)
         tasks = [asyncio.create_task(cluster.generate(ask(i))) for i in range(16)]
-        while (await workers.one(0, MortalWorker.stats)).num_tokens < before[0].num_tokens + 100:
+        while not (mortal := [one for one in cluster._pending.values() if one.worker.rank == 0]) or any(
+            one.partial.num_tokens < 64 for one in mortal
+        ):
             await asyncio.sleep(0.005)
         os.kill(pids[0], signal.SIGKILL)
         done = await asyncio.gather(*tasks)
+        after = await workers.one(1, MortalWorker.stats)
         await cluster.close()
+    [(_, num_moved, num_told)] = [record.args for record in caplog.records if "is gone" in record.message]
+    assert num_moved == 8
+    assert num_told >= 8 * 64
+    assert after.num_tokens - before[1].num_tokens == 16 * 400 - num_told
     assert [completion.token_ids for completion in done] == [completion.token_ids for completion in undisturbed]
 
 
@@ -79,7 +88,9 @@ def test_a_run_that_loses_an_engine_goes_on_and_trains_every_sample_once(
     rlvr_tree["engine"]["num_workers"] = 2
     num_asked = 0
 
-    async def generate(self: InferCluster, request: Request, _generate: Any = InferCluster.generate) -> Completion:
+    whole_generate = InferCluster.generate
+
+    async def generate(self: InferCluster, *args: Any) -> Completion:
         nonlocal num_asked
         num_asked += 1
         if num_asked == 40:  # In the midst of the second step, after the evaluation's ten.
@@ -87,7 +98,7 @@ def test_a_run_that_loses_an_engine_goes_on_and_trains_every_sample_once(
                 ray.kill(self._workers._actors[0]._actor)  # type: ignore[attr-defined]
             else:
                 self._workers._processes[0]._child.kill()  # type: ignore[attr-defined]
-        completion: Completion = await _generate(self, request)
+        completion: Completion = await whole_generate(self, *args)
         return completion
 
     monkeypatch.setattr(InferCluster, "generate", generate)

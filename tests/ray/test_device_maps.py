@@ -21,10 +21,10 @@ from reroll.config.tree import RlvrConfig
 from reroll.infer.cluster import InferCluster
 from reroll.pipeline.base import Outcome
 from reroll.pipeline.run import train
-from reroll.plan.search import assign_devices
 from reroll.runtime import make_runtime
 from reroll.runtime.base import WorkerInfo
 from reroll.training.cluster import TrainCluster
+from reroll_zoo.plan.planner import assign_devices
 
 
 @pytest.fixture(scope="module")

@@ -42,7 +42,9 @@ from reroll.training.cluster import TrainCluster
 from reroll.types import Completion, FinishReason, Prompt, Request, Status, Trajectory, Turn
 from reroll_zoo.games.frozen_lake import FrozenLakeConfig
 
-HEAD = {"num_cpus": 2, "num_gpus": 1, "include_dashboard": False}
+SOON = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "health_check_failure_threshold": 3}
+"""A node that refuses three calls in a row is lost. One that is slow to answer has ten seconds for each, as always."""
+HEAD = {"num_cpus": 2, "num_gpus": 1, "include_dashboard": False, "_system_config": SOON}
 NUM_REQUESTS_BEFORE_LOSS = 40
 """In the midst of the second step: the evaluation asks ten, each step sixteen."""
 
@@ -168,6 +170,7 @@ def test_a_run_that_loses_a_train_ranks_node_ends_clearly_and_resumes_on_the_nod
     monkeypatch.setattr(TrainCluster, "train", update)
     policy = {"devices": "0-1", "strategy": {"kind": "fsdp2"}}
     tree = configured(rlvr_tree, name="bereft", runtime=on(cluster), policy=policy)
+    tree["run"]["restarts"] = 0
     with pytest.raises(WorkerDied, match=r"policy\[1\] is gone.*--resume"):
         run(tree)
     cluster.wait_for_nodes(timeout=60)  # Until Ray no longer offers the lost one.

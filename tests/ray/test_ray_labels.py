@@ -13,12 +13,12 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from reroll.config.parts import DeviceSelection, RayRuntimeConfig, VllmEngineConfig
+from reroll.config.parts import DeviceSelection, RayRuntimeConfig
 from reroll.errors import RerollError
-from reroll.plan.roles import engine_ranks
 from reroll.runtime import make_runtime
 from reroll.runtime.base import Placement, Runtime, WorkerInfo
 from reroll.runtime.devices import DeviceMap
+from reroll_zoo.vllm.config import VllmEngineConfig
 
 LABELS = {
     "head": {"pool": "rollout", "gpu-memory-gb": "24"},
@@ -102,7 +102,7 @@ async def test_gpus_that_no_node_carries_are_refused_with_what_the_cluster_has(r
 
 async def test_a_worker_that_spans_gpus_sees_them_all_on_one_node_beside_those_that_have_one(runtime: Runtime) -> None:
     devices = runtime.devices(TRAIN)
-    seats = engine_ranks(VllmEngineConfig(kind="vllm", tp=2, num_workers=2), devices)
+    seats = VllmEngineConfig(kind="vllm", tp=2, num_workers=2).ranks(devices)
     engine = await scout(runtime, "engine", *seats)
     assert engine == [Where("train", "H100", visible, "cuda:0") for visible in ("0,1", "2,3")]
     whole, alone = await scout(runtime, "others", devices, devices[1])

@@ -27,8 +27,7 @@ from reroll.pipeline.run import train
 from reroll.pipeline.weight_sync import WeightSync
 from reroll.runtime import make_runtime
 from reroll.runtime.base import Placement, Runtime, Workers
-from reroll.training.cluster import TrainCluster
-from reroll.training.worker import TrainWorker
+from reroll.training.cluster import TrainCluster, TrainWorker
 from reroll.types import Request, SamplingParams
 from reroll.weights.buckets import Bucket
 

@@ -8,7 +8,7 @@ import pickle
 import pytest
 
 from reroll.rewards.said import said
-from reroll.types import Group, Prompt, Request, SamplingParams, Score, Status, Trajectory
+from reroll.types import Group, Prompt, Request, SamplingParams, Score, Status, Trajectory, WrittenTokens
 
 PROMPT = Prompt(id="p/0", messages=({"role": "user", "content": "hi"},), domain="p", answer="7", extra={"k": [1]})
 SCORE = Score(value=1.0, parts={"a": 1.0}, weights={"a": 2.0}, info={"b": 3.0}, answer="7")
@@ -17,7 +17,12 @@ NOUNS = [
     PROMPT,
     SCORE,
     SAMPLING,
-    Request(id="r", prompt_ids=(1, 2), sampling=SAMPLING),
+    Request(
+        id="r",
+        prompt_ids=(1, 2),
+        sampling=SAMPLING,
+        written=WrittenTokens(token_ids=(7,), logprobs=(-0.5,), versions=((2, 1),)),
+    ),
     Group(number=3, prompt=PROMPT, trajectories=(said("one", "two").scored(SCORE),), version=1, baseline=0.5),
 ]
 

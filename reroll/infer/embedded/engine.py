@@ -18,8 +18,8 @@ from reroll.infer.embedded.model_runner import ModelRunner
 from reroll.infer.embedded.sampler import RowSampling
 from reroll.infer.embedded.slots import SlotBackend
 from reroll.infer.prefixes import PrefixIndex
-from reroll.infer.sequence import SequenceState, check_request, sampling_until_min_tokens
-from reroll.types import FinishReason, Request
+from reroll.infer.sequence import SequenceState, check_request, sampling_until_min_tokens, tell
+from reroll.types import FinishReason, Request, TokenBlock
 
 _MAX_PREFILL_TOKENS = 8192
 """Context tokens that one step reads: bounds its memory and the pause of those already running."""
@@ -129,7 +129,12 @@ class EmbeddedEngine(Engine):
 
     def submit(self, request: Request) -> None:
         check_request(request, max_length=self._max_length)
-        self._waiting.append(_Sequence(request, self._end_ids | frozenset(request.sampling.stop_token_ids)))
+        sequence = _Sequence(request, self._end_ids | frozenset(request.sampling.stop_token_ids))
+        reason = sequence.finish_reason(self._tokenizer, max_length=self._max_length)
+        if reason is None:
+            self._waiting.append(sequence)
+        else:  # All of it was written before.
+            self._reports.append(sequence.finish(reason))
 
     @torch.inference_mode()
     def abort(self, request_id: str) -> None:
@@ -173,6 +178,9 @@ class EmbeddedEngine(Engine):
             self._finish(step)
         reports, self._reports = self._reports, []
         return reports
+
+    def new_tokens(self) -> TokenBlock | None:
+        return tell([*self._running, *self._waiting])
 
     adopts_weights = True
 

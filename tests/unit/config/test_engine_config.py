@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from reroll.config.load import parse_config
-from reroll.config.parts import EmbeddedEngineConfig, VllmEngineConfig
+from reroll.config.parts import EmbeddedEngineConfig
 from reroll.errors import ConfigError
 from reroll_zoo.sglang.config import SglangConfig
+from reroll_zoo.vllm.config import VllmEngineConfig
 
 
 def parse(tree: dict[str, Any], **engine: Any) -> Any:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from reroll.config.env_tools import ActionConfig
+from reroll.config.actions import ActionConfig
 from reroll.envs.actions import AsyncParsed, Parsed, parse_action, parsed
 from reroll.envs.base import InvalidAction, StepResult
 from reroll.types import Message

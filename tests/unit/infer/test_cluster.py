@@ -2,6 +2,7 @@ import asyncio
 import collections
 import contextlib
 
+import numpy as np
 import pytest
 
 from reroll.errors import RerollError, WorkerDied, WorkerError
@@ -12,7 +13,7 @@ from reroll.models.load import load_model
 from reroll.models.tiny import make_tiny
 from reroll.runtime.base import Placement, Workers
 from reroll.runtime.local import LocalRuntime
-from reroll.types import Completion, FinishReason, Request, SamplingParams
+from reroll.types import Completion, FinishReason, Request, SamplingParams, TokenBlock, WrittenTokens
 
 
 def ask(name, *, prompt=(5, 9), max_tokens=5, min_tokens=5):
@@ -226,7 +227,7 @@ def kill(workers, rank):
     workers.events[rank].put_nowait(Failed("nobody", ""))
 
 
-async def test_the_requests_of_a_dead_engine_start_again_on_the_living_and_each_is_answered_once():
+async def test_the_requests_of_a_dead_engine_go_to_the_living_and_each_is_answered_once():
     workers = ScriptedWorkers(2, answers=False)
     cluster = InferCluster(workers)
     tasks = [asyncio.create_task(cluster.generate(ask(str(i), prompt=(i,)))) for i in range(6)]
@@ -241,6 +242,37 @@ async def test_the_requests_of_a_dead_engine_start_again_on_the_living_and_each_
         workers.events[1].put_nowait(Finished(str(i), completion(i)))
     assert [done.token_ids for done in await asyncio.gather(*tasks)] == [(i,) for i in range(6)]
     assert cluster.stats()["engine/alive"].value == 1
+    await cluster.close()
+
+
+def block(name, *, start, ids, version=0):
+    return TokenBlock(
+        request_ids=(name,),
+        starts=(start,),
+        counts=(len(ids),),
+        versions=(version,),
+        token_ids=np.array(ids, dtype=np.uint32),
+        logprobs=-0.5 * np.array(ids),
+    )
+
+
+async def test_a_request_goes_on_from_the_last_token_that_its_dead_engine_told_of():
+    workers, seen = ScriptedWorkers(2, answers=False), []
+    cluster = InferCluster(workers)
+    task = asyncio.create_task(cluster.generate(ask("a"), lambda ids, logprobs, version: seen.append((*ids, version))))
+    await settle()
+    for told in (block("a", start=0, ids=[3, 4]), block("a", start=2, ids=[5], version=1), block("nobody", start=0, ids=[6])):
+        workers.events[0].put_nowait(told)
+    await settle()
+    kill(workers, 0)
+    await settle()
+    [moved] = workers.commands[1]
+    assert moved.request.written == WrittenTokens(token_ids=(3, 4, 5), logprobs=(-1.5, -2.0, -2.5), versions=((0, 2), (1, 1)))
+    workers.events[1].put_nowait(block("a", start=2, ids=[9]))  # As of an engine that was asked before: it does not fit.
+    workers.events[1].put_nowait(block("a", start=3, ids=[7], version=1))
+    workers.events[1].put_nowait(Finished("a", completion(3, 4, 5, 7, 8)))
+    assert (await task).token_ids == (3, 4, 5, 7, 8)
+    assert seen == [(3, 4, 0), (5, 1), (7, 1)]
     await cluster.close()
 
 

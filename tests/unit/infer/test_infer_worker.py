@@ -6,11 +6,11 @@ import torch
 
 from reroll.errors import WorkerError
 from reroll.infer.base import Finished
-from reroll.infer.worker import Abort, Failed, InferWorker, Submit
+from reroll.infer.worker import REPORT_EVERY, Abort, Failed, InferWorker, Submit
 from reroll.models.load import load_model
 from reroll.models.tiny import make_tiny
 from reroll.runtime.base import WorkerInfo
-from reroll.types import FinishReason, Request, SamplingParams
+from reroll.types import FinishReason, Request, SamplingParams, TokenBlock
 
 INFO = WorkerInfo(role="engine", rank=0, world_size=1, device="cpu")
 
@@ -31,12 +31,26 @@ def ask(name, *, max_tokens=6, prompt=(5, 9)):
     return Request(id=name, prompt_ids=prompt, sampling=SamplingParams(max_tokens=max_tokens, min_tokens=max_tokens))
 
 
-def collect(worker, count, *, commands=(), timeout_s=60):
+def collect(worker, count, *, commands=(), timeout_s=60, kinds=(Finished, Failed)):
     events, deadline = [], time.monotonic() + timeout_s
     while len(events) < count and time.monotonic() < deadline:
-        events += worker.exchange(commands, wait_s=1.0).events
+        events += [event for event in worker.exchange(commands, wait_s=1.0).events if isinstance(event, kinds)]
         commands = ()
     return events
+
+
+def test_tokens_are_told_while_they_are_written(worker):
+    [block, *_] = collect(worker, 1, commands=[Submit(ask("a", max_tokens=2000))], kinds=(TokenBlock,))
+    assert (block.request_ids, block.starts, block.counts) == (("a",), (0,), (REPORT_EVERY,))
+
+
+def test_a_worker_that_is_paused_has_told_of_all_it_wrote(worker):
+    worker.exchange([Submit(ask("a", max_tokens=2000))], wait_s=0.0)
+    while not worker.stats().num_tokens:
+        pass
+    worker.pause()
+    blocks = worker.exchange([], wait_s=0.0).events
+    assert sum(len(block.token_ids) for block in blocks) == worker.stats().num_tokens
 
 
 def test_submitted_requests_come_back_finished(worker):

@@ -27,7 +27,7 @@ from reroll.observe.journal import (
     segments,
 )
 from reroll.observe.trajectory_bytes import decode, encode
-from reroll.types import Completion, FinishReason, Status, Trajectory, Turn
+from reroll.types import Completion, FinishReason, Status, Trajectory, Turn, Versions
 
 
 def text_of(ids: object) -> str:
@@ -63,7 +63,7 @@ def test_events_come_back_as_they_were_recorded(tmp_path: Path) -> None:
         journal.record("0.1", SampleState.QUEUED)
         journal.record("0.1", SampleState.FAILED, reason='a "quoted"\nline', version=3)
     begun, queued, failed = read_journal(journal.folder)
-    assert (begun.state, begun.detail) == (BEGUN, {"version": 0, "config": "abc"})
+    assert (begun.state, begun.detail) == (BEGUN, {"version": 0, "config": "abc", "attempt": 1})
     assert (queued.time_s, queued.sample_id, queued.state, queued.detail) == (1.5, "0.1", SampleState.QUEUED, {})
     assert failed.state is SampleState.FAILED
     assert failed.detail == {"reason": 'a "quoted"\nline', "version": 3}
@@ -285,26 +285,30 @@ def recorded(folder: Path, *, version: int = 0, max_staleness: int = 0, config: 
     return Journal(folder, config=config, text_of=text_of).resume(version=version, max_staleness=max_staleness)
 
 
-def test_a_resumed_run_finds_what_had_ended_under_the_same_number_prompt_and_version(tmp_path: Path) -> None:
+def always(versions: Versions) -> bool:
+    return True
+
+
+def test_a_resumed_run_finds_what_had_ended_under_the_same_number_and_prompt(tmp_path: Path) -> None:
     with Journal(tmp_path, config="c") as journal:
         record_group(journal, 4, "p/4", version=0, num_ended=1)
     found = recorded(tmp_path)
     assert len(found) == 1
-    assert found.has_group(4, "p/4", 0)
-    assert not found.has_group(4, "p/4", 1)
-    assert found.take(4, "p/5", 0, index=0, newest=0) is None
-    assert found.take(4, "p/4", 0, index=1, newest=0) is None
-    assert found.take(4, "p/4", 0, index=0, newest=0) == sample("4.0", reward=4.0)
-    assert found.take(4, "p/4", 0, index=0, newest=0) is None  # Once: another try is another sample.
+    assert found.versions(4, "p/4") == [sample("4.0").versions]
+    assert found.versions(4, "p/5") == found.versions(5, "p/4") == []
+    assert found.take(4, "p/5", index=0, fits=always) is None
+    assert found.take(4, "p/4", index=1, fits=always) is None
+    assert found.take(4, "p/4", index=0, fits=always) == sample("4.0", reward=4.0)
+    assert found.take(4, "p/4", index=0, fits=always) is None  # Once: another try is another sample.
 
 
 @pytest.mark.parametrize("newest", [1, 2])
-def test_what_weights_wrote_that_were_lost_is_not_taken(tmp_path: Path, newest: int) -> None:
+def test_what_weights_wrote_that_do_not_fit_is_not_taken(tmp_path: Path, newest: int) -> None:
     late = Turn(prompt_ids=(1,), completion=completion((4, 5), version=2), text=text_of((4, 5)))
     with Journal(tmp_path, config="c") as journal:
         journal.record("4.0", SampleState.QUEUED, prompt="p", version=1)
         journal.ended("4.0", sample("4.0", late))
-    found = recorded(tmp_path, version=1).take(4, "p", 1, index=0, newest=newest)
+    found = recorded(tmp_path, version=1).take(4, "p", index=0, fits=lambda versions: versions.newest <= newest)
     assert found == (sample("4.0", late) if newest == 2 else None)
 
 

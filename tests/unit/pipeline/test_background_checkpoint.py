@@ -23,9 +23,8 @@ from reroll.runtime.base import Placement
 from reroll.runtime.local import LocalRuntime
 from reroll.tokens.batch import Batch, pack
 from reroll.training import torch_strategy
-from reroll.training.cluster import TrainCluster
+from reroll.training.cluster import TrainCluster, TrainWorker
 from reroll.training.loss import SFT_LOSS
-from reroll.training.worker import TrainWorker
 from reroll.types import Sample
 
 

@@ -21,8 +21,7 @@ from reroll.infer.worker import InferWorker
 from reroll.pipeline.weight_sync import WeightSync
 from reroll.runtime.base import Placement, Workers
 from reroll.runtime.local import LocalRuntime
-from reroll.training.cluster import TrainCluster
-from reroll.training.worker import TrainWorker
+from reroll.training.cluster import TrainCluster, TrainWorker
 from reroll.types import Request, SamplingParams
 from reroll.weights.buckets import Bucket, Channel, Stored
 from reroll.weights.sender import WeightSender

@@ -214,16 +214,35 @@ def test_restore_comes_before_the_first_admission():
         admission.restore(make().snapshot())
 
 
-def test_a_restored_group_has_the_ticket_it_had():
-    prompts = Numbers()
+def test_a_restored_group_has_the_number_it_had_and_is_as_old_as_what_is_kept_of_it():
+    prompts, kept = Numbers(), {2: [0, 1], 3: []}
     before = Admission(prompts, prompts_per_step=2, max_staleness=1)
     tickets = before.admit()
     finish_all(before, tickets[:2])
     before.release(numbers(take(before).groups), version=1)
-    after = Admission(prompts, prompts_per_step=2, max_staleness=1)
+    after = Admission(prompts, prompts_per_step=2, max_staleness=1, kept_versions=lambda number, prompt: kept.get(number, ()))
     after.restore(before.snapshot())
     again = after.admit()
-    assert [(ticket.number, ticket.prompt, ticket.version) for ticket in again] == [(2, 2, 0), (3, 3, 0), (4, 4, 1), (5, 5, 1)]
+    assert [(ticket.number, ticket.prompt, ticket.version) for ticket in again] == [(2, 2, 0), (3, 3, 1), (4, 4, 1), (5, 5, 1)]
+
+
+def test_a_group_that_is_sent_back_goes_on_under_its_number_if_something_of_it_can_still_be_trained_on():
+    kept = {0: [0, 1], 1: [0]}
+    admission = make(
+        prompts_per_step=2, oversample=2.0, max_staleness=1, kept_versions=lambda number, prompt: kept.get(number, ())
+    )
+    tickets = admission.admit()
+    finish_all(admission, tickets[2:4])
+    admission.release(numbers(take(admission).groups), version=1)
+    again = admission.admit()
+    assert [ticket.goes_on for ticket in tickets[:2]] == [True, True]
+    assert {ticket.number: ticket.version for ticket in again} == {0: 0, 1: 0, 6: 1, 7: 1}
+    assert list(admission._open["d"])[:2] == [0, 1]  # The first to be taken.
+    finish_all(admission, tickets[4:])
+    # At version 2, nothing of version 0 can be trained on: 0 goes on with the sample of version 1, and 1 begins anew.
+    assert [(ticket.number, ticket.goes_on) for ticket in take(admission).returned] == [(0, True), (1, False)]
+    admission.release([4, 5], version=2)
+    assert [(ticket.prompt, ticket.number, ticket.version) for ticket in admission.admit()][:2] == [(0, 0, 1), (1, 8, 2)]
 
 
 def test_a_restored_prompt_has_the_tries_it_had():

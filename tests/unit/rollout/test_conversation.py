@@ -7,10 +7,10 @@ from agent_fakes import RENDERER, Policy, conversation, say, spelled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reroll.envs.tools.calls import Call
 from reroll.rollout.conversation import ChatReply, ChatRequest, RequestRefused
 from reroll.rollout.seeds import stable_seed
 from reroll.tokens.samples import rows_of
+from reroll.tokens.tool_calls import Call
 from reroll.types import FinishReason, Group, Prompt, SamplingParams, Status, Trajectory
 
 HI = say("user", "hi")

@@ -281,9 +281,7 @@ async def test_no_sample_is_lost_or_trained_twice_in_a_long_unruly_run(journal):
     await scheduler.close()
     assert len(set(trained)) == len(trained) == 100
     ends = Counter(id for id, state in events(journal) if state in ("trained", "filtered", "aborted", "failed"))
-    started = {id for id, state in events(journal) if state == "queued"}
-    assert set(ends) == started
-    assert set(ends.values()) == {1}, "every sample ends exactly once"
+    assert ends == Counter(id for id, state in events(journal) if state == "queued"), "every sample ends as often as it begins"
 
 
 async def test_state_can_be_read_after_close_too(journal):

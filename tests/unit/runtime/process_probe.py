@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import socket
 import stat
@@ -16,6 +17,7 @@ import numpy as np
 
 from reroll.runtime.base import WorkerInfo
 from reroll.runtime.frames import Kind, header, pack
+from reroll.runtime.watchdog import at_work, beat
 
 
 class Probe:
@@ -57,6 +59,21 @@ class Probe:
 
     def say(self, words: str) -> None:
         print(words)
+
+    def hang(self, *, holding_the_gil: bool = False) -> None:
+        """At work, without a sign of life."""
+        with at_work():
+            if holding_the_gil:
+                ctypes.PyDLL(None).sleep(600)
+            time.sleep(600)
+
+    def work(self, *, num_beats: int, pause_s: float) -> str:
+        """At work, with so many signs of life."""
+        with at_work():
+            for _ in range(num_beats):
+                time.sleep(pause_s)
+                beat()
+        return "done"
 
     def lock(self) -> Any:
         return threading.Lock()

@@ -14,8 +14,7 @@ from reroll.models.tiny import make_tiny
 from reroll.pipeline.spawn import reference_of, spawn_model
 from reroll.runtime.local import LocalRuntime
 from reroll.training import cluster as cluster_module
-from reroll.training.cluster import TrainCluster, _buckets
-from reroll.training.worker import PartShape
+from reroll.training.cluster import PartShape, TrainCluster, _buckets
 
 
 def test_buckets_keep_the_order_and_hold_the_parts_of_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,10 +22,10 @@ from reroll.runtime.base import WorkerInfo
 from reroll.runtime.local import LocalRuntime
 from reroll.tokens.batch import Batch, pack
 from reroll.training.base import Needs, Predictions, ZeroLoss
+from reroll.training.cluster import TrainWorker
 from reroll.training.parallel.build import skeleton
 from reroll.training.parallel.ranks import build_mesh, join_process_group, only_first
 from reroll.training.parallel.tensor import check_splits, has_partial_gradient
-from reroll.training.worker import TrainWorker
 from reroll.types import Sample
 
 

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from reroll.tokens.batch import Batch, pack
 from reroll.tokens.packing import mini_batches
-from reroll.training.cluster import train_jobs
+from reroll.training.cluster import TrainJob, train_jobs
 from reroll.training.loss import PolicyLoss
-from reroll.training.worker import TrainJob
 from reroll.types import Sample
 
 PPO = PolicyLoss(kind="ppo", options={"clip_low": 0.2, "clip_high": 0.2})

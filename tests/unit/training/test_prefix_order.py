@@ -22,10 +22,9 @@ from reroll.runtime.base import WorkerInfo
 from reroll.tokens.batch import Batch, pack
 from reroll.tokens.packing import micro_batches
 from reroll.training.base import Needs, required
-from reroll.training.cluster import train_jobs
+from reroll.training.cluster import PredictJob, TrainWorker, train_jobs
 from reroll.training.loss import PolicyLoss
 from reroll.training.predict import predict
-from reroll.training.worker import PredictJob, TrainWorker
 from reroll.types import Sample
 
 PPO = PolicyLoss(kind="ppo", options={"clip_low": 0.2, "clip_high": 0.2})

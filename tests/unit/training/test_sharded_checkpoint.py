@@ -17,10 +17,10 @@ from reroll.errors import RunFolderError
 from reroll.models.load import load_model, stored_dtype
 from reroll.models.tiny import make_tiny
 from reroll.runtime.base import WorkerInfo
+from reroll.training.cluster import TrainWorker
 from reroll.training.offload import HostCopies
 from reroll.training.parallel.checkpoint import as_shard_of, load_shards, save_shards
 from reroll.training.parallel.ranks import join_process_group
-from reroll.training.worker import TrainWorker
 
 
 @pytest.fixture

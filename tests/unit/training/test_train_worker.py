@@ -18,9 +18,8 @@ from reroll.tokens.batch import Batch, pack
 from reroll.tokens.renderer import Renderer
 from reroll.tokens.samples import sft_sample
 from reroll.training.base import Needs, required
-from reroll.training.cluster import TrainCluster, train_jobs
+from reroll.training.cluster import PredictJob, TrainCluster, TrainWorker, train_jobs
 from reroll.training.loss import SFT_LOSS, PolicyLoss
-from reroll.training.worker import PredictJob, TrainWorker
 from reroll.types import Sample
 
 PPO = PolicyLoss(kind="ppo", options={"clip_low": 0.2, "clip_high": 0.2})

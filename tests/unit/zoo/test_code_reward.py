@@ -11,15 +11,15 @@ import pytest
 import pytest_asyncio
 from code_programs import ASSERTS, CALLS, CASES, CPP_PROGRAMS, HOSTILE, INSIDE, METHOD, RIGHT, STDIO, Case, asked, fenced, said
 
-from reroll.config.sandbox import LocalSandbox
 from reroll.data.sources import load_source
 from reroll.errors import RewardError, SandboxError
-from reroll.sandbox.base import Program, Ran, Sandbox
-from reroll.sandbox.make import open_sandbox
 from reroll_zoo.code.config import CodeConfig, CodeLimits
 from reroll_zoo.code.reward import Code
 from reroll_zoo.code_tasks.config import CodeTasksConfig
 from reroll_zoo.code_tasks.draw import LEVELS
+from reroll_zoo.sandbox.base import Program, Ran, Sandbox
+from reroll_zoo.sandbox.config import LocalSandbox
+from reroll_zoo.sandbox.make import join_sandbox, open_sandbox
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 LIMITS = CodeLimits(wall_s=60.0, cpu_s=10.0, memory_mb=256, output_kb=64)
@@ -261,3 +261,16 @@ class Broken:
         raise SandboxError("no place left")
 
     async def close(self) -> None: ...
+
+
+async def test_rewards_whose_programs_run_alike_share_a_sandbox_until_the_last_of_them_closes() -> None:
+    mine, theirs = join_sandbox(LocalSandbox()), join_sandbox(LocalSandbox())
+    await mine.close()
+    await mine.close()
+    assert (await theirs.run(Program(source="print(1)"))).stdout == "1\n"
+    await theirs.close()
+    with pytest.raises(SandboxError):
+        await theirs.run(Program(source="print(1)"))
+    again = join_sandbox(LocalSandbox())
+    assert (await again.run(Program(source="print(2)"))).stdout == "2\n"
+    await again.close()

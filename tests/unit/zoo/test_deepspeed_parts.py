@@ -17,8 +17,6 @@ from reroll.errors import ConfigError, RunFolderError
 from reroll.models.load import DTYPES, load_model, load_tokenizer
 from reroll.models.tiny import make_tiny
 from reroll.pipeline.spawn import train_devices
-from reroll.plan.memory import Training, answer_memory, train_memory
-from reroll.plan.shape import shape_of
 from reroll.runtime.local import LocalRuntime
 from reroll.tokens.batch import Batch, pack
 from reroll.training.loss import SFT_LOSS
@@ -26,6 +24,8 @@ from reroll.training.parallel.build import skeleton
 from reroll.training.parallel.ranks import join_process_group
 from reroll.types import Sample
 from reroll_zoo.deepspeed.config import DeepspeedConfig
+from reroll_zoo.plan.memory import Training, answer_memory, train_memory
+from reroll_zoo.plan.shape import shape_of
 
 pytest.importorskip("deepspeed")
 import deepspeed

@@ -6,16 +6,16 @@ from typing import NoReturn
 
 import pytest
 
-from reroll.config.env_tools import PythonToolConfig
-from reroll.config.sandbox import LocalSandbox
 from reroll.envs.make import import_problems, make_env
-from reroll.envs.tools.calls import write_call
-from reroll.envs.tools.env import Task
-from reroll.envs.tools.python import python_tool
-from reroll.envs.tools.tool import ToolError
 from reroll.errors import SandboxError
-from reroll.sandbox import blocking
+from reroll.tokens.tool_calls import write_call
+from reroll_zoo.sandbox import blocking
+from reroll_zoo.sandbox.config import LocalSandbox
+from reroll_zoo.tool_use.config import PythonToolConfig
+from reroll_zoo.tool_use.env import Task
+from reroll_zoo.tool_use.python import python_tool
 from reroll_zoo.tool_use.python_math import KINDS, PythonMath, PythonMathConfig, calculate, draw_problem
+from reroll_zoo.tool_use.tool import ToolError
 
 SEEDS = range(40)
 

@@ -14,13 +14,13 @@ pytest.importorskip("reasoning_gym")
 import reasoning_gym
 from reasoning_gym.factory import DATASETS
 
-from reroll.config.sandbox import LocalSandbox
 from reroll.errors import SandboxError
-from reroll.sandbox.blocking import BlockingSandbox
-from reroll.sandbox.local import LEVELS
 from reroll_zoo.guarded import contained as contained_module
 from reroll_zoo.guarded import reasoning_gym as guarded
 from reroll_zoo.guarded.reasoning_gym import TaskScorer
+from reroll_zoo.sandbox.blocking import BlockingSandbox
+from reroll_zoo.sandbox.config import LocalSandbox
+from reroll_zoo.sandbox.local import LEVELS
 
 MANY_SOLUTIONS = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}
 """Tasks without a reference answer: any solution that works is right."""

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reroll.envs.tools.calls import write_call
+from reroll.tokens.tool_calls import write_call
 from reroll_zoo.tool_use.retrieval_qa import Corpus, RetrievalQa, RetrievalQaConfig, open_corpus
 from reroll_zoo.tool_use.search import Passage, PassageIndex, search_tool
 

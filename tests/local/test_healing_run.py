@@ -1,0 +1,216 @@
+"""Runs that lose a process they cannot do without, and go on by themselves to the end of the undisturbed run, bit for bit."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from transformers import AutoModelForCausalLM
+
+from reroll.config.load import parse_config
+from reroll.errors import WorkerDied
+from reroll.observe.audit import audit
+from reroll.observe.files import read_jsonl
+from reroll.observe.journal import BEGUN, read_journal
+from reroll.pipeline import restarts
+from reroll.pipeline.base import Outcome
+from reroll.pipeline.run import train
+from reroll.training.cluster import TrainCluster
+
+Tree = dict[str, Any]
+NUM_STEPS = 4
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(restarts, "PAUSE_S", 0.01)
+
+
+@pytest.fixture
+def tree(rlvr_tree: Tree) -> Tree:
+    return configured(rlvr_tree)
+
+
+@pytest.fixture(scope="module")
+def whole(module_rlvr_tree: Tree) -> Outcome:
+    """What comes of `tree` when nothing happens."""
+    return run(configured(module_rlvr_tree))
+
+
+def configured(tree: Tree) -> Tree:
+    tree["data"]["eval"] = []
+    tree["run"]["steps"] = NUM_STEPS
+    tree["checkpoint"] = {"every": 2}
+    return tree
+
+
+def run(tree: Tree, **options: Any) -> Outcome:
+    folder = Path(tree["run"]["runs_dir"]).parent
+    return train(parse_config(copy.deepcopy(tree), folder=folder), code_folder=folder, **options)
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "metrics.jsonl"
+    return [row for row in (read_jsonl(path) if path.exists() else []) if "reward/mean" in row]
+
+
+def assert_same(folder: Path, expected: Outcome) -> None:
+    """The same rewards and weights, and nothing lost or trained twice."""
+    assert [row["reward/mean"] for row in rows(folder)] == [row["reward/mean"] for row in rows(expected.folder)]
+    last = folder / "checkpoints" / f"step-{NUM_STEPS:06d}"
+    ours, theirs = (AutoModelForCausalLM.from_pretrained(path).state_dict() for path in (last, expected.checkpoint))
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+    assert audit(folder / "journal", max_staleness=0).violations == []
+
+
+def attempts(folder: Path) -> list[int]:
+    return [event.detail["attempt"] for event in read_journal(folder / "journal") if event.state == BEGUN]
+
+
+KILLER = '''
+import os, pathlib, signal
+from reroll_test_rewards import has_digit
+
+FLAG, VICTIM, AFTER = pathlib.Path({flag!r}), {victim!r}, {after}
+count = 0
+
+def score(prompt, trajectory):
+    """Kill a worker of this run, once, after so many verdicts."""
+    global count
+    count += 1
+    if count > AFTER and not FLAG.exists():
+        FLAG.touch()
+        for entry in pathlib.Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    title = (entry / "cmdline").read_bytes().split(b"\\0")
+                    parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                except OSError:
+                    continue
+                if VICTIM in title and parent == os.getppid():
+                    os.kill(int(entry.name), signal.SIGKILL)
+    return has_digit(prompt, trajectory)
+'''
+
+
+def killing(tree: Tree, victim: str, *, after: int) -> None:
+    folder = Path(tree["run"]["runs_dir"]).parent
+    flag = folder / "killed"
+    (folder / "killer.py").write_text(KILLER.format(flag=str(flag), victim=victim.encode(), after=after))
+    tree["rewards"] = {"default": {"kind": "import", "path": "killer:score"}}
+
+
+@pytest.mark.parametrize("victim", ["policy[0]", pytest.param("engine[0]", marks=pytest.mark.slow)])
+def test_a_run_that_loses_its_trainer_or_its_last_engine_goes_on_to_the_same_end(
+    tree: Tree, whole: Outcome, victim: str, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    tree |= {"runtime": {"kind": "processes"}}
+    killing(tree, victim, after=3 * 16 - 8)  # In the third step: the checkpoint of the second stands.
+    outcome = run(tree)
+    told = f"worker {victim} is gone: its process died (SIGKILL): the run goes on by itself"
+    assert told in capsys.readouterr().out
+    assert told in caplog.text
+    assert outcome.restarts == 1
+    assert json.loads((outcome.folder / "result.json").read_text())["restarts"] == 1
+    assert rows(outcome.folder)[-1]["run/restarts"] == 1
+    assert attempts(outcome.folder) == [1, 2]
+    assert_same(outcome.folder, whole)
+
+
+def test_a_run_that_loses_a_worker_at_the_same_step_again_and_again_ends(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def lose_it_in_the_third_step(self: TrainCluster, *args: Any, _train: Any = TrainCluster.train, **kwargs: Any) -> Any:
+        if kwargs["seed"] == 2:
+            raise WorkerDied("worker policy[0] is gone: its process died (SIGKILL). Free memory.")
+        return await _train(self, *args, **kwargs)
+
+    monkeypatch.setattr(TrainCluster, "train", lose_it_in_the_third_step)
+    tree["run"]["restarts"] = 2
+    with pytest.raises(WorkerDied, match=r"policy\[0\] is gone"):
+        run(tree)
+    folder = Path(tree["run"]["runs_dir"]) / "test"
+    result = json.loads((folder / "result.json").read_text())
+    assert (result["status"], result["restarts"]) == ("failed", 2)
+    assert attempts(folder) == [1, 2, 3]
+
+
+@pytest.fixture
+def started(tree: Tree, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """`reroll train` as a user types it, in a process group of its own."""
+    made: list[subprocess.Popen[str]] = []
+
+    def start(*words: str) -> subprocess.Popen[str]:
+        (tmp_path / "run.yaml").write_text(yaml.safe_dump(tree))
+        command = [sys.executable, "-m", "reroll", "train", "run.yaml", *words]
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        made.append(subprocess.Popen(command, cwd=tmp_path, start_new_session=True, **pipes))
+        return made[-1]
+
+    yield start
+    for process in made:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def controller_of(process: subprocess.Popen[str]) -> int:
+    return int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0])
+
+
+def until(condition: Callable[[], object], process: subprocess.Popen[str]) -> None:
+    while not condition():
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.02)
+
+
+def test_a_killed_controller_is_started_anew_and_goes_on_to_the_same_end(
+    tree: Tree, tmp_path: Path, whole: Outcome, started: Callable[..., subprocess.Popen[str]]
+) -> None:
+    folder = tmp_path / "runs" / "test"
+    process = started()
+    until(lambda: len(rows(folder)) >= 1, process)
+    os.kill(controller_of(process), signal.SIGKILL)
+    said, _ = process.communicate()
+    assert "the controller was killed (SIGKILL): the run goes on by itself" in said
+    assert process.returncode == 0
+    assert json.loads((folder / "result.json").read_text())["restarts"] == 1
+    assert attempts(folder) == [1, 2]
+    assert_same(folder, whole)
+
+
+@pytest.mark.parametrize("to_all", [pytest.param(True, id="to both"), pytest.param(False, id="to one", marks=pytest.mark.slow)])
+def test_one_ctrl_c_saves_and_leaves_whether_a_terminal_sends_it_to_both_processes_or_kill_to_the_one_that_waits(
+    tree: Tree, tmp_path: Path, started: Callable[..., subprocess.Popen[str]], to_all: bool
+) -> None:
+    tree["run"]["steps"] = 100_000
+    process = started()
+    until(lambda: rows(tmp_path / "runs" / "test"), process)
+    (os.killpg if to_all else os.kill)(process.pid, signal.SIGINT)
+    said, _ = process.communicate()
+    assert "saved in" in said
+    assert process.returncode == 130
+    result = json.loads((tmp_path / "runs" / "test" / "result.json").read_text())
+    assert result["status"] == "interrupted"
+
+
+def test_a_controller_that_ends_by_an_error_is_not_started_anew(
+    tree: Tree, tmp_path: Path, started: Callable[..., subprocess.Popen[str]]
+) -> None:
+    tree["rewards"]["default"]["path"] = "reroll_test_rewards:always_raises"
+    process = started()
+    said, _ = process.communicate()
+    assert process.returncode == 1
+    assert "TooManyFailures" in said
+    assert "goes on by itself" not in said
+    assert attempts(tmp_path / "runs" / "test") == [1]
