@@ -18,7 +18,7 @@ from typing import Any
 from plane import DOMAIN, RUN_SEED, Task, open_cluster, play_all
 from report import arguments, report
 
-from reroll.config.envs import EnvDomain, ImportEnv
+from reroll.config.envs import EnvDomainConfig, ImportEnvConfig
 from reroll.envs.base import StepResult
 from reroll.rollout.seeds import stable_seed
 from reroll.types import Message
@@ -60,8 +60,8 @@ class SlowEnv:
 
 
 def task_of(tail: str) -> Task:
-    env = ImportEnv(kind="import", path="long_tail:SlowEnv", options={"tail": tail})
-    return Task(EnvDomain(env=env, max_turns=MAX_STEPS), actions=("go",))
+    env = ImportEnvConfig(kind="import", path="long_tail:SlowEnv", options={"tail": tail})
+    return Task(EnvDomainConfig(env=env, max_turns=MAX_STEPS), actions=("go",))
 
 
 def seeds() -> list[int]:

@@ -13,7 +13,7 @@ from typing import Any, cast
 from fakes import Prompts
 from pydantic import TypeAdapter
 
-from reroll.config.envs import EnvDomain, EnvWorkersConfig
+from reroll.config.envs import EnvDomainConfig, EnvWorkersConfig
 from reroll.config.parts import RolloutConfig
 from reroll.envs.cluster import EnvCluster
 from reroll.envs.make import make_env
@@ -35,7 +35,7 @@ RUN_SEED = 0
 class Task:
     """An environment, and the actions that a policy picks from at random."""
 
-    entry: EnvDomain
+    entry: EnvDomainConfig
     actions: tuple[str, ...]
 
 

@@ -25,7 +25,7 @@ from reroll.config.parts import RolloutConfig
 from reroll.config.reward_base import RewardConfig
 from reroll.observe.journal import Journal
 from reroll.rewards.cluster import RewardCluster
-from reroll.rewards.judge import Answer
+from reroll.rewards.hosted import Answer
 from reroll.rewards.said import said
 from reroll.rollout.scheduler import RolloutScheduler
 from reroll.runtime.local import LocalRuntime

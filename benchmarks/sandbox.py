@@ -18,7 +18,7 @@ from report import arguments, report
 
 from reroll.errors import SandboxError
 from reroll_zoo.sandbox.base import Program
-from reroll_zoo.sandbox.config import LocalSandbox
+from reroll_zoo.sandbox.config import LocalSandboxConfig
 from reroll_zoo.sandbox.local import LEVELS, LocalPool
 
 SOURCE = "n = int(input())\nprint(sum(i * i for i in range(n)))"
@@ -61,7 +61,7 @@ async def measure() -> list[dict[str, Any]]:
     pools = []
     for level in LEVELS:
         try:
-            pools.append(LocalPool(LocalSandbox(level=level), num_processes=NUM_AT_A_TIME))
+            pools.append(LocalPool(LocalSandboxConfig(level=level), num_processes=NUM_AT_A_TIME))
         except SandboxError as error:
             print(error)
     runs: dict[str, Run] = {**{pool.level: pooled(pool) for pool in pools}, PLAIN: plain}

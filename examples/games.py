@@ -19,7 +19,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from reroll.config.envs import EnvDomain
+from reroll.config.envs import EnvDomainConfig
 from reroll.config.load import load_config
 from reroll.config.tree import RlvrConfig
 from reroll.envs.make import make_env
@@ -36,7 +36,7 @@ NUM_DEMONSTRATIONS = 12000
 """Of each game: more than imitation reads, so that nothing is learned by heart."""
 
 
-def write_demonstrations(entry: EnvDomain, num: int, file: Path) -> None:
+def write_demonstrations(entry: EnvDomainConfig, num: int, file: Path) -> None:
     """Games that the environment's solver plays, as conversations to imitate."""
     answer = "{action}" if entry.actions.kind == "text" else "<answer>{action}</answer>"
     rule = "" if entry.actions.kind == "text" else " Write your action as <answer>...</answer>."
@@ -49,7 +49,7 @@ def write_demonstrations(entry: EnvDomain, num: int, file: Path) -> None:
             out.write(json.dumps({"messages": messages}) + "\n")
 
 
-def tiny_words(entries: Iterable[EnvDomain]) -> tuple[str, ...]:
+def tiny_words(entries: Iterable[EnvDomainConfig]) -> tuple[str, ...]:
     """What is one token to the tiny model: a move; a cell with the space or line break after it; the wall around a room;
     what is said to a turn without a valid action.
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from reroll.algo.episodes import Episodes
     from reroll.algo.losses import Tokens
     from reroll.api import Run, build, evaluate, make_config, train
-    from reroll.config.data_base import RowSource
+    from reroll.config.data_base import RowSourceConfig
     from reroll.config.distill import DistillConfig
     from reroll.config.env_base import EnvConfig
     from reroll.config.load import load_config
@@ -66,7 +66,7 @@ _HOMES = {
     ],
     "reroll.config.env_base": ["EnvConfig"],
     "reroll.config.reward_base": ["RewardConfig"],
-    "reroll.config.data_base": ["RowSource"],
+    "reroll.config.data_base": ["RowSourceConfig"],
     "reroll.types": ["Completion", "Group", "Message", "Prompt", "Sample", "Score", "Status", "Trajectory", "Turn"],
     "reroll.envs.base": ["Env", "InvalidAction", "StepResult"],
     "reroll.algo.losses": ["Tokens"],
@@ -92,7 +92,7 @@ __all__ = [  # noqa: RUF022 (by what one looks for, not by letter)
     # What rewards, environments and agents are written against.
     "Prompt", "Trajectory", "Turn", "Completion", "Message", "Score", "Status", "Group", "Env", "StepResult", "InvalidAction",
     # What the nodes of a plug-in derive from.
-    "EnvConfig", "RewardConfig", "RowSource",
+    "EnvConfig", "RewardConfig", "RowSourceConfig",
     # What losses, advantages, loops and pipelines are written against.
     "Tokens", "Episodes", "Sample", "Batch", "rows_of", "pack", "PolicyLoss", "Pipeline", "RlvrPipeline",
     # What goes wrong.

@@ -66,6 +66,7 @@ class ConfigSections(TypedDict, total=False):
     train: Section
     guard: Section
     weights: Section
+    recorded: Section | None
     eval: Section
     # Of pipelines that learn from rows.
     rows_per_step: int

@@ -55,6 +55,11 @@ class WorkerDied(WorkerError):
         self.had_read = had_read
         """Whether it had read the call, which may then be the cause; None: nobody can tell."""
 
+    @property
+    def was_killed(self) -> bool:
+        """Whether it is known to be somebody else's doing: a person's, or the system's for want of memory."""
+        return "(SIGKILL)" in self.how
+
 
 class WorkerTimeout(WorkerError):
     """A worker took longer than its call was given: it was ended, and another is in its place."""

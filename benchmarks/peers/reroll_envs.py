@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from env_work import GYMNASIUM_ID, IN_FLIGHT, NUM_EPISODES
 from plane import Task, open_cluster, play_all, play_bare
 
-from reroll.config.envs import EnvDomain
+from reroll.config.envs import EnvDomainConfig
 from reroll_zoo.adapters.config import GymnasiumConfig
 from reroll_zoo.games.frozen_lake import FrozenLakeConfig
 from reroll_zoo.games.grid import ACTIONS
@@ -21,9 +21,9 @@ from reroll_zoo.games.sokoban import SokobanConfig
 MAX_TURNS = 128
 """More than any of the environments allows itself."""
 TASKS = {
-    "frozen_lake": Task(EnvDomain(env=FrozenLakeConfig(), max_turns=MAX_TURNS), ACTIONS),
-    "sokoban": Task(EnvDomain(env=SokobanConfig(), max_turns=MAX_TURNS), ACTIONS),
-    "gymnasium": Task(EnvDomain(env=GymnasiumConfig(env_id=GYMNASIUM_ID), max_turns=MAX_TURNS), ("0", "1", "2", "3")),
+    "frozen_lake": Task(EnvDomainConfig(env=FrozenLakeConfig(), max_turns=MAX_TURNS), ACTIONS),
+    "sokoban": Task(EnvDomainConfig(env=SokobanConfig(), max_turns=MAX_TURNS), ACTIONS),
+    "gymnasium": Task(EnvDomainConfig(env=GymnasiumConfig(env_id=GYMNASIUM_ID), max_turns=MAX_TURNS), ("0", "1", "2", "3")),
 }
 
 

@@ -24,7 +24,7 @@ from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from env_work import GYMNASIUM_ID, IN_FLIGHT
 
-from reroll.config.actions import TagAction
+from reroll.config.actions import TagActionConfig
 from reroll.envs.actions import parse_action
 from reroll_zoo.adapters.config import GymnasiumConfig
 from reroll_zoo.adapters.gymnasium import Gymnasium
@@ -38,7 +38,7 @@ class TextLake(gymnasium.Env):  # type: ignore[misc]
 
     def __init__(self, config: Any = None) -> None:
         self._env = Gymnasium(GymnasiumConfig(env_id=GYMNASIUM_ID))
-        self._actions = TagAction(kind="tag")
+        self._actions = TagActionConfig(kind="tag")
         self.observation_space = gymnasium.spaces.Discrete(16)
         self.action_space = gymnasium.spaces.Discrete(4)
 

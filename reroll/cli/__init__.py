@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from reroll import __version__
 from reroll.cli.audit import audit
@@ -20,15 +19,10 @@ from reroll.cli.reference import print_explanation, schema
 from reroll.cli.replay import replay
 from reroll.cli.rewards import rewards
 from reroll.cli.supervisor import supervise
-from reroll.config.imports import search_in
 from reroll.config.load import dump_config, load_config
-from reroll.config.load_part import load_env
 from reroll.config.tree import AnyConfig, RlvrConfig
 from reroll.errors import ConfigError, RerollError
 from reroll.pipeline.restarts import Restarts
-
-if TYPE_CHECKING:
-    from reroll.envs.check import Report
 
 app = typer.Typer(
     help="RL post-training of language models, from one laptop CPU to a Ray cluster.",
@@ -38,8 +32,6 @@ app = typer.Typer(
 )
 models = typer.Typer(help="Models on this machine.", no_args_is_help=True)
 app.add_typer(models, name="models")
-envs = typer.Typer(help="Environments that a policy acts in.", no_args_is_help=True)
-app.add_typer(envs, name="envs")
 app.add_typer(rewards, name="rewards")
 app.command("chat")(chat)
 app.command("init")(init)
@@ -153,25 +145,6 @@ def fetch(
     Console().print(f"[green]stored[/] {path}: use it as policy.model={path}", highlight=False)
 
 
-@envs.command("check")
-def check_environment(
-    name: Annotated[str, typer.Argument(help="A bundled kind, e.g. sokoban, or your own module:Class.", show_default=False)],
-    options: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Its options, e.g. size=5")] = None,
-    action: Annotated[list[str] | None, typer.Option(help="An action it takes; may be given several times.")] = None,
-    num_seeds: Annotated[int, typer.Option("--seeds", min=2, help="How many instances to play.")] = 10,
-) -> None:
-    """Play an environment and check what training relies on: determinism, rewards, ends, errors (exit code 1 on failure)."""
-    search_in([Path()])
-    node = load_env(name, options or ())
-    from reroll.envs.check import check_env, listed
-    from reroll.envs.make import make_env
-
-    report = check_env(lambda: make_env(node), seeds=range(num_seeds), policy=listed(action) if action else None)
-    _print_report(report, name)
-    if not report.is_ok:
-        raise typer.Exit(EXIT_FAILED)
-
-
 @app.callback(invoke_without_command=True)
 def version(show: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False) -> None:
     """RL post-training of language models, from one laptop CPU to a Ray cluster."""
@@ -190,17 +163,6 @@ def _summary(config: AnyConfig) -> str:
     preset = [f"{config.algorithm} with"] if len(own) == 1 else []
     algorithm = " ".join([*preset, " and ".join(own)]) if own else config.algorithm
     return f"{algorithm} on {config.policy.model}, {config.run.steps} steps of {size}, {config.runtime.kind} runtime"
-
-
-def _print_report(report: Report, name: str) -> None:
-    colours = {"passed": "green", "warning": "yellow", "failed": "bold red", "skipped": "dim"}
-    table = Table(title=name, title_justify="left")
-    for column in ("", "check", "result"):
-        table.add_column(column, overflow="fold")
-    for check in report.checks:
-        result = escape(check.detail) + (f"\n[green]→[/] {escape(check.fix)}" if check.fix else "")
-        table.add_row(f"[{colours[check.verdict]}]{check.verdict}[/]", check.name, result)
-    Console().print(table)
 
 
 def _print_violations(console: Console, error: ConfigError) -> None:

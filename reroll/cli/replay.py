@@ -18,6 +18,9 @@ def replay(
     stop: Annotated[
         int | None, typer.Option("--step", min=1, metavar="STEP", help="End after this step; default: the last.")
     ] = None,
+    draw: Annotated[
+        bool, typer.Option("--draw", help="Have the engine draw every sample again, by the weights that wrote it, and compare.")
+    ] = False,
     changes: Annotated[
         list[str] | None,
         typer.Option("--with", metavar="KEY=VALUE", help="Change how it is trained, e.g. loss.clip_high=0.3; may be repeated."),
@@ -32,20 +35,28 @@ def replay(
     With --with, it shows what the same samples teach under another loss, advantage, optimizer, ...
     """
     from reroll.observe.episode import find_run
-    from reroll.pipeline.replay import compare_weights, replay_config
+    from reroll.pipeline.replay import compare_weights, drawn_again, replay_config
     from reroll.pipeline.run import train
 
     source = find_run(run)
-    config = replay_config(source, start=start, stop=stop, changes=changes or (), name=name)
+    config = replay_config(source, start=start, stop=stop, draw=draw, changes=changes or (), name=name)
     outcome = train(config, resume=resume, overwrite=overwrite, code_folder=source)
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"[green]trained again[/] to step {outcome.num_steps} in {outcome.seconds:.0f} s: see {outcome.folder}")
     found = [one for one in compare_weights(outcome.folder, source) if one.step > start]
+    is_same = not any(one.largest_difference for one in found)
     for one in found:
         same = "equal to the bit" if one.largest_difference == 0 else f"differ by {one.largest_difference:.2g} at most"
         console.print(f"weights after step {one.step}: {same}")
+    if draw:
+        tokens = drawn_again(outcome.folder)
+        console.print(
+            f"{tokens.num_tokens:,} tokens drawn again, {tokens.num_differing:,} of them otherwise; log-probs of the others "
+            f"within {tokens.logp_gap:.2g}"
+        )
+        is_same &= tokens.num_differing == 0
     if not found:
         console.print("the run has no checkpoint of these steps to compare with")
-    if not changes and any(one.largest_difference for one in found):
+    if not changes and not is_same:
         console.print("[red]not the same[/]: other hardware, other software, or something besides the samples decides the run")
         raise typer.Exit(EXIT_DIFFERS)

@@ -29,7 +29,10 @@ def supervise(restarts: Restarts) -> None:
     """Returns in the controller's process, again for each restart. The process that called this waits, and ends with it."""
     if not _may_fork():
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*_PASSED_ON, CTRL_C, signal.SIGCHLD})
+    stops = set(_PASSED_ON)
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # By nohup.
+        stops.remove(signal.SIGHUP)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*stops, CTRL_C, signal.SIGCHLD})
     while True:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -41,7 +44,7 @@ def supervise(restarts: Restarts) -> None:
             take_ctrl_c_as(CTRL_C)
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             return
-        code = _exit_code(pid)
+        code = _exit_code(pid, stops)
         if -code not in _FAULTS:
             _end_with(code)
         told = f"the controller was killed{epitaph(code)}"
@@ -49,7 +52,7 @@ def supervise(restarts: Restarts) -> None:
             _tell(f"{told}: the last checkpoint stands, --resume goes on from it")
             _end_with(code)
         _tell(restarts.told(told))
-        if stop := signal.sigtimedwait(_PASSED_ON, restarts.pause_s):
+        if stop := signal.sigtimedwait(stops, restarts.pause_s):
             _end_with(-stop.si_signo)
 
 
@@ -58,11 +61,11 @@ def _may_fork() -> bool:
     return sys.platform == "linux" and threading.active_count() == 1 and "torch" not in sys.modules
 
 
-def _exit_code(pid: int) -> int:
+def _exit_code(pid: int, stops: set[signal.Signals]) -> int:
     """Wait for the end of the controller, and pass on what comes meanwhile."""
     while True:
-        number = signal.sigwait({*_PASSED_ON, signal.SIGCHLD})
-        if number in _PASSED_ON:
+        number = signal.sigwait({*stops, signal.SIGCHLD})
+        if number in stops:
             os.kill(pid, _PASSED_ON[signal.Signals(number)])
             continue
         ended, status = os.waitpid(pid, os.WNOHANG)
@@ -73,7 +76,8 @@ def _exit_code(pid: int) -> int:
 def _end_with(code: int) -> None:
     """As the controller ended."""
     if code < 0:
-        signal.signal(-code, signal.SIG_DFL) if -code != signal.SIGKILL else None
+        if -code != signal.SIGKILL:  # Which nobody can do otherwise about.
+            signal.signal(-code, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {-code})
         os.kill(os.getpid(), -code)
     raise SystemExit(code)

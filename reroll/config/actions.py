@@ -9,14 +9,14 @@ from pydantic import Field
 from reroll.config.base import Node, Pattern
 
 
-class ActionForm(Node):
+class ActionFormConfig(Node):
     """What all forms of an action share."""
 
     thinking: Literal["strip", "keep"] = "strip"
     """`strip` looks only at what follows `</think>`; a turn that opens `<think>` and does not close it has no action."""
 
 
-class TagAction(ActionForm):
+class TagActionConfig(ActionFormConfig):
     """The action stands in a tag, `<answer>…</answer>`; the last one counts."""
 
     kind: Literal["tag"]
@@ -24,13 +24,13 @@ class TagAction(ActionForm):
     """The tag's name."""
 
 
-class LastLineAction(ActionForm):
+class LastLineActionConfig(ActionFormConfig):
     """The action is the last line that is not blank."""
 
     kind: Literal["last_line"]
 
 
-class RegexAction(ActionForm):
+class RegexActionConfig(ActionFormConfig):
     """The action is the first group of a regular expression, or all of its match if it has none; the last match counts."""
 
     kind: Literal["regex"]
@@ -40,10 +40,12 @@ class RegexAction(ActionForm):
     """How the policy is told to write an action, e.g. `Write your action as ACTION: move.`"""
 
 
-class TextAction(ActionForm):
+class TextActionConfig(ActionFormConfig):
     """All that the policy writes is the action. Environments with tools need this form."""
 
     kind: Literal["text"]
 
 
-ActionConfig = Annotated[TagAction | LastLineAction | RegexAction | TextAction, Field(discriminator="kind")]
+ActionConfig = Annotated[
+    TagActionConfig | LastLineActionConfig | RegexActionConfig | TextActionConfig, Field(discriminator="kind")
+]

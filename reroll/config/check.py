@@ -21,14 +21,28 @@ from reroll.config.check_engine import engine_violations, weights_violations
 from reroll.config.check_envs import env_violations
 from reroll.config.check_rewards import reward_violations
 from reroll.config.check_strategy import strategy_violations
-from reroll.config.data import DatasetsSource, ImportSource, JsonlSource, NamedColumns, ParquetSource, SourceConfig
+from reroll.config.data import (
+    DatasetsSourceConfig,
+    ImportSourceConfig,
+    JsonlSourceConfig,
+    NamedColumnsConfig,
+    ParquetSourceConfig,
+    SourceConfig,
+)
 from reroll.config.distill import DistillConfig
 from reroll.config.host import adapter_base, is_path, model_card, model_folder, num_visible_gpus, parse_devices
 from reroll.config.imports import ObjectPath
-from reroll.config.parts import Devices, DeviceSelection, ExternalEngineConfig, FixedModelConfig, ModelConfig, RayRuntimeConfig
+from reroll.config.parts import (
+    Devices,
+    DeviceSelectionConfig,
+    ExternalEngineConfig,
+    FixedModelConfig,
+    ModelConfig,
+    RayRuntimeConfig,
+)
 from reroll.config.preference import DpoConfig, KtoLossConfig, RewardModelConfig
 from reroll.config.registry import package_violations
-from reroll.config.reward_judge import HostedJudge, JudgeReward, ModelReward
+from reroll.config.reward_hosted import HostedJudgeConfig, ModelRewardConfig, OpenedRewardConfig
 from reroll.config.rewards import walk
 from reroll.config.select import select_gpus
 from reroll.config.strategy import TorchStrategyConfig
@@ -139,7 +153,7 @@ def _token_limits(config: RlvrConfig) -> Iterator[Violation]:
         )
 
 
-def named_models(config: AnyConfig) -> Iterator[tuple[str, FixedModelConfig | HostedJudge]]:
+def named_models(config: AnyConfig) -> Iterator[tuple[str, FixedModelConfig | HostedJudgeConfig]]:
     """(path, config) of every model of the run."""
     yield "policy", config.policy
     if isinstance(config, DistillConfig):
@@ -150,16 +164,16 @@ def named_models(config: AnyConfig) -> Iterator[tuple[str, FixedModelConfig | Ho
         for name, teacher in config.teachers.items():
             yield f"teachers.{name}", teacher
         for name, node in walk(config.rewards):
-            if isinstance(node, ModelReward):
+            if isinstance(node, ModelRewardConfig):
                 yield f"rewards.{name}", node
-            elif isinstance(node, JudgeReward) and isinstance(node.model, HostedJudge):
-                yield f"rewards.{name}.model", node.model
+            elif isinstance(node, OpenedRewardConfig) and node.hosted is not None:
+                yield f"rewards.{name}.model", node.hosted
 
 
 def _models(config: AnyConfig) -> Iterator[Violation]:
     num_gpus = _num_gpus(config)
     for where, node in named_models(config):
-        if isinstance(node, HostedJudge):
+        if isinstance(node, HostedJudgeConfig):
             yield from _devices(config, f"{where}.devices", node.devices, at_most=node.num_workers)
         else:
             is_alone = isinstance(node.strategy, TorchStrategyConfig)
@@ -202,15 +216,15 @@ def named_sources(config: AnyConfig) -> Iterator[tuple[str, SourceConfig]]:
 
 def _sources(config: AnyConfig, *, module_exists: Callable[[str], bool]) -> Iterator[Violation]:
     for where, source in named_sources(config):
-        if isinstance(source, ImportSource) and not module_exists(source.path):
+        if isinstance(source, ImportSourceConfig) and not module_exists(source.path):
             problem = f"no module {source.path.partition(':')[0]!r} beside the YAML, in the working directory or installed"
             yield Violation(f"{where}.path", problem, "give it as module:name")
-        if isinstance(source, JsonlSource | ParquetSource) and not source.path.is_file():
+        if isinstance(source, JsonlSourceConfig | ParquetSourceConfig) and not source.path.is_file():
             is_folder = source.path.is_dir()
             problem = f"{source.path} {'is a folder' if is_folder else 'does not exist'}"
             fix = "name a file in it" if is_folder else f"relative paths are taken from the working directory, {Path.cwd()}"
             yield Violation(f"{where}.path", problem, fix)
-        elif isinstance(source, DatasetsSource) and not source.path.is_dir() and not source.is_hub_name:
+        elif isinstance(source, DatasetsSourceConfig) and not source.path.is_dir() and not source.is_hub_name:
             fix = "give a folder written by save_to_disk, or a name of the hub such as openai/gsm8k"
             yield Violation(f"{where}.path", f"{source.path} is no folder", fix)
 
@@ -256,7 +270,7 @@ def _evaluation(config: RlvrConfig) -> Iterator[Violation]:
 
 def _preferences(config: DpoConfig | RewardModelConfig) -> Iterator[Violation]:
     for where, source in named_sources(config):
-        if not isinstance(source, NamedColumns):
+        if not isinstance(source, NamedColumnsConfig):
             yield Violation(
                 f"{where}.kind", f"is {source.kind}, whose rows compare no answers", "use jsonl, parquet, datasets or import"
             )
@@ -267,7 +281,7 @@ def _preferences(config: DpoConfig | RewardModelConfig) -> Iterator[Violation]:
 
 
 def _devices(config: AnyConfig, where: str, value: Devices, *, at_most: int | None) -> Iterator[Violation]:
-    if isinstance(value, DeviceSelection):
+    if isinstance(value, DeviceSelectionConfig):
         yield from _selection(config, where, value, at_most=at_most)
         return
     if value == "auto" and config.cluster is not None and config.cluster.is_mixed:
@@ -293,7 +307,7 @@ def _devices(config: AnyConfig, where: str, value: Devices, *, at_most: int | No
         )
 
 
-def _selection(config: AnyConfig, where: str, value: DeviceSelection, *, at_most: int | None) -> Iterator[Violation]:
+def _selection(config: AnyConfig, where: str, value: DeviceSelectionConfig, *, at_most: int | None) -> Iterator[Violation]:
     if not isinstance(config.runtime, RayRuntimeConfig):
         yield Violation(
             where, f"selects GPUs among nodes, and the {config.runtime.kind} runtime has one", "set runtime: {kind: ray}"

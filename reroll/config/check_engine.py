@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from reroll.config.host import parse_devices
-from reroll.config.parts import Devices, DeviceSelection, ExternalEngineConfig, LocalRuntimeConfig
+from reroll.config.parts import Devices, DeviceSelectionConfig, ExternalEngineConfig, LocalRuntimeConfig
 from reroll.config.registry import package_violations
 from reroll.config.tree import RlvrConfig
 from reroll.errors import Violation
@@ -36,7 +36,7 @@ def engine_violations(config: RlvrConfig) -> Iterator[Violation]:
 
 def _num_named(devices: Devices) -> int | None:
     """GPUs that are named; None where they are not: `auto`, the CPU, or what is no device at all."""
-    if isinstance(devices, DeviceSelection):
+    if isinstance(devices, DeviceSelectionConfig):
         return devices.gpus
     if devices in ("auto", "cpu"):
         return None

@@ -6,8 +6,8 @@ import importlib.util
 from collections.abc import Callable, Iterator
 
 from reroll.config.agents import FunctionAgentConfig
-from reroll.config.data import EnvSource
-from reroll.config.envs import ImportEnv, RayEnvs
+from reroll.config.data import EnvSourceConfig
+from reroll.config.envs import ImportEnvConfig, RayEnvsConfig
 from reroll.config.parts import RayRuntimeConfig
 from reroll.config.registry import package_violations
 from reroll.config.tree import RlvrConfig
@@ -22,7 +22,7 @@ def env_violations(config: RlvrConfig, *, module_exists: Callable[[str], bool]) 
 def _domains(config: RlvrConfig) -> Iterator[Violation]:
     for part, sources in (("train", config.data.train), ("eval", config.data.eval)):
         for index, source in enumerate(sources):
-            where, is_env = f"data.{part}.{index}", isinstance(source, EnvSource)
+            where, is_env = f"data.{part}.{index}", isinstance(source, EnvSourceConfig)
             if is_env and source.domain not in config.envs:
                 known = f", or use domain {', '.join(config.envs)}" if config.envs else ""
                 yield Violation(
@@ -39,7 +39,10 @@ def _domains(config: RlvrConfig) -> Iterator[Violation]:
 def _held_out(config: RlvrConfig) -> Iterator[Violation]:
     for index, held_out in enumerate(config.data.eval):
         for source in config.data.train:
-            if not (isinstance(held_out, EnvSource) and isinstance(source, EnvSource)) or held_out.domain != source.domain:
+            if (
+                not (isinstance(held_out, EnvSourceConfig) and isinstance(source, EnvSourceConfig))
+                or held_out.domain != source.domain
+            ):
                 continue
             if source.first_seed < held_out.first_seed + held_out.num and held_out.first_seed < source.first_seed + source.num:
                 yield Violation(
@@ -57,7 +60,7 @@ def _limits(config: RlvrConfig) -> Iterator[Violation]:
             f"{config.max_total_tokens} is more than a micro-batch holds ({room})",
             "lower it, or raise policy.strategy.micro_batch_tokens",
         )
-    if isinstance(config.env_workers, RayEnvs) and not isinstance(config.runtime, RayRuntimeConfig):
+    if isinstance(config.env_workers, RayEnvsConfig) and not isinstance(config.runtime, RayRuntimeConfig):
         yield Violation("env_workers.kind", "is ray, but the runtime is not", "set runtime.kind to ray, or use processes")
 
 
@@ -66,7 +69,7 @@ def _code(config: RlvrConfig, module_exists: Callable[[str], bool]) -> Iterator[
         yield from package_violations(f"envs.{domain}.env", entry.env)
     named = [(f"envs.{domain}.env.path", entry.env) for domain, entry in config.envs.items()]
     for where, node in [*named, *((f"agents.{domain}.path", agent) for domain, agent in config.agents.items())]:
-        if isinstance(node, ImportEnv | FunctionAgentConfig) and not module_exists(node.path):
+        if isinstance(node, ImportEnvConfig | FunctionAgentConfig) and not module_exists(node.path):
             yield Violation(
                 where,
                 f"no module {node.path.partition(':')[0]!r} beside the YAML, in the working directory or installed",

@@ -6,16 +6,14 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from reroll.config.advantages import GdpoAdvantageConfig
-from reroll.config.check_judges import judge_violations
-from reroll.config.data import EnvSource, SourceConfig
+from reroll.config.data import EnvSourceConfig, SourceConfig
 from reroll.config.registry import package_violations
-from reroll.config.reward_judge import JudgeReward
 from reroll.config.rewards import (
-    CascadeReward,
-    EarnedReward,
-    ImportReward,
+    CascadeRewardConfig,
+    EnvRewardConfig,
+    ImportRewardConfig,
     RewardConfig,
-    StackReward,
+    StackRewardConfig,
     walk,
 )
 from reroll.config.tree import RlvrConfig
@@ -35,20 +33,21 @@ def nodes_violations(
     for name, node in walk(rewards):
         where = f"rewards.{name}"
         yield from (*_combined(where, node), *package_violations(where, node))
-        for fault in node.violations():
+        for fault in node.violations(folder=folder):
             yield Violation(f"{where}.{fault.path}", fault.problem, fault.fix)
-        if isinstance(node, ImportReward) and not module_exists(node.path):
+        if isinstance(node, ImportRewardConfig) and not module_exists(node.path):
             problem = f"no module {node.path.partition(':')[0]!r} beside the YAML, in the working directory or installed"
             yield Violation(f"{where}.path", problem, "give it as module:function")
-        if isinstance(node, JudgeReward):
-            yield from judge_violations(where, node, folder=folder)
 
 
 def _domains(config: RlvrConfig) -> Iterator[Violation]:
     domains = {}
     for part, sources in (("train", config.data.train), ("eval", config.data.eval)):
         for index, source in enumerate(sources):
-            where, plays = f"data.{part}.{index}", isinstance(source, EnvSource) or source.domain in config.envs | config.agents
+            where, plays = (
+                f"data.{part}.{index}",
+                isinstance(source, EnvSourceConfig) or source.domain in config.envs | config.agents,
+            )
             reward = config.rewards.get(source.domain, None if plays else config.rewards.get("default"))
             domains[source.domain] = plays
             if reward is None and not plays:
@@ -57,8 +56,8 @@ def _domains(config: RlvrConfig) -> Iterator[Violation]:
             elif reward is not None:
                 yield from _other_rows(where, source, reward)
     for name, reward in config.rewards.items():
-        if not domains.get(name, True) and any(isinstance(node, EarnedReward) for _, node in walk({name: reward})):
-            problem = f"holds kind earned, but nothing is earned in {name}: it is neither in envs nor in agents"
+        if not domains.get(name, True) and any(isinstance(node, EnvRewardConfig) for _, node in walk({name: reward})):
+            problem = f"holds kind env_reward, but nothing is earned in {name}: it is neither in envs nor in agents"
             yield Violation(f"rewards.{name}", problem, "use a reward that judges the answer")
 
 
@@ -87,10 +86,10 @@ def _parts(config: RlvrConfig) -> Iterator[Violation]:
 
 def _part_names(reward: RewardConfig | None, *, is_agent: bool) -> set[str] | None:
     """What the parts of a reward are called; empty: it has none; None: only your code, or an agent, knows."""
-    if isinstance(reward, StackReward):
+    if isinstance(reward, StackRewardConfig):
         return set(reward.parts)
-    is_earned = reward is None or isinstance(reward, EarnedReward)
-    return None if isinstance(reward, ImportReward) or (is_earned and is_agent) else set()
+    is_earned = reward is None or isinstance(reward, EnvRewardConfig)
+    return None if isinstance(reward, ImportRewardConfig) or (is_earned and is_agent) else set()
 
 
 def _other_rows(where: str, source: SourceConfig, reward: RewardConfig) -> Iterator[Violation]:
@@ -102,7 +101,7 @@ def _other_rows(where: str, source: SourceConfig, reward: RewardConfig) -> Itera
 
 
 def _combined(where: str, node: RewardConfig) -> Iterator[Violation]:
-    if isinstance(node, StackReward):
+    if isinstance(node, StackRewardConfig):
         if not node.parts:
             yield Violation(f"{where}.parts", "is empty", "name at least one reward, e.g. answer: {kind: numeric}")
         for name in node.parts:
@@ -111,7 +110,7 @@ def _combined(where: str, node: RewardConfig) -> Iterator[Violation]:
                 yield Violation(f"{where}.parts", problem, fix)
         if node.clip and node.clip[0] >= node.clip[1]:
             yield Violation(f"{where}.clip", f"{list(node.clip)} leaves no range", "give the lower bound first, e.g. [-1, 1]")
-    if isinstance(node, CascadeReward) and len(node.steps) < 2:
+    if isinstance(node, CascadeRewardConfig) and len(node.steps) < 2:
         num_steps = "one step" if node.steps else "no steps"
         yield Violation(
             f"{where}.steps", f"a cascade with {num_steps} has nowhere to go", "add a step, or use the reward itself"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from reroll.config.host import model_card, parse_devices
-from reroll.config.parts import Devices, DeviceSelection, FixedModelConfig, LocalRuntimeConfig, RuntimeConfig
+from reroll.config.parts import Devices, DeviceSelectionConfig, FixedModelConfig, LocalRuntimeConfig, RuntimeConfig
 from reroll.config.registry import package_violations
-from reroll.config.strategy import Fsdp2StrategyConfig, RanksStrategy
+from reroll.config.strategy import Fsdp2StrategyConfig, RanksStrategyConfig
 from reroll.errors import Violation
 
 
@@ -16,7 +16,7 @@ def strategy_violations(
 ) -> Iterator[Violation]:
     """What keeps a model's strategy from running on its devices. `num_gpus` is None where only the cluster knows."""
     strategy = model.strategy
-    if not isinstance(strategy, RanksStrategy):
+    if not isinstance(strategy, RanksStrategyConfig):
         return
     if isinstance(runtime, LocalRuntimeConfig):
         yield Violation(
@@ -100,7 +100,7 @@ def _stated(model: str | None, *names: str) -> int | None:
 
 def _num_devices(value: Devices, num_gpus: int | None) -> int | None:
     """GPUs that the devices name: 0 for the CPU, None where that cannot be told."""
-    if isinstance(value, DeviceSelection):
+    if isinstance(value, DeviceSelectionConfig):
         return value.gpus
     if value == "auto" and num_gpus is None:
         return None

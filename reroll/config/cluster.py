@@ -14,7 +14,7 @@ from reroll.config.base import Node
 from reroll.config.select import MEMORY_LABEL, TYPE_LABEL, GpuNode
 
 
-class DeviceSpec(Node):
+class DeviceSpecConfig(Node):
     """One device, by its data sheet."""
 
     name: str = "device"
@@ -37,8 +37,8 @@ class DeviceSpec(Node):
 
 def _spec(
     name: str, sold_gb: float, memory_gib: float, bf16: float, fp32: float, bandwidth: float, link: float, host: float
-) -> DeviceSpec:
-    return DeviceSpec(
+) -> DeviceSpecConfig:
+    return DeviceSpecConfig(
         name=name,
         sold_gb=sold_gb,
         memory_gib=memory_gib,
@@ -50,7 +50,7 @@ def _spec(
     )
 
 
-DEVICES: dict[str, DeviceSpec] = {
+DEVICES: dict[str, DeviceSpecConfig] = {
     #             name    sold    GiB   bf16   fp32  memory  link  host
     "h100": _spec("h100", 80, 79.1, 989.0, 67.0, 3350.0, 450.0, 55.0),
     "h200": _spec("h200", 141, 139.8, 989.0, 67.0, 4800.0, 450.0, 55.0),
@@ -64,7 +64,7 @@ RAY_KINDS = {"H100": "h100", "H200": "h200", "A100-80G": "a100", "L40S": "l40s",
 """What Ray calls them. Its plain `A100` is left out: there are two sizes, and Ray does not tell them apart."""
 
 
-def _known(device: str | DeviceSpec) -> str | DeviceSpec:
+def _known(device: str | DeviceSpecConfig) -> str | DeviceSpecConfig:
     if isinstance(device, str) and device not in DEVICES:
         raise ValueError(
             f"no data sheet has this name: use one of {', '.join(DEVICES)}, or write the numbers, e.g. {{memory_gib: 24, "
@@ -73,7 +73,7 @@ def _known(device: str | DeviceSpec) -> str | DeviceSpec:
     return device
 
 
-class Efficiency(Node):
+class EfficiencyConfig(Node):
     """The share of a device's peak that each kind of work is taken to reach, and what else the clock model assumes."""
 
     train: float = Field(default=0.4, gt=0, le=1)
@@ -94,10 +94,10 @@ class Efficiency(Node):
     """Time of a decoding step beyond its reads: sampling and launches."""
 
 
-DeviceKind = Annotated[str | DeviceSpec, Field(union_mode="left_to_right"), AfterValidator(_known)]
+DeviceKind = Annotated[str | DeviceSpecConfig, Field(union_mode="left_to_right"), AfterValidator(_known)]
 
 
-def _is_gpu(device: str | DeviceSpec) -> str | DeviceSpec:
+def _is_gpu(device: str | DeviceSpecConfig) -> str | DeviceSpecConfig:
     if device == "cpu":
         raise ValueError("list the nodes that have GPUs: of the others nothing needs to be known")
     return device
@@ -107,7 +107,7 @@ _MAX_NODES, _MAX_DEVICES = 100_000, 1_000
 """Of a cluster, and of a node: each is listed, and no cluster has as many."""
 
 
-class NodeKind(Node):
+class NodeKindConfig(Node):
     """Equal nodes in a cluster that has others too."""
 
     device: Annotated[DeviceKind, AfterValidator(_is_gpu)]
@@ -123,7 +123,7 @@ class NodeKind(Node):
 class Machine(NamedTuple):
     """One node of the cluster."""
 
-    spec: DeviceSpec
+    spec: DeviceSpecConfig
     num: int
     labels: Mapping[str, str]
 
@@ -133,7 +133,8 @@ def _nodes_form(value: object) -> str:
 
 
 Nodes = Annotated[
-    Annotated[int, Field(ge=1, le=_MAX_NODES), Tag("number")] | Annotated[list[NodeKind], Field(min_length=1), Tag("kinds")],
+    Annotated[int, Field(ge=1, le=_MAX_NODES), Tag("number")]
+    | Annotated[list[NodeKindConfig], Field(min_length=1), Tag("kinds")],
     Discriminator(_nodes_form),
 ]
 
@@ -150,7 +151,7 @@ class ClusterConfig(Node):
     numbered in this order."""
     network_gb_s: float = Field(default=50.0, gt=0)
     """Between two nodes, one way, all devices of a node together."""
-    efficiency: Efficiency = Field(default_factory=Efficiency)
+    efficiency: EfficiencyConfig = Field(default_factory=EfficiencyConfig)
 
     @model_validator(mode="after")
     def _says_it_once(self) -> ClusterConfig:
@@ -187,7 +188,7 @@ class ClusterConfig(Node):
         return isinstance(self.nodes, list) and len(self.nodes) > 1
 
     @property
-    def spec(self) -> DeviceSpec:
+    def spec(self) -> DeviceSpecConfig:
         """The device's data sheet; of several kinds, what all of them can do."""
         return spec_of(self.device) if isinstance(self.nodes, int) else weakest([machine.spec for machine in self.machines])
 
@@ -204,7 +205,7 @@ class ClusterConfig(Node):
             index -= machine.num
         raise ValueError(f"device {device} does not exist: the cluster has {self.num_devices}")
 
-    def spec_of(self, device: str) -> DeviceSpec:
+    def spec_of(self, device: str) -> DeviceSpecConfig:
         """A device's data sheet."""
         return self.spec if isinstance(self.nodes, int) else self.machines[self.node_of(device)].spec
 
@@ -223,19 +224,19 @@ class ClusterConfig(Node):
         return self.model_copy(update={"device": spec, "num": num, "nodes": len(machines)})
 
 
-def spec_of(device: str | DeviceSpec) -> DeviceSpec:
+def spec_of(device: str | DeviceSpecConfig) -> DeviceSpecConfig:
     """The data sheet that a config names."""
-    return device if isinstance(device, DeviceSpec) else DEVICES[device]
+    return device if isinstance(device, DeviceSpecConfig) else DEVICES[device]
 
 
-def weakest(specs: Sequence[DeviceSpec]) -> DeviceSpec:
+def weakest(specs: Sequence[DeviceSpecConfig]) -> DeviceSpecConfig:
     """What all of these devices can do: the least of each number."""
     kinds = list(dict.fromkeys(specs))
     if len(kinds) == 1:
         return kinds[0]
-    numbers = [name for name in DeviceSpec.model_fields if name not in ("name", "sold_gb")]
+    numbers = [name for name in DeviceSpecConfig.model_fields if name not in ("name", "sold_gb")]
     least = {name: min(getattr(spec, name) for spec in kinds) for name in numbers}
-    return DeviceSpec(name=" and ".join(spec.name for spec in kinds), **least)
+    return DeviceSpecConfig(name=" and ".join(spec.name for spec in kinds), **least)
 
 
 def gpu_node(num_gpus: int, labels: Mapping[str, str]) -> GpuNode:

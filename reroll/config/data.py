@@ -10,13 +10,13 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from reroll.config.base import ImportPath, Node
-from reroll.config.data_base import NamedColumns as NamedColumns
-from reroll.config.data_base import RowSource as RowSource
+from reroll.config.data_base import NamedColumnsConfig as NamedColumnsConfig
+from reroll.config.data_base import RowSourceConfig as RowSourceConfig
 from reroll.config.data_base import SourceConfig as SourceConfig
 from reroll.config.imports import import_object
 
 
-class Table(NamedColumns):
+class TableConfig(NamedColumnsConfig):
     """A file or folder of rows. A row holds `messages_key` (chat messages) or `prompt_key` (one user message)."""
 
     path: Path
@@ -27,13 +27,13 @@ class Table(NamedColumns):
         return str(self.path)
 
 
-class JsonlSource(Table):
+class JsonlSourceConfig(TableConfig):
     """One JSON object a line."""
 
     kind: Literal["jsonl"] = "jsonl"
 
 
-class ParquetSource(Table):
+class ParquetSourceConfig(TableConfig):
     """A Parquet file."""
 
     packages: ClassVar[Mapping[str, str]] = {"pyarrow": "reroll[data]"}
@@ -41,7 +41,7 @@ class ParquetSource(Table):
     kind: Literal["parquet"] = "parquet"
 
 
-class DatasetsSource(Table):
+class DatasetsSourceConfig(TableConfig):
     """A data set of the Hugging Face hub by its name (`path: openai/gsm8k`), or a folder: one that
     `datasets.Dataset.save_to_disk` wrote, or one that is laid out as on the hub."""
 
@@ -63,7 +63,7 @@ class DatasetsSource(Table):
         )
 
 
-class ImportSource(NamedColumns):
+class ImportSourceConfig(NamedColumnsConfig):
     """Rows of your own: what a function gives when it is called, or a class when it is made, or the rows themselves."""
 
     kind: Literal["import"] = "import"
@@ -89,7 +89,7 @@ class ImportSource(NamedColumns):
         return self.path
 
 
-class EnvSource(SourceConfig):
+class EnvSourceConfig(SourceConfig):
     """Instances of the environment of its domain (`envs.<domain>`), by seed."""
 
     kind: Literal["env"] = "env"
@@ -99,32 +99,32 @@ class EnvSource(SourceConfig):
     """Instances are numbered from here; take held-out ones from 1,000,000 on, where no training source reaches."""
 
 
-class RowData(Node):
+class RowDataConfig(Node):
     """Rows to train on and rows held out."""
 
-    train: list[RowSource] = Field(min_length=1)
+    train: list[RowSourceConfig] = Field(min_length=1)
     """What to train on; several sources are mixed by their `weight`."""
-    eval: list[RowSource] = Field(default_factory=list)
+    eval: list[RowSourceConfig] = Field(default_factory=list)
     """Held-out rows; measured before the first step, on schedule and at the end."""
     shuffle: bool = True
     """Go through a source in a new order every epoch; else in the order of its rows."""
 
 
-class Measuring(Node):
+class MeasuringConfig(Node):
     """What curricula share: how well a prompt goes is the share of its group's samples that pass."""
 
     threshold: float = 1.0
     """A sample passes when its reward reaches this."""
 
 
-class Remembering(Measuring):
+class RememberingConfig(MeasuringConfig):
     """A curriculum that keeps a pass rate for every prompt."""
 
     ema_weight: float = Field(default=0.5, gt=0, le=1)
     """Weight of the newest group in a prompt's pass rate, an exponential mean; 1 forgets all earlier ones."""
 
 
-class FilterCurriculumConfig(Remembering):
+class FilterCurriculumConfig(RememberingConfig):
     """Pass over prompts that are too easy or too hard, and try them again now and then."""
 
     kind: Literal["filter"]
@@ -136,7 +136,7 @@ class FilterCurriculumConfig(Remembering):
     """A prompt outside the range is tried again every so many epochs of its source."""
 
 
-class TargetCurriculumConfig(Remembering):
+class TargetCurriculumConfig(RememberingConfig):
     """Prefer prompts whose pass rate is near a target: each is drawn with a chance that falls with its distance."""
 
     kind: Literal["target"]
@@ -148,7 +148,7 @@ class TargetCurriculumConfig(Remembering):
     """The least chance, so that no prompt is given up for good. A prompt never tried has the chance 1."""
 
 
-class LadderCurriculumConfig(Measuring):
+class LadderCurriculumConfig(MeasuringConfig):
     """Begin with each domain's lowest `level`; the next one joins when the highest open one goes well enough."""
 
     kind: Literal["ladder"]

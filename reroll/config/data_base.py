@@ -27,7 +27,7 @@ class SourceConfig(KindConfig):
     """How hard its prompts are, by your own count: curriculum `ladder` opens one level of a domain after the other."""
 
 
-class RowSource(SourceConfig):
+class RowSourceConfig(SourceConfig):
     """A source of rows with named columns. What it `runs` is called with the node and gives them, as mappings, one by one.
 
     A row has `messages` (chat messages) or `prompt` (one user message), `answer` where a reward compares with one, `system`
@@ -42,7 +42,7 @@ class RowSource(SourceConfig):
         return self.kind
 
 
-class NamedColumns(RowSource):
+class NamedColumnsConfig(RowSourceConfig):
     """Rows whose columns may have other names."""
 
     prompt_key: str = "prompt"

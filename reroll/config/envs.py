@@ -8,13 +8,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from reroll.config.actions import ActionConfig, TagAction
+from reroll.config.actions import ActionConfig, TagActionConfig
 from reroll.config.base import ImportPath, Node
 from reroll.config.env_base import EnvConfig as EnvConfig
 from reroll.config.imports import import_object
 
 
-class ImportEnv(EnvConfig):
+class ImportEnvConfig(EnvConfig):
     """Your own class with `reset`, `step` and `close`, plain or async (see `reroll.envs.base.Env`)."""
 
     kind: Literal["import"] = "import"
@@ -50,12 +50,12 @@ class ImportEnv(EnvConfig):
         yield "path", self.prepare
 
 
-class EnvDomain(Node):
+class EnvDomainConfig(Node):
     """The environment of a domain, and how the policy plays it."""
 
     env: EnvConfig
     """The environment that the domain's instances are played in."""
-    actions: ActionConfig = Field(default_factory=lambda: TagAction(kind="tag"))
+    actions: ActionConfig = Field(default_factory=lambda: TagActionConfig(kind="tag"))
     """How the policy writes an action. Environments with tools take `{kind: text}`."""
     format_penalty: float = Field(default=0.0, ge=0)
     """Taken off the reward of a turn without a valid action."""
@@ -65,7 +65,7 @@ class EnvDomain(Node):
     """Exchanges that a turn is shown beside the opening; null: all. With fewer, an episode gives several training rows."""
 
 
-class EnvLimits(Node):
+class EnvLimitsConfig(Node):
     """What holds for environments wherever they run."""
 
     max_live: int = Field(default=256, ge=1)
@@ -74,26 +74,26 @@ class EnvLimits(Node):
     """A longer message of an environment is cut, with a note."""
 
 
-class TimedEnvs(EnvLimits):
+class TimedEnvsConfig(EnvLimitsConfig):
     """Environments whose calls can be given up."""
 
     timeout_s: float = Field(default=60.0, gt=0)
     """A reset, step or close that takes longer fails its episode."""
 
 
-class InlineEnvs(EnvLimits):
+class InlineEnvsConfig(EnvLimitsConfig):
     """In the run's own event loop: for environments that answer in microseconds. A hang or crash there is the run's own."""
 
     kind: Literal["inline"]
 
 
-class ThreadEnvs(TimedEnvs):
+class ThreadEnvsConfig(TimedEnvsConfig):
     """Each on a thread of the run's process: for those that wait for a network or a disk. A hung one cannot be ended."""
 
     kind: Literal["threads"]
 
 
-class ProcessEnvs(TimedEnvs):
+class ProcessEnvsConfig(TimedEnvsConfig):
     """In child processes that host several each. One that hangs or crashes is replaced."""
 
     kind: Literal["processes"] = "processes"
@@ -101,7 +101,7 @@ class ProcessEnvs(TimedEnvs):
     """Processes; default: one per core."""
 
 
-class RayEnvs(TimedEnvs):
+class RayEnvsConfig(TimedEnvsConfig):
     """In Ray actors that host several each, on any node of the cluster. Needs `runtime.kind: ray`."""
 
     kind: Literal["ray"]
@@ -109,4 +109,6 @@ class RayEnvs(TimedEnvs):
     """Actors."""
 
 
-EnvWorkersConfig = Annotated[InlineEnvs | ThreadEnvs | ProcessEnvs | RayEnvs, Field(discriminator="kind")]
+EnvWorkersConfig = Annotated[
+    InlineEnvsConfig | ThreadEnvsConfig | ProcessEnvsConfig | RayEnvsConfig, Field(discriminator="kind")
+]

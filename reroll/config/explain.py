@@ -53,7 +53,10 @@ def known_part(annotation: type[N], tree: Mapping[str, Any], wrong: Collection[P
 
 
 def with_new_names(annotation: Any, tree: Any) -> Any:
-    """A config that an earlier version wrote, with the names that fields have now."""
+    """A config that an earlier version wrote, with the names that fields and kinds have now."""
+    if isinstance(tree, Mapping) and (now := RENAMED_KINDS.get(str(tree.get("kind")))):
+        kinds = {kind for member in members_of(annotation) if is_node(member) for kind in kinds_of(member)}
+        tree = {**tree, "kind": now} if now in kinds else tree
     shapes = _shapes(annotation, tree)
     if not shapes:
         return tree
@@ -129,8 +132,9 @@ def _explain(root: type[Node], tree: dict[str, Any], path: Path, details: list[E
             violation = Violation(where, f"is {given!r}", fix)
         case "union_tag_invalid":
             kinds = str(context["expected_tags"]).replace("'", "").split(", ")
-            problem = f"kind {context['tag']!r} is unknown"
-            violation = Violation(where, problem, did_you_mean(context["tag"], kinds) + f"choose one of: {', '.join(kinds)}")
+            problem, current = f"kind {context['tag']!r} is unknown", RENAMED_KINDS.get(context["tag"])
+            hint = f"it is called {current} now; " if current in kinds else did_you_mean(context["tag"], kinds)
+            violation = Violation(where, problem, f"{hint}choose one of: {', '.join(kinds)}")
         case "string_pattern_mismatch":
             example = _example(parents, path[-1])
             fix = f"write it like {example}" if example else f"it must match {context['pattern']}"
@@ -272,6 +276,9 @@ RENAMED: Mapping[str, tuple[str, ...]] = {
     "offload": ("swap", "cpu_offload", "sleep"),
 }
 """By the old name, what it is called now: the one of these that the node has."""
+
+RENAMED_KINDS = {"earned": "env_reward"}
+"""Likewise for kinds."""
 
 _SLEEPS = {"none": False, "all": True}
 """`engine.offload` had words for it."""

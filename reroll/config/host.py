@@ -10,7 +10,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from reroll.config.parts import Devices, DeviceSelection
+from reroll.config.parts import Devices, DeviceSelectionConfig
 from reroll.config.select import GpuNode, select_gpus
 
 
@@ -19,7 +19,7 @@ def parse_devices(value: Devices, *, num_gpus: int | None = None, nodes: Sequenc
 
     A selection is looked up in `nodes`. Raises ValueError for what names no devices.
     """
-    if isinstance(value, DeviceSelection):
+    if isinstance(value, DeviceSelectionConfig):
         if nodes is None:
             raise ValueError("a selection needs nodes to choose from: set runtime: {kind: ray}, or name indices")
         return select_gpus(value, nodes)

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from reroll.config.base import Node, PipelinePath
 from reroll.config.cluster import ClusterConfig
-from reroll.config.data import RowData
+from reroll.config.data import RowDataConfig
 from reroll.config.parts import CheckpointConfig, LocalRuntimeConfig, PolicyConfig, RunConfig, RuntimeConfig
 
 
@@ -28,7 +28,7 @@ class PipelineConfig(Node):
 class OfflineConfig(PipelineConfig):
     """Rows in, optimizer steps out."""
 
-    data: RowData
+    data: RowDataConfig
     rows_per_step: int = Field(default=32, ge=1)
     """Rows of one optimizer step; a pair is one row."""
     max_tokens: int = Field(default=1024, ge=2)

@@ -15,7 +15,7 @@ from reroll.config.strategy import StrategyConfig, TorchStrategyConfig
 from reroll.errors import Violation
 
 
-class DeviceSelection(Node):
+class DeviceSelectionConfig(Node):
     """The first so many GPUs of the nodes that match, instead of their indices. Needs `runtime: {kind: ray}`.
 
     Roles with the same selection get the same GPUs, and take turns on them.
@@ -33,12 +33,12 @@ class DeviceSelection(Node):
 
 
 def _devices_form(value: object) -> str:
-    return "selection" if isinstance(value, dict | DeviceSelection) else "indices"
+    return "selection" if isinstance(value, dict | DeviceSelectionConfig) else "indices"
 
 
 _Indices = Annotated[str | int | list[int], Field(union_mode="left_to_right")]
 Devices = Annotated[
-    Annotated[_Indices, Tag("indices")] | Annotated[DeviceSelection, Tag("selection")],
+    Annotated[_Indices, Tag("indices")] | Annotated[DeviceSelectionConfig, Tag("selection")],
     Discriminator(_devices_form),
     Field(
         description="`auto` (the GPUs if there are any, else the CPU), `cpu`, a GPU index, a range such as `0-3`, a list, or "
@@ -163,6 +163,11 @@ class EngineConfig(KindConfig):
         """GPUs that share each layer of one engine."""
         return 1
 
+    @property
+    def reads_again(self) -> bool:
+        """Whether the contexts of requests in flight are read again by weights that come."""
+        return True
+
     def ranks(self, devices: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
         """The devices of each worker: workers are dealt out over them, each taking as many as it is cut over."""
         width = self.gpus_per_worker
@@ -187,6 +192,14 @@ class EmbeddedEngineConfig(EngineConfig):
     sleep: bool = False
     """While another role holds its device: true frees the KV cache, and requests in flight are prefilled again when the engine
     is back; false only pauses."""
+    new_weights: Literal["keep", "read_again"] = "keep"
+    """What becomes of the KV cache of requests in flight when weights come. read_again: the new weights
+    compute it anew, which takes a prefill; then a token depends on the weights that wrote it and on nothing older, and
+    `reroll replay --draw` can draw all of the run again."""
+
+    @property
+    def reads_again(self) -> bool:
+        return self.new_weights == "read_again"
 
 
 class ExternalEngineConfig(EngineConfig):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import ClassVar
 
 from pydantic import Field
@@ -27,12 +28,12 @@ class RewardConfig(KindConfig):
     weight: float = 1.0
     """What it counts inside a stack; it changes nothing elsewhere."""
 
-    def violations(self) -> Iterator[Violation]:
-        """What of its options contradicts each other, with paths inside the node."""
+    def violations(self, *, folder: Path) -> Iterator[Violation]:
+        """What would stop it later, with paths inside the node. Files that it names may lie in `folder`, the YAML's."""
         yield from ()
 
 
-class InProcess(RewardConfig):
+class InProcessRewardConfig(RewardConfig):
     """A reward that runs in worker processes, which are killed when a call hangs."""
 
     in_process: ClassVar[bool] = True
@@ -50,7 +51,7 @@ class InProcess(RewardConfig):
         return None
 
 
-class Extracting(InProcess):
+class ExtractingRewardConfig(InProcessRewardConfig):
     """What rewards that compare with a reference answer share. A pattern may take for ever: with one they run in processes."""
 
     in_process: ClassVar[bool] = False

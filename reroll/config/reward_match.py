@@ -7,10 +7,10 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from reroll.config.base import Pattern
-from reroll.config.reward_base import Extracting, InProcess
+from reroll.config.reward_base import ExtractingRewardConfig, InProcessRewardConfig
 
 
-class ExactReward(Extracting):
+class ExactRewardConfig(ExtractingRewardConfig):
     """Equal to the reference answer after stripping spaces."""
 
     runs: ClassVar[str] = "reroll.rewards.match:Exact"
@@ -20,7 +20,7 @@ class ExactReward(Extracting):
     """Compare without case."""
 
 
-class NumericReward(Extracting):
+class NumericRewardConfig(ExtractingRewardConfig):
     """The last number in the text equals the reference number."""
 
     runs: ClassVar[str] = "reroll.rewards.match:Numeric"
@@ -32,7 +32,7 @@ class NumericReward(Extracting):
     """How far off, as a part of the reference: 0.01 accepts 99 to 101 for 100. The wider of the two counts."""
 
 
-class RegexReward(InProcess):
+class RegexRewardConfig(InProcessRewardConfig):
     """The text matches a regular expression: a format reward."""
 
     runs: ClassVar[str] = "reroll.rewards.match:Regex"

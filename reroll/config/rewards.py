@@ -10,12 +10,12 @@ from pydantic import Field
 
 from reroll.config.base import ImportPath, Node
 from reroll.config.imports import import_object
-from reroll.config.reward_base import Extracting, InProcess
+from reroll.config.reward_base import ExtractingRewardConfig, InProcessRewardConfig
 from reroll.config.reward_base import RewardConfig as RewardConfig
-from reroll.config.reward_judge import HostedJudge, JudgeReward, ModelReward
+from reroll.config.reward_hosted import ModelRewardConfig, OpenedRewardConfig
 
 
-class ImportReward(InProcess):
+class ImportRewardConfig(InProcessRewardConfig):
     """Your own function: `(prompt, trajectory, **options) -> float | Score`, plain or async, run in worker processes."""
 
     kind: Literal["import"] = "import"
@@ -39,15 +39,15 @@ class ImportReward(InProcess):
         return lambda prompt, trajectory: function(prompt, trajectory, **self.options)
 
 
-class EarnedReward(RewardConfig):
+class EnvRewardConfig(RewardConfig):
     """What the episode earned by itself: the sum of its environment's rewards, or what its agent reported."""
 
-    runs: ClassVar[str] = "reroll.rewards.stack:Earned"
+    runs: ClassVar[str] = "reroll.rewards.stack:EnvReward"
 
-    kind: Literal["earned"] = "earned"
+    kind: Literal["env_reward"] = "env_reward"
 
 
-class StackReward(RewardConfig):
+class StackRewardConfig(RewardConfig):
     """Several rewards at once: their weighted sum. Each part is logged by its name, `outer.inner` where stacks are nested."""
 
     kind: Literal["stack"] = "stack"
@@ -57,7 +57,7 @@ class StackReward(RewardConfig):
     """The lowest and the highest sum."""
 
 
-class CascadeReward(RewardConfig):
+class CascadeRewardConfig(RewardConfig):
     """One judge after the other: the next is asked only about what the one before did not pass or could not judge."""
 
     kind: Literal["cascade"] = "cascade"
@@ -88,18 +88,18 @@ def walk(configs: Mapping[str, RewardConfig]) -> Iterator[tuple[str, RewardConfi
 
 def nested_in(node: RewardConfig) -> dict[str, RewardConfig]:
     """The rewards that a stack or a cascade is made of, by their path below it; none for other kinds."""
-    if isinstance(node, StackReward):
+    if isinstance(node, StackRewardConfig):
         return {f"parts.{name}": part for name, part in node.parts.items()}
-    if isinstance(node, CascadeReward):
+    if isinstance(node, CascadeRewardConfig):
         return {f"steps.{index}": step for index, step in enumerate(node.steps)}
     return {}
 
 
 def wants_host(node: RewardConfig) -> bool:
     """Whether it asks a model that the run must host."""
-    return isinstance(node, ModelReward) or (isinstance(node, JudgeReward) and isinstance(node.model, HostedJudge))
+    return isinstance(node, ModelRewardConfig) or (isinstance(node, OpenedRewardConfig) and node.hosted is not None)
 
 
 def needs_process(node: RewardConfig) -> bool:
     """Whether it runs in worker processes: its kind does, or it searches by a pattern, which may take for ever."""
-    return node.in_process or (isinstance(node, Extracting) and node.pattern is not None)
+    return node.in_process or (isinstance(node, ExtractingRewardConfig) and node.pattern is not None)

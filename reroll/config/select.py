@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from reroll.config.parts import DeviceSelection
+from reroll.config.parts import DeviceSelectionConfig
 
 TYPE_LABEL = "ray.io/accelerator-type"
 """Ray sets it to the kind of GPU that it finds on a node, e.g. `H100`."""
@@ -23,7 +23,7 @@ class GpuNode:
     memory_gb: float | None = None
     """Memory of each GPU, as it is sold; None if it is not known."""
 
-    def carries(self, selection: DeviceSelection) -> bool:
+    def carries(self, selection: DeviceSelectionConfig) -> bool:
         """Whether its GPUs are of those that are asked for."""
         has_labels = all(self.labels.get(name) == value for name, value in selection.label.items())
         needed_gb = selection.min_memory_gb
@@ -35,7 +35,7 @@ class GpuNode:
         return f"{self.num_gpus} GPU{'s' if self.num_gpus > 1 else ''} ({', '.join([*labels, memory])})"
 
 
-def select_gpus(selection: DeviceSelection, nodes: Sequence[GpuNode]) -> tuple[str, ...]:
+def select_gpus(selection: DeviceSelectionConfig, nodes: Sequence[GpuNode]) -> tuple[str, ...]:
     """The first GPUs that match, as indices through all nodes. The same selection gives the same GPUs, so its roles share them.
 
     Raises ValueError, with what there is, if too few match.
@@ -52,7 +52,7 @@ def select_gpus(selection: DeviceSelection, nodes: Sequence[GpuNode]) -> tuple[s
     return tuple(map(str, chosen))
 
 
-def _too_few(selection: DeviceSelection, nodes: Sequence[GpuNode], *, num_matching: int) -> str:
+def _too_few(selection: DeviceSelectionConfig, nodes: Sequence[GpuNode], *, num_matching: int) -> str:
     wanted = [f"carry {name}={value}" for name, value in selection.label.items()]
     if selection.min_memory_gb is not None:
         wanted.append(f"have {selection.min_memory_gb:g} GB")

@@ -42,7 +42,7 @@ class StrategyConfig(KindConfig):
         return self.micro_batch_tokens
 
 
-class RanksStrategy(StrategyConfig):
+class RanksStrategyConfig(StrategyConfig):
     """A model that many processes hold together. What it `runs` makes the strategy of one of them; all call it at once.
 
     It is called with a function that makes the model empty, one that reads it (`as_stored`: in the precision that it is
@@ -71,7 +71,7 @@ class TorchStrategyConfig(StrategyConfig):
     kind: Literal["torch"] = "torch"
 
 
-class Fsdp2StrategyConfig(RanksStrategy):
+class Fsdp2StrategyConfig(RanksStrategyConfig):
     """PyTorch's fully sharded data parallelism over all devices of the role, with sequence and tensor parallelism inside it.
 
     Ranks are laid out as replicas × shards × sp × tp, neighbours sharing a tensor. Parameters are cut over shards and sp.

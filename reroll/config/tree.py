@@ -21,7 +21,7 @@ from reroll.config.algorithm import (
 from reroll.config.base import Node, PipelinePath
 from reroll.config.data import DataConfig
 from reroll.config.distill import DistillConfig
-from reroll.config.envs import EnvDomain, EnvWorkersConfig, ProcessEnvs
+from reroll.config.envs import EnvDomainConfig, EnvWorkersConfig, ProcessEnvsConfig
 from reroll.config.losses import Aggregation, CorrectionConfig, LossConfig, PpoLossConfig, RejectionConfig
 from reroll.config.offline import PipelineConfig, SftConfig
 from reroll.config.parts import EmbeddedEngineConfig, EngineConfig, EvalConfig, RolloutConfig
@@ -41,6 +41,19 @@ class TrainConfig(Node):
     Samples of one prompt go into the same part, where their number divides a part's."""
 
 
+class RecordedRunConfig(Node):
+    """A run, and which of its steps to train again."""
+
+    run: Path
+    """Its folder."""
+    start: int = Field(default=0, ge=0)
+    """Steps that are taken as they were: the run's checkpoint after so many is begun from. 0: the model that it began from."""
+    stop: int | None = Field(default=None, ge=1)
+    """The last step to train; null: the last that the journal holds."""
+    draw: bool = False
+    """Have the engine draw every sample again, each token by the weights that wrote it, and compare."""
+
+
 class GuardConfig(Node):
     """Stops a run whose engine does not write what is trained: a push that did not arrive, another adapter or tokenizer."""
 
@@ -51,17 +64,6 @@ class GuardConfig(Node):
     moment wrote. null: by precision, 0.001 in fp32 and 0.15 in bf16; twice that for engines other than `embedded`."""
     max_stale_gap: float = Field(default=3.0, gt=0)
     """The same over tokens of older weights, from which the policy has moved on (`rollout.max_staleness`)."""
-
-
-class RecordedRunConfig(Node):
-    """A run, and which of its steps to train again."""
-
-    run: Path
-    """Its folder."""
-    start: int = Field(default=0, ge=0)
-    """Steps that are taken as they were: the run's checkpoint after so many is begun from. 0: the model that it began from."""
-    stop: int | None = Field(default=None, ge=1)
-    """The last step to train; null: the last that the journal holds."""
 
 
 class RlvrConfig(PipelineConfig):
@@ -79,9 +81,9 @@ class RlvrConfig(PipelineConfig):
     environments do and agents may."""
     reward_workers: RewardWorkersConfig = Field(default_factory=RewardWorkersConfig)
     """Where rewards run that need processes of their own."""
-    envs: dict[str, EnvDomain] = Field(default_factory=dict)
+    envs: dict[str, EnvDomainConfig] = Field(default_factory=dict)
     """Domains that are played in an environment."""
-    env_workers: EnvWorkersConfig = Field(default_factory=ProcessEnvs)
+    env_workers: EnvWorkersConfig = Field(default_factory=ProcessEnvsConfig)
     """Where environments run."""
     agents: dict[str, AgentConfig] = Field(default_factory=dict)
     """Domains whose prompts go to a program of yours, which reaches the policy through an OpenAI-compatible endpoint."""

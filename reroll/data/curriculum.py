@@ -12,7 +12,7 @@ from reroll.config.data import (
     CurriculumConfig,
     FilterCurriculumConfig,
     LadderCurriculumConfig,
-    Remembering,
+    RememberingConfig,
     TargetCurriculumConfig,
 )
 from reroll.observe.metrics import Last, Stats
@@ -73,7 +73,7 @@ def make_curriculum(config: CurriculumConfig | None, levels: Iterable[Level]) ->
 class PassRates(Curriculum):
     """Remembers how often each prompt passes: an exponential mean over its groups."""
 
-    def __init__(self, config: Remembering) -> None:
+    def __init__(self, config: RememberingConfig) -> None:
         self._threshold, self._ema_weight = config.threshold, config.ema_weight
         self._rates: dict[str, float] = {}
         """By prompt id; of prompts that were tried."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from reroll.config.data import DatasetsSource
+from reroll.config.data import DatasetsSourceConfig
 from reroll.errors import DataError
 
 INSTALL_FIX = "pip install 'reroll[data]'"
@@ -15,7 +15,7 @@ _SAVED = ("state.json", "dataset_dict.json")
 """What `save_to_disk` leaves in a folder; one that is laid out as on the hub has neither."""
 
 
-def read_dataset(config: DatasetsSource) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def read_dataset(config: DatasetsSourceConfig) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """(place, row) pairs in order. A name of the hub is downloaded once, and read from `datasets`' cache from then on.
 
     Raises DataError if there is no such data set, subset or split, or the hub is not reached.
@@ -32,7 +32,7 @@ def read_dataset(config: DatasetsSource) -> Iterator[tuple[str, Mapping[str, Any
     yield from ((f"row {number}", row) for number, row in enumerate(stored))
 
 
-def _load(config: DatasetsSource, datasets: Any) -> Any:
+def _load(config: DatasetsSourceConfig, datasets: Any) -> Any:
     if not config.path.is_dir() and not config.is_hub_name:
         fix = "write it with `Dataset.save_to_disk`, or name a data set of the hub"
         raise DataError(f"{config.path}: no such folder, seen from {Path.cwd()} ({fix})")
@@ -62,7 +62,7 @@ def _hub_fix(error: Exception, datasets: Any) -> str:
     return "check `subset`, `split` and `revision`"
 
 
-def _only_split(config: DatasetsSource, stored: Mapping[str, Any]) -> Any:
+def _only_split(config: DatasetsSourceConfig, stored: Mapping[str, Any]) -> Any:
     split = next(iter(stored)) if config.split is None and len(stored) == 1 else config.split
     if split is None or split not in stored:
         problem = "holds several splits" if split is None else f"has no split {split!r}"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from reroll.config.data import NamedColumns, RowSource
+from reroll.config.data import NamedColumnsConfig, RowSourceConfig
 from reroll.data.rows import BadRow
 from reroll.data.sources import Columns, check_messages, check_text, convert_rows, keys_of, read_messages, type_of
 from reroll.errors import DataError
@@ -35,7 +35,7 @@ class JudgedAnswer:
     is_good: bool
 
 
-def load_pairs(config: RowSource, *, with_margin: bool = False) -> list[Pair]:
+def load_pairs(config: RowSourceConfig, *, with_margin: bool = False) -> list[Pair]:
     """The pairs of one source, in file order; margins are read where asked for, and 0 where a row has none.
 
     Raises DataError if the source cannot be read, is empty or has bad rows; it names the first few of them at once.
@@ -54,7 +54,7 @@ def load_pairs(config: RowSource, *, with_margin: bool = False) -> list[Pair]:
     return convert_rows(config, to_pair)
 
 
-def load_judged(config: RowSource) -> list[JudgedAnswer]:
+def load_judged(config: RowSourceConfig) -> list[JudgedAnswer]:
     """The judged answers of one source, in file order. Errors are those of `load_pairs`."""
     table = _table(config, columns="answers and labels")
 
@@ -68,13 +68,13 @@ def load_judged(config: RowSource) -> list[JudgedAnswer]:
     return convert_rows(config, to_judged)
 
 
-def _table(config: RowSource, *, columns: str) -> NamedColumns:
-    if not isinstance(config, NamedColumns):
+def _table(config: RowSourceConfig, *, columns: str) -> NamedColumnsConfig:
+    if not isinstance(config, NamedColumnsConfig):
         raise DataError(f"{config.title}: has no {columns} (use a jsonl, parquet or datasets source)")
     return config
 
 
-def _read_prompt(row: Mapping[str, Any], table: NamedColumns) -> tuple[Message, ...]:
+def _read_prompt(row: Mapping[str, Any], table: NamedColumnsConfig) -> tuple[Message, ...]:
     columns = Columns(prompt=table.prompt_key, messages=table.messages_key, answer=table.answer_key)
     prompt = read_messages(row, columns, system=table.system)
     if prompt[-1]["role"] == "assistant":

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from reroll.config.data import DatasetsSource, JsonlSource, ParquetSource, RowSource
+from reroll.config.data import DatasetsSourceConfig, JsonlSourceConfig, ParquetSourceConfig, RowSourceConfig
 from reroll.data.hub import INSTALL_FIX, read_dataset
 from reroll.errors import DataError, RerollError
 
@@ -20,20 +20,20 @@ Row = Mapping[str, Any] | BadRow
 """A row by column name, or why it could not be read: one broken line must not hide the next."""
 
 
-def read_rows(config: RowSource) -> Iterator[tuple[str, Row]]:
+def read_rows(config: RowSourceConfig) -> Iterator[tuple[str, Row]]:
     """(place, row) pairs in file order, read as they are asked for. Raises DataError if the source as a whole is unusable."""
     match config:
-        case JsonlSource():
+        case JsonlSourceConfig():
             return _read_jsonl(config.path)
-        case ParquetSource():
+        case ParquetSourceConfig():
             return _read_parquet(config.path)
-        case DatasetsSource():
+        case DatasetsSourceConfig():
             return read_dataset(config)
         case _:
             return _read_code(config)
 
 
-def _read_code(config: RowSource) -> Iterator[tuple[str, Row]]:
+def _read_code(config: RowSourceConfig) -> Iterator[tuple[str, Row]]:
     """Rows that a kind's own code gives, or a user's. What it raises says what is wrong with the source."""
     try:
         for number, row in enumerate(config.make()):

@@ -9,7 +9,7 @@ from decimal import Decimal
 from itertools import islice
 from typing import Any, TypeVar
 
-from reroll.config.data import DataConfig, EnvSource, NamedColumns, RowSource, SourceConfig
+from reroll.config.data import DataConfig, EnvSourceConfig, NamedColumnsConfig, RowSourceConfig, SourceConfig
 from reroll.data.prompts import PromptSampler, PromptSource
 from reroll.data.rows import BadRow, read_rows
 from reroll.errors import DataError
@@ -42,10 +42,10 @@ def load_source(config: SourceConfig, *, id_prefix: str = "", first_index: int =
     A row's own system message (column `system`, or the first of its messages) stands in place of the source's. Raises
     DataError if the source cannot be read, is empty or has bad rows; the message names the first few bad rows at once.
     """
-    if isinstance(config, EnvSource):
+    if isinstance(config, EnvSourceConfig):
         return _instances(config, id_prefix=id_prefix, first_index=first_index)
-    if not isinstance(config, RowSource):
-        raise TypeError(f"{type(config).__name__} gives no rows: derive it from RowSource")
+    if not isinstance(config, RowSourceConfig):
+        raise TypeError(f"{type(config).__name__} gives no rows: derive it from RowSourceConfig")
     columns = Columns.of(config)
 
     def to_prompt(index: int, row: Mapping[str, Any]) -> Prompt:
@@ -63,7 +63,7 @@ def load_source(config: SourceConfig, *, id_prefix: str = "", first_index: int =
     return convert_rows(config, to_prompt)
 
 
-def _instances(config: EnvSource, *, id_prefix: str, first_index: int) -> list[Prompt]:
+def _instances(config: EnvSourceConfig, *, id_prefix: str, first_index: int) -> list[Prompt]:
     """The environment says what the policy is shown: a prompt carries only the seed."""
     seeds = range(config.first_seed, config.first_seed + min(config.num, config.limit or config.num))
     return [
@@ -72,7 +72,7 @@ def _instances(config: EnvSource, *, id_prefix: str, first_index: int) -> list[P
     ]
 
 
-def load_conversations(config: RowSource) -> list[tuple[Message, ...]]:
+def load_conversations(config: RowSourceConfig) -> list[tuple[Message, ...]]:
     """Conversations to learn from, each ending with the assistant's words.
 
     A row whose messages end otherwise is completed by its answer column. Errors are those of `load_source`.
@@ -102,7 +102,7 @@ def _load_all(configs: Sequence[SourceConfig], *, prefix: str) -> list[list[Prom
     return sources
 
 
-def convert_rows(config: RowSource, convert: Callable[[int, Mapping[str, Any]], T]) -> list[T]:
+def convert_rows(config: RowSourceConfig, convert: Callable[[int, Mapping[str, Any]], T]) -> list[T]:
     """`convert(index, row)` of every row. Raises DataError that names the first few rows for which it raises BadRow."""
     items: list[T] = []
     problems: list[str] = []
@@ -135,9 +135,9 @@ class Columns:
     """The answer stands after the last of these marks, if any are set."""
 
     @classmethod
-    def of(cls, config: RowSource) -> Columns:
+    def of(cls, config: RowSourceConfig) -> Columns:
         """The source's own names; generated rows have the default ones."""
-        if not isinstance(config, NamedColumns):
+        if not isinstance(config, NamedColumnsConfig):
             return cls()
         return cls(
             prompt=config.prompt_key,

@@ -6,7 +6,7 @@ import inspect
 from dataclasses import replace
 from typing import Any, cast
 
-from reroll.config.actions import ActionConfig, LastLineAction, RegexAction, TagAction
+from reroll.config.actions import ActionConfig, LastLineActionConfig, RegexActionConfig, TagActionConfig
 from reroll.envs.base import Env, InvalidAction, StepResult
 from reroll.runtime.patterns import last_match
 from reroll.types import Message
@@ -90,11 +90,11 @@ def parse_action(text: str, config: ActionConfig) -> str:
         text = _after_thinking(text)
     action: str | None
     match config:
-        case TagAction():
+        case TagActionConfig():
             action = last_tagged(text, config.tag)
-        case RegexAction():
+        case RegexActionConfig():
             action = (last_match(config.pattern, text) or "").strip()
-        case LastLineAction():
+        case LastLineActionConfig():
             action = last_line(text)
         case _:
             action = text.strip()
@@ -106,11 +106,11 @@ def parse_action(text: str, config: ActionConfig) -> str:
 def action_rule(config: ActionConfig) -> str:
     """What the policy is told about writing an action; empty if it may write as it likes."""
     match config:
-        case TagAction():
+        case TagActionConfig():
             return f"Write your action as <{config.tag}>...</{config.tag}>."
-        case LastLineAction():
+        case LastLineActionConfig():
             return "Write your action alone on the last line."
-        case RegexAction():
+        case RegexActionConfig():
             return config.rule
         case _:
             return ""

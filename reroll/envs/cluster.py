@@ -9,7 +9,15 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, NamedTuple, cast
 
-from reroll.config.envs import EnvConfig, EnvWorkersConfig, ImportEnv, InlineEnvs, ProcessEnvs, RayEnvs, TimedEnvs
+from reroll.config.envs import (
+    EnvConfig,
+    EnvWorkersConfig,
+    ImportEnvConfig,
+    InlineEnvsConfig,
+    ProcessEnvsConfig,
+    RayEnvsConfig,
+    TimedEnvsConfig,
+)
 from reroll.envs.base import LiveEnv, StepResult
 from reroll.envs.inline import InlineEnv
 from reroll.envs.make import env_name, import_problems
@@ -166,7 +174,7 @@ class EnvCluster:
         """Start workers until there are as many that take environments as there should be."""
         if self._runtime is None or self._is_closed:
             return
-        assert isinstance(self.config, TimedEnvs)
+        assert isinstance(self.config, TimedEnvsConfig)
         while sum(not handle.is_retired for handle in self._handles) < self._num_workers:
             handle = EnvHandle(self.config.timeout_s, on_hang=self._given_up, on_lost=self._replace)
             handle.start(self._runtime, self.envs, max_message_chars=self.config.max_message_chars)
@@ -424,11 +432,11 @@ class _RemoteEnv:
 def _workers_of(runtime: Runtime, config: EnvWorkersConfig) -> tuple[Runtime | None, int]:
     """Where the workers run, and how many there are; none for environments that run right here."""
     match config:
-        case InlineEnvs():
+        case InlineEnvsConfig():
             return None, 0
-        case ProcessEnvs():
+        case ProcessEnvsConfig():
             return ProcessRuntime(), config.num_workers or num_usable_cores()
-        case RayEnvs():
+        case RayEnvsConfig():
             if runtime.shares_memory:
                 fix = "set runtime.kind to ray, or env_workers.kind to processes"
                 raise ConfigError([Violation("env_workers.kind", "is ray, but the runtime is local", fix)])
@@ -438,7 +446,7 @@ def _workers_of(runtime: Runtime, config: EnvWorkersConfig) -> tuple[Runtime | N
 
 
 def _violation(domain: str, node: EnvConfig, why: str) -> Violation:
-    if isinstance(node, ImportEnv):
+    if isinstance(node, ImportEnvConfig):
         fix = "the folder of the YAML and the working directory are searched: correct the path, the options or the module"
         return Violation(f"envs.{domain}.env.path", f"{node.path} cannot be used: {why}", fix)
     fix = node.pip_line if node.packages else "mend or reinstall the package that it comes from"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from reroll.config.envs import EnvConfig, ImportEnv
+from reroll.config.envs import EnvConfig, ImportEnvConfig
 from reroll.envs.base import Env
 from reroll.errors import RerollError
 from reroll.runtime.children import last_lines
@@ -18,7 +18,7 @@ def make_env(node: EnvConfig) -> Env:
 
 def env_name(node: EnvConfig) -> str:
     """How messages call it: a user's class by its path, all others by their kind."""
-    return node.path if isinstance(node, ImportEnv) else node.kind
+    return node.path if isinstance(node, ImportEnvConfig) else node.kind
 
 
 def import_problems(nodes: Mapping[str, EnvConfig]) -> dict[str, str]:

@@ -95,6 +95,7 @@ class InferWorker:
         lora: LoraConfig | None = None,
         cache_gib: float | None = None,
         external: ExternalEngineConfig | None = None,
+        reads_again: bool = False,
     ) -> None:
         """After every `report_every` steps it tells what was written for requests that have not ended. `cache_gib`: what the
         embedded engine may hold in its cache. `external`: that engine, with these settings; None is the embedded one."""
@@ -105,8 +106,13 @@ class InferWorker:
             engine = opened.open(model, external, precision=precision, device=info.device, lora=lora)
         else:
             policy = load_model(model, dtype=DTYPES[precision], device=info.device, lora=lora)
-            cache_bytes = None if cache_gib is None else int(cache_gib * 2**30)
-            engine = EmbeddedEngine(policy, load_tokenizer(model), max_running=max_running, cache_bytes=cache_bytes)
+            engine = EmbeddedEngine(
+                policy,
+                load_tokenizer(model),
+                max_running=max_running,
+                cache_bytes=None if cache_gib is None else int(cache_gib * 2**30),
+                reads_again=reads_again,
+            )
         self._start(engine, max_running=max_running, report_every=report_every)
 
     def _start(self, engine: Engine, *, max_running: int, report_every: int = REPORT_EVERY) -> None:

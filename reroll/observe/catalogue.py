@@ -277,5 +277,15 @@ CATALOGUE: dict[str, tuple[MetricDoc, ...]] = {
         ("eval/divergence", None, "nats a token", "`pipeline: distill`: from the teacher."),
         *((f"eval/{name}", None, unit, f"As `train/{name}`, of held-out rows.") for name, unit in _OF_PREFERENCES.items()),
     ),
+    "Replays": _docs(
+        ("replay/drawn_tokens", "sum", "tokens", "`reroll replay --draw`: drawn again by the weights that wrote them."),
+        ("replay/differing_tokens", "sum", "tokens", "Of these, from the first of a completion that came out otherwise on."),
+        (
+            "replay/logp_gap_max",
+            "max",
+            "nats",
+            "How far log-probs are apart, then and now, at most.",
+        ),
+    ),
 }
 """By what one looks for."""

@@ -13,7 +13,7 @@ from reroll.data.sources import load_eval, load_train
 from reroll.infer.cluster import InferCluster
 from reroll.models.load import Head, shared_vocabulary
 from reroll.observe.journal import JOURNAL_FOLDER, Journal
-from reroll.pipeline.episode_runner import EpisodeRunner, open_episode_runner
+from reroll.pipeline.episode_runner import EpisodeRunner, open_episode_runner, spawn_engine
 from reroll.pipeline.planner import assign_devices
 from reroll.pipeline.resume import sampling_fingerprint
 from reroll.pipeline.spawn import reference_of, spawn_model, train_devices
@@ -72,17 +72,7 @@ async def build_rlvr(config: RlvrConfig, *, folder: Path, code_folder: Path, att
         config = assign_devices(config, num_gpus=runtime.num_gpus)
         episode_runner = await stack.enter_async_context(open_episode_runner(config, runtime, code_folder, run_folder=folder))
         policy = await _policy(config, runtime)
-        # With a staleness budget the engine writes while the policy is updated: it needs weights of its own.
-        snapshot = runtime.shares_memory and config.rollout.max_staleness > 0
-        weights = WeightSync(
-            policy,
-            episode_runner.engine,
-            config.weights,
-            share_memory=runtime.shares_memory,
-            snapshot=snapshot,
-            host=runtime.host,
-            folder=folder / "weights",
-        )
+        weights = _weight_sync(config, runtime, policy, episode_runner.engine, folder)
         journal = stack.enter_context(_journal(config, folder, episode_runner, attempt))
         kept = replace(episode_runner, generate=TokenKeeper(journal, episode_runner.engine.generate).generate)
         rollouts = RolloutScheduler(
@@ -109,21 +99,53 @@ async def build_rlvr(config: RlvrConfig, *, folder: Path, code_folder: Path, att
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayComponents(LearningModels):
+    """The components of a replay."""
+
+    engine: InferCluster | None
+    """Where samples are drawn again."""
+    weights: WeightSync | None
+
+
 @asynccontextmanager
-async def build_learner(config: RlvrConfig) -> AsyncIterator[LearningModels]:
-    """The models of an RL run that draws no samples, while their workers live."""
+async def build_replay(config: RlvrConfig, *, folder: Path, draw: bool) -> AsyncIterator[ReplayComponents]:
+    """The components of a replay, while their workers live; with an engine if samples are to be drawn again."""
     _check_vocabularies(config)
-    async with make_runtime(config.runtime) as runtime:
+    async with AsyncExitStack() as stack:
+        runtime = await stack.enter_async_context(make_runtime(config.runtime))
         config = assign_devices(config, num_gpus=runtime.num_gpus)
-        policy = await _policy(config, runtime)
-        yield LearningModels(
+        policy, engine, weights = await _policy(config, runtime), None, None
+        devices = DeviceMap({"policy": train_devices(runtime, config.policy)})
+        if draw:
+            engine = await spawn_engine(runtime, config.engine, config.policy)
+            stack.push_async_callback(engine.close)
+            weights = _weight_sync(config, runtime, policy, engine, folder)
+            devices = _device_map(config, runtime, policy, engine)
+        yield ReplayComponents(
             config=config,
             policy=policy,
             reference=await _reference(config, runtime, policy),
             critic=await _critic(config, runtime, policy),
             teachers=await open_teachers(config, runtime),
-            devices=DeviceMap({"policy": train_devices(runtime, config.policy)}),
+            devices=devices,
+            engine=engine,
+            weights=weights,
         )
+
+
+def _weight_sync(config: RlvrConfig, runtime: Runtime, policy: TrainCluster, engine: InferCluster, folder: Path) -> WeightSync:
+    # With a staleness budget the engine writes while the policy is updated: it needs weights of its own.
+    snapshot = runtime.shares_memory and config.rollout.max_staleness > 0
+    return WeightSync(
+        policy,
+        engine,
+        config.weights,
+        share_memory=runtime.shares_memory,
+        snapshot=snapshot,
+        host=runtime.host,
+        folder=folder / "weights",
+    )
 
 
 def _check_vocabularies(config: RlvrConfig) -> None:

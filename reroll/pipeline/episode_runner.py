@@ -8,8 +8,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from reroll.config.envs import EnvDomain, InlineEnvs
-from reroll.config.parts import EmbeddedEngineConfig, EngineConfig, EvalConfig, ExternalEngineConfig, PolicyConfig
+from reroll.config.envs import EnvDomainConfig, InlineEnvsConfig
+from reroll.config.parts import (
+    EmbeddedEngineConfig,
+    EngineConfig,
+    EvalConfig,
+    ExternalEngineConfig,
+    PolicyConfig,
+    RolloutConfig,
+)
 from reroll.config.tree import RlvrConfig
 from reroll.envs.actions import AsyncParsed
 from reroll.envs.base import LiveEnv, SingleTurn
@@ -50,15 +57,7 @@ class EpisodeRunner:
     async def episode(self, prompt: Prompt, id: str, seed: int, *, temperature: float | None = None) -> Trajectory:
         """One episode with the policy, sampled as the config says (or at another temperature)."""
         rollout = self.config.rollout.of(prompt.domain)
-        sampling = SamplingParams(
-            max_tokens=rollout.max_tokens,
-            min_tokens=rollout.min_tokens,
-            temperature=rollout.temperature if temperature is None else temperature,
-            top_p=rollout.top_p,
-            top_k=rollout.top_k,
-            stop=tuple(rollout.stop),
-            seed=seed,
-        )
+        sampling = sampling_of(rollout, seed=seed, temperature=temperature)
         if prompt.domain in self.agents:
             return await self._agent_episode(prompt, id, sampling)
         entry = self.config.envs.get(prompt.domain)
@@ -126,10 +125,23 @@ class EpisodeRunner:
         return await evaluate(prompts, episode, self.score, settings=settings, seed=seed, on_done=on_done)
 
 
+def sampling_of(rollout: RolloutConfig, *, seed: int, temperature: float | None = None) -> SamplingParams:
+    """How a domain's samples are drawn, or at another temperature."""
+    return SamplingParams(
+        max_tokens=rollout.max_tokens,
+        min_tokens=rollout.min_tokens,
+        temperature=rollout.temperature if temperature is None else temperature,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k,
+        stop=tuple(rollout.stop),
+        seed=seed,
+    )
+
+
 class LiveParsed(AsyncParsed):
     """A live environment for a policy that writes its actions as its domain's config says."""
 
-    def __init__(self, env: LiveEnv, config: EnvDomain) -> None:
+    def __init__(self, env: LiveEnv, config: EnvDomainConfig) -> None:
         super().__init__(env, config.actions, format_penalty=config.format_penalty)
 
     async def reset(self) -> tuple[Message, ...]:  # type: ignore[override]
@@ -157,7 +169,7 @@ async def open_episode_runner(
         )
         stack.push_async_callback(rewards.close)
         nodes = {domain: entry.env for domain, entry in config.envs.items()}
-        envs = await EnvCluster.start(runtime, config.env_workers if nodes else InlineEnvs(kind="inline"), nodes)
+        envs = await EnvCluster.start(runtime, config.env_workers if nodes else InlineEnvsConfig(kind="inline"), nodes)
         stack.push_async_callback(envs.close)
         engine = await spawn_engine(runtime, config.engine, config.policy)
         stack.push_async_callback(engine.close)
@@ -199,5 +211,6 @@ async def spawn_engine(runtime: Runtime, engine: EngineConfig, policy: PolicyCon
         lora=policy.lora,
         cache_gib=engine.cache_gib if isinstance(engine, EmbeddedEngineConfig) else None,
         external=engine if isinstance(engine, ExternalEngineConfig) else None,
+        reads_again=engine.reads_again,
     )
     return InferCluster(workers)

@@ -13,13 +13,13 @@ from transformers import PreTrainedTokenizerBase
 
 from reroll.config.parts import FixedModelConfig
 from reroll.config.reward_base import RewardConfig
-from reroll.config.reward_judge import HostedJudge, JudgeReward, ModelReward
+from reroll.config.reward_hosted import HostedJudgeConfig, ModelRewardConfig, OpenedRewardConfig
 from reroll.config.rewards import walk
 from reroll.infer.cluster import CONCURRENCY, InferCluster
 from reroll.infer.worker import InferWorker
 from reroll.models.load import load_tokenizer
 from reroll.pipeline.spawn import spawn_fixed
-from reroll.rewards.judge import Answer, Complete, Unreadable
+from reroll.rewards.hosted import Answer, Complete, Unreadable
 from reroll.rewards.reward_model import Ids, ScoreModel
 from reroll.runtime.base import Placement, Runtime
 from reroll.tokens.batch import pack
@@ -37,21 +37,21 @@ async def open_hosts(
     hosts: dict[str, Complete | ScoreModel] = {}
     shared: dict[str, Complete | ScoreModel] = {}
     for name, node in walk(configs):
-        if isinstance(node, JudgeReward) and isinstance(node.model, HostedJudge):
-            key = node.model.model_dump_json()
-            if key not in shared:
-                shared[key] = await _host_judge(node.model, name, runtime, stack)
-        elif isinstance(node, ModelReward):
+        if isinstance(node, ModelRewardConfig):
             key = node.model_dump_json(include={"model", "strategy", "devices", "score_at"})
             if key not in shared:
                 shared[key] = await _host_reward_model(node, name, runtime, stack)
+        elif isinstance(node, OpenedRewardConfig) and node.hosted is not None:
+            key = node.hosted.model_dump_json()
+            if key not in shared:
+                shared[key] = await _host_judge(node.hosted, name, runtime, stack)
         else:
             continue
         hosts[name] = shared[key]
     return hosts
 
 
-async def _host_judge(config: HostedJudge, name: str, runtime: Runtime, stack: AsyncExitStack) -> HostedModel:
+async def _host_judge(config: HostedJudgeConfig, name: str, runtime: Runtime, stack: AsyncExitStack) -> HostedModel:
     tokenizer = load_tokenizer(config.model)
     renderer = Renderer(tokenizer)
     devices = runtime.devices(config.devices)
@@ -93,7 +93,7 @@ class HostedModel:
         """The engine is closed by whoever started it: other rewards may share it."""
 
 
-async def _host_reward_model(config: ModelReward, name: str, runtime: Runtime, stack: AsyncExitStack) -> ScoreModel:
+async def _host_reward_model(config: ModelRewardConfig, name: str, runtime: Runtime, stack: AsyncExitStack) -> ScoreModel:
     tokenizer = load_tokenizer(config.model)
     renderer, escape = Renderer(tokenizer), SpecialTokenEscaper(tokenizer)
     fixed = FixedModelConfig(model=config.model, strategy=config.strategy, devices=config.devices)

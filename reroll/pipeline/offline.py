@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from reroll.config.data import RowSource
+from reroll.config.data import RowSourceConfig
 from reroll.config.offline import OfflineConfig
 from reroll.data.sampler import Sampler
 from reroll.errors import DataError
@@ -99,11 +99,11 @@ class Tokeniser:
         return sft_sample(ids, mask)
 
 
-def load_rows(config: OfflineConfig, rows_of: Callable[[RowSource, Tokeniser], list[R]]) -> tuple[Sampler[R], list[R]]:
+def load_rows(config: OfflineConfig, rows_of: Callable[[RowSourceConfig, Tokeniser], list[R]]) -> tuple[Sampler[R], list[R]]:
     """What `rows_of` makes of each source of `config.data`: to train on, and held out."""
     renderer = Renderer(load_tokenizer(config.policy.model))
 
-    def rows(part: str, index: int, source: RowSource) -> list[R]:
+    def rows(part: str, index: int, source: RowSourceConfig) -> list[R]:
         return rows_of(source, Tokeniser(renderer, config.max_tokens, f"data.{part}.{index}"))
 
     sources = [(rows("train", index, source), source.weight) for index, source in enumerate(config.data.train)]

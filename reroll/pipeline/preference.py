@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from reroll.algo.preference import kto_reference_point
-from reroll.config.data import RowSource
+from reroll.config.data import RowSourceConfig
 from reroll.config.offline import OfflineConfig
 from reroll.config.preference import DpoConfig, KtoLossConfig, PairLossConfig, RewardModelConfig
 from reroll.data.pairs import load_judged, load_pairs
@@ -189,7 +189,7 @@ def mismatched(batch: Batch) -> Batch:
     return pack(samples)
 
 
-def pair_rows(source: RowSource, tokeniser: Tokeniser, *, with_margin: bool = False) -> list[PairRow]:
+def pair_rows(source: RowSourceConfig, tokeniser: Tokeniser, *, with_margin: bool = False) -> list[PairRow]:
     """The pairs of a source in tokens."""
     return [
         PairRow(
@@ -201,7 +201,7 @@ def pair_rows(source: RowSource, tokeniser: Tokeniser, *, with_margin: bool = Fa
     ]
 
 
-def judged_rows(source: RowSource, tokeniser: Tokeniser) -> list[JudgedRow]:
+def judged_rows(source: RowSourceConfig, tokeniser: Tokeniser) -> list[JudgedRow]:
     """The judged answers of a source in tokens."""
     return [
         JudgedRow(sample=_answered(tokeniser, number, row.prompt, row.answer), is_good=row.is_good)

@@ -21,7 +21,7 @@ from reroll.config.advantages import ImportAdvantageConfig
 from reroll.config.agents import FunctionAgentConfig
 from reroll.config.imports import import_object
 from reroll.config.losses import ImportLossConfig
-from reroll.config.rewards import ImportReward, walk
+from reroll.config.rewards import ImportRewardConfig, walk
 from reroll.config.tree import RlvrConfig
 from reroll.errors import RerollError, Violation
 from reroll.runtime.children import last_lines
@@ -80,7 +80,7 @@ def _describe(error: BaseException) -> str:
 def _attempts(config: RlvrConfig) -> Iterator[tuple[str, Attempt]]:
     """(path, attempt) of everything in the tree that is code of the user's."""
     for name, reward in walk(config.rewards):
-        if isinstance(reward, ImportReward):
+        if isinstance(reward, ImportRewardConfig):
             yield f"rewards.{name}.path", partial(_try_reward, reward)
     for domain, entry in config.envs.items():
         for where, attempt in entry.env.rehearsals():
@@ -94,7 +94,7 @@ def _attempts(config: RlvrConfig) -> Iterator[tuple[str, Attempt]]:
         yield "loss.path", partial(_try_loss, config.loss)
 
 
-def _try_reward(node: ImportReward) -> None:
+def _try_reward(node: ImportRewardConfig) -> None:
     from reroll.rewards.verifiers import make_judge
 
     make_judge(node)

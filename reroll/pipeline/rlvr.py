@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 import torch
 
@@ -75,6 +75,7 @@ class GroupLearner(Pipeline[RlvrConfig]):
             stats = advantage_stats(batch) + self.kl_stats(kl)  # The coefficient that the rewards of this step were charged.
             self.update_kl_coef(kl, num_samples=len(batch))  # The policy is trained with the new one.
             stats += await self.update(batch.without_untrained(), step)
+            await self.check_sampler(stats, batch, episodes, groups, step)
             await self.sync_reference(num_steps=step + 1)
             return stats
 
@@ -83,6 +84,10 @@ class GroupLearner(Pipeline[RlvrConfig]):
         config, reference = self.config.reference, self.parts.reference
         if reference is not None and config.sync_every and num_steps % config.sync_every == 0:
             await reference.follow(self.policy, share=config.mix)
+
+    async def check_sampler(self, stats: Stats, batch: Batch, episodes: Episodes, groups: Sequence[Group], step: int) -> None:
+        """Look at how far the samples' log-probs are from the policy's: whoever draws them by its weights knows how far they
+        may be."""
 
     def with_temperature(self, batch: Batch, episodes: Episodes, groups: Sequence[Group]) -> Batch:
         """The batch at the temperature it was drawn at: one number, or that of each token where domains differ."""
@@ -232,23 +237,18 @@ class RlvrPipeline(GroupLearner):
         swapped = Stats({"time/swap_s": Last(self.parts.devices.take_swap_s())})
         return waited + swapped + trained + pushed + rollout_stats(groups) + self._component_stats()
 
-    async def learn(self, batch: Batch, episodes: Episodes, groups: Sequence[Group], step: int) -> Stats:
-        """As every learner; what an engine wrote must be what the policy would have said."""
-        stats = await super().learn(batch, episodes, groups, step)
-        if alarm := guard.alarm_of(stats, self.config):
-            await self._raise_mismatch(alarm, batch, episodes, groups, step)
-        return stats
-
-    async def _raise_mismatch(
-        self, alarm: guard.Alarm, batch: Batch, episodes: Episodes, groups: Sequence[Group], step: int
-    ) -> NoReturn:
-        """Look at the batch again, and say what is wrong with it."""
-        async with self.parts.devices.lease("policy"):
-            evidence = await guard.gather_evidence(self.policy, batch, has_adapter=self.config.policy.lora is not None)
+    async def check_sampler(self, stats: Stats, batch: Batch, episodes: Episodes, groups: Sequence[Group], step: int) -> None:
+        """Raise SamplerMismatch if the update saw log-probs that the policy cannot have drawn. The batch is then looked at
+        again, to say which."""
+        alarm = guard.alarm_of(stats, self.config)
+        if alarm is None:
+            return
+        evidence = await guard.gather_evidence(self.policy, batch, has_adapter=self.config.policy.lora is not None)
         prompts = [groups[group].prompt.id for group in episodes.group.tolist()]
+        rows = episodes.spread(torch.arange(len(prompts)))
         decode = partial(self.parts.episode_runner.renderer.decode, with_special=True)
-        names = guard.TokenNames(prompts=prompts, episode=episodes.spread(torch.arange(len(prompts))), decode=decode)
-        raise SamplerMismatch(guard.report(alarm, evidence, batch, names, version=step))
+        named = guard.TokenNames(prompts=prompts, episode=rows, decode=decode)
+        raise SamplerMismatch(guard.report(alarm, evidence, batch, named, version=step))
 
     def warn_without_signal(self, groups: Sequence[Group], trained: Stats) -> None:
         """Say so, once for each time it comes to that, when steps in a row leave the policy where it was."""

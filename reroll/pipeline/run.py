@@ -71,9 +71,9 @@ def train(
             except RerollError as error:
                 if not restarts.heal(error):
                     raise
-                told = restarts.told(str(error).partition(". ")[0])
-            log.warning(told)
-            notes, resume, overwrite = [told], True, False
+                what = str(error).partition(". ")[0]
+            log.warning(restarts.told(what))
+            notes, resume, overwrite = [f"restart {restarts.num}: {what}"], True, False
             gc.collect()  # The error held on to all that the run was made of.
             time.sleep(restarts.pause_s)
 

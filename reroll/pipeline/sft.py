@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Self
 
-from reroll.config.data import RowSource
+from reroll.config.data import RowSourceConfig
 from reroll.config.offline import SftConfig
 from reroll.data.sources import load_conversations
 from reroll.observe.metrics import Last, Stats
@@ -50,6 +50,6 @@ class SftPipeline(OfflinePipeline[SftConfig, Sample]):
         return Stats({name: stats[name] for name in stats if name in SHOWN or name == "tokens" or name.startswith("time/")})
 
 
-def imitation_rows(source: RowSource, tokeniser: Tokeniser) -> list[Sample]:
+def imitation_rows(source: RowSourceConfig, tokeniser: Tokeniser) -> list[Sample]:
     """The conversations of a source in tokens, with the loss on all that the assistant says."""
     return [tokeniser.row(number, conversation) for number, conversation in enumerate(load_conversations(source), start=1)]

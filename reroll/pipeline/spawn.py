@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from reroll.config.parts import FixedModelConfig, ModelConfig
-from reroll.config.strategy import RanksStrategy
+from reroll.config.strategy import RanksStrategyConfig
 from reroll.models.load import Head
 from reroll.runtime.base import Placement, Runtime
 from reroll.training.cluster import TrainCluster, TrainWorker
@@ -30,7 +30,7 @@ async def spawn_model(
 def train_devices(runtime: Runtime, config: FixedModelConfig) -> tuple[str, ...]:
     """The device of each of a model's workers."""
     devices = runtime.devices(config.devices)
-    if not isinstance(config.strategy, RanksStrategy):
+    if not isinstance(config.strategy, RanksStrategyConfig):
         return devices[:1]
     num_ranks = config.strategy.num_ranks or len(devices)
     if devices == ("cpu",):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reroll.config.data import JsonlSource, NamedColumns, ParquetSource
+from reroll.config.data import JsonlSourceConfig, NamedColumnsConfig, ParquetSourceConfig
 from reroll.config.load_part import AskedReward
 from reroll.config.rewards import RewardWorkersConfig, walk, wants_host
 from reroll.data.sources import load_source
@@ -65,7 +65,9 @@ def row_in_file(asked: AskedReward, place: str) -> Prompt:
         raise DataError(f"{place}: rows are counted from 1")
     given: dict[str, Any] = {"path": Path(file), "limit": index, **_columns(asked)}
     is_parquet = file.endswith(".parquet")
-    prompts = load_source(ParquetSource(kind="parquet", **given) if is_parquet else JsonlSource(kind="jsonl", **given))
+    prompts = load_source(
+        ParquetSourceConfig(kind="parquet", **given) if is_parquet else JsonlSourceConfig(kind="jsonl", **given)
+    )
     if len(prompts) < index:
         raise DataError(f"{file} has {len(prompts)} rows: there is no row {index}")
     return prompts[index - 1]
@@ -97,6 +99,6 @@ def first_row(asked: AskedReward) -> Prompt:
 
 def _columns(asked: AskedReward) -> Mapping[str, Any]:
     """The domain, and what the columns of its rows are called."""
-    table = next((source for source in asked.sources if isinstance(source, NamedColumns)), None)
+    table = next((source for source in asked.sources if isinstance(source, NamedColumnsConfig)), None)
     named = table.model_dump(include={"prompt_key", "messages_key", "answer_key", "answer_after", "system"}) if table else {}
     return {"domain": asked.name, **named}

@@ -6,6 +6,8 @@ import inspect
 import math
 import numbers
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -14,6 +16,20 @@ from reroll.errors import RewardError, RewardRaised
 from reroll.observe.metrics import Stats
 from reroll.runtime.children import last_lines, place_of
 from reroll.types import Prompt, Score, Trajectory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardContext:
+    """What a reward that lives as long as the run (`OpenedRewardConfig`) is told of it."""
+
+    name: str
+    """Its path in the config, below `rewards`."""
+    host: Any = None
+    """The model that the run hosts for it: a `hosted.Complete`, or a `reward_model.ScoreModel`."""
+    config_folder: Path | None = None
+    """Where the YAML lies; None: there is none."""
+    run_folder: Path | None = None
+    """What it remembers beyond the run belongs here; None: there is no run."""
 
 
 class Verifier(Protocol):

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from reroll.config.reward_base import InProcess, RewardConfig
-from reroll.config.rewards import ImportReward, RewardWorkersConfig, needs_process, walk
+from reroll.config.reward_base import InProcessRewardConfig, RewardConfig
+from reroll.config.rewards import ImportRewardConfig, RewardWorkersConfig, needs_process, walk
 from reroll.errors import ConfigError, RewardError, RewardRaised, Violation
 from reroll.observe.metrics import Stats
 from reroll.rewards.base import Closes, Reports, Reward, ask
@@ -20,7 +20,7 @@ from reroll.runtime.base import Runtime
 from reroll.types import Prompt, Score, Trajectory
 
 if TYPE_CHECKING:  # They load what only runs with judges need.
-    from reroll.rewards.judge import Complete
+    from reroll.rewards.hosted import Complete
     from reroll.rewards.reward_model import ScoreModel
 
 
@@ -117,7 +117,7 @@ async def _start_workers(
     config_folder: Path | None,
     meter: RewardMeter,
 ) -> RewardWorkers | None:
-    nodes = {name: node for name, node in walk(configs) if isinstance(node, InProcess) and needs_process(node)}
+    nodes = {name: node for name, node in walk(configs) if isinstance(node, InProcessRewardConfig) and needs_process(node)}
     if not nodes:
         return None
     search_path = [os.path.abspath(folder) for folder in (config_folder, Path.cwd()) if folder is not None]
@@ -131,8 +131,8 @@ async def _start_workers(
     return started
 
 
-def _violation(name: str, node: InProcess, why: str) -> Violation:
-    if isinstance(node, ImportReward):
+def _violation(name: str, node: InProcessRewardConfig, why: str) -> Violation:
+    if isinstance(node, ImportRewardConfig):
         fix = "the folder of the YAML and the working directory are searched: correct the path, the options or the module"
         return Violation(f"rewards.{name}.path", f"{node.path} cannot be used: {why}", fix)
     return Violation(

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from reroll.config.reward_base import RewardConfig
-from reroll.config.reward_judge import JudgeReward, ModelReward
-from reroll.config.rewards import CascadeReward, StackReward, needs_process, nested_in
-from reroll.rewards.base import Inline, Reward
+from reroll.config.reward_hosted import OpenedRewardConfig
+from reroll.config.rewards import CascadeRewardConfig, StackRewardConfig, needs_process, nested_in
+from reroll.rewards.base import Inline, Reward, RewardContext
 from reroll.rewards.stack import Cascade, Stack
 from reroll.rewards.verifiers import make_judge
 from reroll.rewards.workers import Remote, RewardWorkers
 
 if TYPE_CHECKING:  # They load what only runs with judges need.
-    from reroll.rewards.judge import Complete
+    from reroll.rewards.hosted import Complete
     from reroll.rewards.reward_model import ScoreModel
 
 
@@ -42,20 +42,17 @@ class Maker:
         return reward
 
     def _reward(self, name: str, node: RewardConfig, nested: list[Reward]) -> Reward:
-        host: Any = self.hosts.get(name)
         match node:
-            case StackReward():
+            case StackRewardConfig():
                 return Stack(node, dict(zip(node.parts, nested, strict=True)))
-            case CascadeReward():
+            case CascadeRewardConfig():
                 return Cascade(node, nested)
-            case JudgeReward():
-                from reroll.rewards.judge import open_judge
-
-                return open_judge(name, node, host=host, run_folder=self.run_folder, config_folder=self.config_folder)
-            case ModelReward():
-                from reroll.rewards.reward_model import RewardModel
-
-                return RewardModel(node, host)
+            case OpenedRewardConfig():
+                context = RewardContext(
+                    name=name, host=self.hosts.get(name), config_folder=self.config_folder, run_folder=self.run_folder
+                )
+                opened: Reward = node.implementation()(node, context)
+                return opened
         if needs_process(node):
             assert self.workers is not None  # They were started for it.
             return Remote(name, self.workers)

@@ -6,7 +6,7 @@ import re
 from collections import deque
 from fractions import Fraction
 
-from reroll.config.reward_match import ExactReward, NumericReward, RegexReward
+from reroll.config.reward_match import ExactRewardConfig, NumericRewardConfig, RegexRewardConfig
 from reroll.errors import RewardError
 from reroll.types import Prompt, Score, Trajectory
 
@@ -22,7 +22,7 @@ _MAX_DIGITS = 400
 class Exact:
     """Equal to the reference answer after stripping spaces."""
 
-    def __init__(self, config: ExactReward) -> None:
+    def __init__(self, config: ExactRewardConfig) -> None:
         self._config = config
 
     def __call__(self, prompt: Prompt, trajectory: Trajectory) -> Score:
@@ -39,7 +39,7 @@ class Exact:
 class Numeric:
     """The last number in the text equals the reference number. Exact arithmetic: no digit is lost however long the number."""
 
-    def __init__(self, config: NumericReward) -> None:
+    def __init__(self, config: NumericRewardConfig) -> None:
         self._config = config
         self._tolerance = Fraction(repr(config.tolerance))
         self._relative_tolerance = Fraction(repr(config.relative_tolerance))
@@ -60,7 +60,7 @@ class Numeric:
 class Regex:
     """The text matches a pattern. The pattern is the user's and may take for ever: runs where it can be killed."""
 
-    def __init__(self, config: RegexReward) -> None:
+    def __init__(self, config: RegexRewardConfig) -> None:
         self._config = config
         self._pattern = re.compile(config.pattern)
 

@@ -10,7 +10,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
-from reroll.config.reward_judge import ModelReward
+from reroll.config.reward_hosted import ModelRewardConfig
+from reroll.rewards.base import RewardContext
 from reroll.rewards.transcript import conversation
 from reroll.types import Message, Prompt, Score, Trajectory
 
@@ -107,7 +108,7 @@ class ScoreModel:
 class RewardModel:
     """The score that a model gives to the whole conversation."""
 
-    def __init__(self, config: ModelReward, model: ScoreModel) -> None:
+    def __init__(self, config: ModelRewardConfig, model: ScoreModel) -> None:
         self._config = config
         self._model = model
 
@@ -121,6 +122,11 @@ class RewardModel:
             low, high = config.clip
             value = min(max(value, low), high)
         return Score(value=value)
+
+
+def open_reward_model(config: ModelRewardConfig, context: RewardContext) -> RewardModel:
+    """The reward over the model that the run hosts for it."""
+    return RewardModel(config, context.host)
 
 
 def _sigmoid(value: float) -> float:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 
-from reroll.config.rewards import CascadeReward, EarnedReward, StackReward
+from reroll.config.rewards import CascadeRewardConfig, EnvRewardConfig, StackRewardConfig
 from reroll.errors import RewardError
 from reroll.rewards.base import Reward, ask
 from reroll.types import Prompt, Score, Trajectory
@@ -15,7 +15,7 @@ from reroll.types import Prompt, Score, Trajectory
 class Stack:
     """The weighted sum of its parts, which judge at the same time. If one cannot judge, none of it counts."""
 
-    def __init__(self, config: StackReward, parts: Mapping[str, Reward]) -> None:
+    def __init__(self, config: StackRewardConfig, parts: Mapping[str, Reward]) -> None:
         self._config = config
         self._parts = parts
 
@@ -47,7 +47,7 @@ class Cascade:
     It is one reward, whoever decides: what its steps said is told, but is no part of it.
     """
 
-    def __init__(self, config: CascadeReward, steps: Sequence[Reward]) -> None:
+    def __init__(self, config: CascadeRewardConfig, steps: Sequence[Reward]) -> None:
         self._threshold = config.threshold
         self._steps = steps
 
@@ -68,10 +68,10 @@ class Cascade:
         return Score(value=score.value, info=info, answer=_answer(reversed(scores.values())))
 
 
-class Earned:
+class EnvReward:
     """What the environment gave, or the agent reported."""
 
-    def __init__(self, config: EarnedReward) -> None:
+    def __init__(self, config: EnvRewardConfig) -> None:
         pass
 
     def __call__(self, prompt: Prompt, trajectory: Trajectory) -> Score:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any
 
-from reroll.config.reward_base import InProcess
+from reroll.config.reward_base import InProcessRewardConfig
 from reroll.errors import RewardError
 from reroll.rewards.base import as_score, raised
 from reroll.rewards.memory import MemoryLimit, Spent
@@ -25,7 +25,7 @@ Case = tuple[Prompt, Trajectory]
 class RewardWorker:
     """Judges by every reward, one case after the other. Whoever calls it sees to it that it does not take for ever."""
 
-    def __init__(self, info: WorkerInfo, rewards: Mapping[str, InProcess], *, search_path: Sequence[str]) -> None:
+    def __init__(self, info: WorkerInfo, rewards: Mapping[str, InProcessRewardConfig], *, search_path: Sequence[str]) -> None:
         """`rewards` by name. `search_path`: where modules of the user's are found."""
         self._configs = rewards
         self._search_path = search_path

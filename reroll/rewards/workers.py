@@ -10,7 +10,7 @@ from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from reroll.config.reward_base import InProcess
+from reroll.config.reward_base import InProcessRewardConfig
 from reroll.config.rewards import RewardWorkersConfig
 from reroll.errors import RerollError, RewardError, RewardLost, WorkerDied, WorkerTimeout
 from reroll.rewards.base import raised
@@ -77,7 +77,7 @@ class RewardWorkers:
     def __init__(
         self,
         workers: Workers[RewardWorker],
-        rewards: Mapping[str, InProcess],
+        rewards: Mapping[str, InProcessRewardConfig],
         *,
         num_shared: int,
         meter: RewardMeter,
@@ -107,7 +107,7 @@ class RewardWorkers:
     async def start(
         cls,
         runtime: Runtime,
-        rewards: Mapping[str, InProcess],
+        rewards: Mapping[str, InProcessRewardConfig],
         config: RewardWorkersConfig,
         *,
         search_path: Sequence[str],
@@ -225,7 +225,8 @@ class RewardWorkers:
         except WorkerTimeout:
             raise _JudgingLost(f"the reward took longer than {timeout_s:g} s judging: killed", is_replaced=True) from None
         except WorkerDied as died:
-            raise _JudgingLost(f"the reward's process {died.how} while judging", is_cause=died.had_read) from None
+            is_cause = None if died.had_read and died.was_killed else died.had_read
+            raise _JudgingLost(f"the reward's process {died.how} while judging", is_cause=is_cause) from None
         except Exception as error:  # It cannot be sent, perhaps.
             raise _JudgingLost(str(raised(error))) from error
 

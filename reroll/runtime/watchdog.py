@@ -76,9 +76,9 @@ def print_stacks_when_asked() -> None:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process of this machine was stopped by a signal. False where that cannot be told."""
+    """Whether a process of this machine was stopped by a signal, not by a debugger. False where that cannot be told."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
     except OSError:
         return False
 

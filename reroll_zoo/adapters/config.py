@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from reroll.config.env_base import EnvConfig
-from reroll_zoo.sandbox.config import LocalSandbox
+from reroll_zoo.sandbox.config import LocalSandboxConfig
 
 
 class GymnasiumConfig(EnvConfig):
@@ -69,7 +69,7 @@ class GemConfig(EnvConfig):
     """Passed to `gem.make`."""
     boxed: bool = True
     """Put an action into `\\boxed{…}`, where GEM's games and maths look for it, unless the policy did. Turn off for code."""
-    sandbox: LocalSandbox = LocalSandbox()
+    sandbox: LocalSandboxConfig = LocalSandboxConfig()
     """Where programs run, and answers that GEM's judges run as code. Installed packages are importable there in any case."""
 
 

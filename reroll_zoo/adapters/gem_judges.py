@@ -12,7 +12,7 @@ from reroll_zoo.guarded.contained import ContainedScorer
 from reroll_zoo.guarded.reasoning_gym import TaskScorer
 from reroll_zoo.sandbox.base import Limits, Program
 from reroll_zoo.sandbox.blocking import BlockingSandbox, shared_sandbox
-from reroll_zoo.sandbox.config import LocalSandbox
+from reroll_zoo.sandbox.config import LocalSandboxConfig
 
 _ANSWER_S, _ANSWER_MB = 8.0, 1024
 """What an answer that must be run to be judged may use."""
@@ -23,9 +23,9 @@ def score(given):
 """
 
 
-def contain(env: Any, sandbox: LocalSandbox) -> None:
+def contain(env: Any, sandbox: LocalSandboxConfig) -> None:
     """Have all that this environment would run itself run in the sandbox. Raises SandboxError if there is none."""
-    kinds: dict[str, Callable[[Any, LocalSandbox], None]] = {
+    kinds: dict[str, Callable[[Any, LocalSandboxConfig], None]] = {
         "ReasoningGymEnv": _contain_tasks,
         "MathEnv": _contain_mathematics,
         "CodeEnv": _contain_programs,
@@ -36,12 +36,12 @@ def contain(env: Any, sandbox: LocalSandbox) -> None:
     return None
 
 
-def _contain_tasks(env: Any, sandbox: LocalSandbox) -> None:
+def _contain_tasks(env: Any, sandbox: LocalSandboxConfig) -> None:
     scorer = TaskScorer(sandbox, wall_s=_ANSWER_S, memory_mb=_ANSWER_MB)
     env.reward_fn = lambda answer, entry: scorer.score(env.name, {}, entry, answer)
 
 
-def _contain_mathematics(env: Any, sandbox: LocalSandbox) -> None:
+def _contain_mathematics(env: Any, sandbox: LocalSandboxConfig) -> None:
     scorer = ContainedScorer(
         _MATH_SCORER, module="gem.utils.math_grader", sandbox=sandbox, wall_s=_ANSWER_S, memory_mb=_ANSWER_MB
     )
@@ -56,7 +56,7 @@ def _contain_mathematics(env: Any, sandbox: LocalSandbox) -> None:
     env.step = step
 
 
-def _contain_programs(env: Any, sandbox: LocalSandbox) -> None:
+def _contain_programs(env: Any, sandbox: LocalSandboxConfig) -> None:
     from gem.envs import code_env
 
     # A name of the module, so for all of its environments: each that is made gives the last word on where programs run.

@@ -7,10 +7,10 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from reroll.config.base import Node
-from reroll_zoo.sandbox.config import SandboxedReward
+from reroll_zoo.sandbox.config import SandboxedRewardConfig
 
 
-class CodeLimits(Node):
+class CodeLimitsConfig(Node):
     """What one run of a program may use."""
 
     wall_s: float = Field(default=10.0, gt=0)
@@ -27,7 +27,7 @@ class CodeLimits(Node):
     """Of standard output and of standard error, each. What a function returns counts too."""
 
 
-class CodeConfig(SandboxedReward):
+class CodeConfig(SandboxedRewardConfig):
     """The answer is a program. It runs in a sandbox against the tests of the row."""
 
     runs: ClassVar[str] = "reroll_zoo.code.reward:Code"
@@ -55,4 +55,4 @@ class CodeConfig(SandboxedReward):
     """Compare values as JSON would: a tuple equals a list, a key that is a number equals its text."""
     call_s: float = Field(default=4.0, gt=0)
     """Time for one call of a function; a program's run, and all calls of a row together, have `limits.wall_s`."""
-    limits: CodeLimits = CodeLimits()
+    limits: CodeLimitsConfig = CodeLimitsConfig()

@@ -6,10 +6,10 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from reroll.config.data_base import RowSource
+from reroll.config.data_base import RowSourceConfig
 
 
-class CodeTasksConfig(RowSource):
+class CodeTasksConfig(RowSourceConfig):
     """Small programming tasks with tests and a solution, drawn by seed: for reward kind `code`, and small models."""
 
     runs: ClassVar[str] = "reroll_zoo.code_tasks.draw:code_rows"

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
 from reroll.config.parts import ModelConfig
-from reroll.config.strategy import RanksStrategy
+from reroll.config.strategy import RanksStrategyConfig
 from reroll.errors import Violation
 
 
-class DeepspeedConfig(RanksStrategy):
+class DeepspeedConfig(RanksStrategyConfig):
     """DeepSpeed's ZeRO over all devices of the role. Needs the extra `deepspeed`, and `runtime: {kind: processes}` or `ray`."""
 
     runs: ClassVar[str] = "reroll_zoo.deepspeed.make:make_deepspeed"

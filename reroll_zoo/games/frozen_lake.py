@@ -9,10 +9,10 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from reroll_zoo.games.grid import ACTIONS, STEPS, Cell, GridGame, GridGameConfig, Symbol, Symbols
+from reroll_zoo.games.grid import ACTIONS, STEPS, Cell, GridGame, GridGameConfig, Symbol, SymbolsConfig
 
 
-class FrozenLakeSymbols(Symbols):
+class FrozenLakeSymbolsConfig(SymbolsConfig):
     """How the lake is drawn."""
 
     player: Symbol = "P"
@@ -37,7 +37,7 @@ class FrozenLakeConfig(GridGameConfig):
     """A move goes where it is meant to, or to the one or other side of that direction: each one time in three."""
     step_penalty: float = Field(default=0.0, ge=0)
     """What every action costs."""
-    symbols: FrozenLakeSymbols = Field(default_factory=FrozenLakeSymbols)
+    symbols: FrozenLakeSymbolsConfig = Field(default_factory=FrozenLakeSymbolsConfig)
 
     @model_validator(mode="after")
     def _holes_fit(self) -> Self:

@@ -29,7 +29,7 @@ Symbol = Annotated[str, Field(pattern=r"^\S$")]
 """How a cell is drawn: one visible character."""
 
 
-class Symbols(Node):
+class SymbolsConfig(Node):
     """One character for each kind of cell, no two alike."""
 
     @model_validator(mode="after")

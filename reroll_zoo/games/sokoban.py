@@ -16,7 +16,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from reroll.errors import EnvError
-from reroll_zoo.games.grid import STEPS, GridGame, GridGameConfig, Symbol, Symbols
+from reroll_zoo.games.grid import STEPS, GridGame, GridGameConfig, Symbol, SymbolsConfig
 
 State = tuple[int, frozenset[int]]
 """The cell of the player, and those of the boxes."""
@@ -26,7 +26,7 @@ _MAX_STATES = 30_000
 """How many states of a room are looked at: all of a small one, the nearest to the solution of a large one."""
 
 
-class SokobanSymbols(Symbols):
+class SokobanSymbolsConfig(SymbolsConfig):
     """How the room is drawn. A model whose tokenizer knows ASCII alone needs another `box_on_target`."""
 
     wall: Symbol = "#"
@@ -65,7 +65,7 @@ class SokobanConfig(GridGameConfig):
     """For a box that leaves the targets."""
     solved_reward: float = Field(default=10.0, ge=0)
     """For the last box, on top of its own reward."""
-    symbols: SokobanSymbols = Field(default_factory=SokobanSymbols)
+    symbols: SokobanSymbolsConfig = Field(default_factory=SokobanSymbolsConfig)
 
     @model_validator(mode="after")
     def _solutions_fit(self) -> Self:

@@ -13,7 +13,7 @@ from typing import Any
 from reroll.errors import SandboxError
 from reroll_zoo.sandbox.base import Limits, Program
 from reroll_zoo.sandbox.blocking import shared_sandbox
-from reroll_zoo.sandbox.config import LocalSandbox
+from reroll_zoo.sandbox.config import LocalSandboxConfig
 
 _IMPORTED_MB = 512
 """Address space of a process that has imported what scorers import."""
@@ -27,7 +27,7 @@ class ContainedScorer:
     more than its time or memory, scores 0. Safe to use from many threads.
     """
 
-    def __init__(self, scorer: str, *, module: str, sandbox: LocalSandbox, wall_s: float, memory_mb: int) -> None:
+    def __init__(self, scorer: str, *, module: str, sandbox: LocalSandboxConfig, wall_s: float, memory_mb: int) -> None:
         """`scorer`: our text, which defines `score(given)` and finds what makes up a task in its global names.
 
         Raises SandboxError with the fix if nothing on this machine contains programs.

@@ -16,7 +16,7 @@ import reasoning_gym
 
 from reroll_zoo.guarded.contained import ContainedScorer
 from reroll_zoo.guarded.watch import AuditWatch
-from reroll_zoo.sandbox.config import LocalSandbox
+from reroll_zoo.sandbox.config import LocalSandboxConfig
 
 _ARITHMETIC = re.compile(r"(?:[0-9\s+/().-]|\*(?!\*)){0,1000}")
 _POLYNOMIAL = re.compile(
@@ -34,7 +34,7 @@ def score(given):
 class TaskScorer:
     """Scores answers to tasks of any generator. Safe to use from many threads."""
 
-    def __init__(self, sandbox: LocalSandbox, *, wall_s: float, memory_mb: int) -> None:
+    def __init__(self, sandbox: LocalSandboxConfig, *, wall_s: float, memory_mb: int) -> None:
         """`wall_s` and `memory_mb`: what an answer that must be run may use. Raises SandboxError if nothing contains it."""
         self._contained = ContainedScorer(_SCORER, module="reasoning_gym", sandbox=sandbox, wall_s=wall_s, memory_mb=memory_mb)
         self._generators: dict[str, Any] = {}

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import Field
 
-from reroll.config.data_base import RowSource
+from reroll.config.data_base import RowSourceConfig
 from reroll.config.reward_base import RewardConfig
 
 InstructionId = Literal[
@@ -40,7 +40,7 @@ InstructionId = Literal[
 INSTRUCTION_IDS: tuple[InstructionId, ...] = get_args(InstructionId)
 
 
-class InstructionTasksConfig(RowSource):
+class InstructionTasksConfig(RowSourceConfig):
     """Generated writing tasks with verifiable instructions, judged by reward kind `instructions`.
 
     Every task carries an answer that follows all of its instructions.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from reroll.config.cluster import DEVICES, ClusterConfig, DeviceSpec
+from reroll.config.cluster import DEVICES, ClusterConfig, DeviceSpecConfig
 from reroll.config.host import gpu_names, host_memory_bytes, num_visible_gpus
 from reroll.config.parts import RayRuntimeConfig
 from reroll.config.tree import AnyConfig
@@ -86,7 +86,7 @@ def cluster_here(config: AnyConfig) -> ClusterConfig | None:
     return ClusterConfig(device=found.pop(), num=num_gpus) if len(found) == 1 else None
 
 
-def _cpu_here() -> DeviceSpec:
+def _cpu_here() -> DeviceSpecConfig:
     memory, spec = host_memory_bytes(), DEVICES["cpu"]
     return spec.model_copy(update={"memory_gib": memory / GIB}) if memory else spec
 

@@ -12,7 +12,7 @@ from reroll.config.distill import DistillConfig
 from reroll.config.host import parse_devices
 from reroll.config.parts import (
     Devices,
-    DeviceSelection,
+    DeviceSelectionConfig,
     EmbeddedEngineConfig,
     EngineConfig,
     ExternalEngineConfig,
@@ -21,12 +21,13 @@ from reroll.config.parts import (
     ModelConfig,
 )
 from reroll.config.preference import DpoConfig, RewardModelConfig
-from reroll.config.reward_judge import HostedJudge, JudgeReward, ModelReward
+from reroll.config.reward_hosted import ModelRewardConfig
 from reroll.config.rewards import walk
-from reroll.config.strategy import Fsdp2StrategyConfig, RanksStrategy, StrategyConfig
+from reroll.config.strategy import Fsdp2StrategyConfig, RanksStrategyConfig, StrategyConfig
 from reroll.config.tree import AnyConfig, RlvrConfig
 from reroll.errors import ConfigError, Violation
 from reroll.runtime.devices import DeviceMap, Ranks
+from reroll_zoo.judge.config import JudgeConfig
 from reroll_zoo.plan.memory import (
     GIB,
     RoleMemory,
@@ -130,10 +131,10 @@ class _Reader:
 
     def _judges(self, config: RlvrConfig) -> Iterator[Role]:
         for name, node in walk(config.rewards):
-            if isinstance(node, ModelReward):
+            if isinstance(node, ModelRewardConfig):
                 yield self._fixed(f"reward {name}", f"rewards.{name}", node, node.model, has_language_head=False)
-            elif isinstance(node, JudgeReward) and isinstance(node.model, HostedJudge):
-                judge = node.model
+            elif isinstance(node, JudgeConfig) and node.hosted is not None:
+                judge = node.hosted
                 shape, size = shape_of(judge.model), VALUE_BYTES[judge.precision]
                 devices = self._devices(f"rewards.{name}.model", judge.devices)
                 ranks = tuple((devices[rank % len(devices)],) for rank in range(judge.num_workers))
@@ -277,7 +278,7 @@ class _Reader:
         lora_parameters: int = 0,
     ) -> Training:
         sharded = strategy if isinstance(strategy, Fsdp2StrategyConfig) else None
-        zero = strategy.zero_stage if isinstance(strategy, RanksStrategy) else None
+        zero = strategy.zero_stage if isinstance(strategy, RanksStrategyConfig) else None
         shards = max(1, len(ranks) // (sharded.tp * sharded.replicas)) if sharded else None
         sp = sharded.sp if sharded else 1
         return Training(
@@ -296,7 +297,7 @@ class _Reader:
             tp=sharded.tp if sharded else 1,
             sp=sp,
             ep=sharded.ep if sharded else 1,
-            offload=isinstance(strategy, RanksStrategy) and strategy.cpu_offload,
+            offload=isinstance(strategy, RanksStrategyConfig) and strategy.cpu_offload,
             on_cpu=ranks[0] == ("cpu",),
         )
 
@@ -309,7 +310,7 @@ class _Reader:
             devices = parse_devices(value, num_gpus=num_gpus, nodes=self.cluster.gpu_nodes)
         except ValueError as error:
             fix = "write auto, cpu, a number, a range such as 0-3, a list, or {gpus: 4, label: {…}}"
-            if isinstance(value, DeviceSelection):
+            if isinstance(value, DeviceSelectionConfig):
                 fix = "ask for fewer or others, or list the nodes that carry it under cluster.nodes"
             raise ConfigError([Violation(f"{path}.devices", str(error), fix)]) from error
         missing = [device for device in devices if device != "cpu" and int(device) >= num_gpus]
@@ -334,7 +335,7 @@ class _Reader:
 
 def train_ranks(strategy: StrategyConfig, devices: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
     """The device of each training rank: one for `torch`, every one for the others."""
-    if not isinstance(strategy, RanksStrategy):
+    if not isinstance(strategy, RanksStrategyConfig):
         return ((devices[0],),)
     return tuple((devices[rank % len(devices)],) for rank in range(strategy.num_ranks or len(devices)))
 

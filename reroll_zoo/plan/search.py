@@ -11,7 +11,7 @@ from reroll.config.base import Node
 from reroll.config.cluster import ClusterConfig
 from reroll.config.host import parse_devices
 from reroll.config.parts import EngineConfig, ExternalEngineConfig, LocalRuntimeConfig, ModelConfig, PolicyConfig
-from reroll.config.strategy import Fsdp2StrategyConfig, RanksStrategy, StrategyConfig, TorchStrategyConfig
+from reroll.config.strategy import Fsdp2StrategyConfig, RanksStrategyConfig, StrategyConfig, TorchStrategyConfig
 from reroll.config.tree import AnyConfig, RlvrConfig
 from reroll.errors import Violation
 from reroll_zoo.plan.memory import GIB
@@ -251,7 +251,7 @@ def _strategy_changes(path: str, strategy: StrategyConfig, longest: int) -> Iter
         yield f"{path}.gradient_checkpointing", [True]
     if strategy.precision == "fp32":
         yield f"{path}.precision", ["bf16"]
-    if isinstance(strategy, RanksStrategy) and not strategy.cpu_offload:
+    if isinstance(strategy, RanksStrategyConfig) and not strategy.cpu_offload:
         yield f"{path}.cpu_offload", [True]
 
 

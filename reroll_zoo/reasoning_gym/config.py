@@ -8,15 +8,15 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from reroll.config.base import Pattern
-from reroll.config.data_base import RowSource
+from reroll.config.data_base import RowSourceConfig
 from reroll.config.env_base import EnvConfig
-from reroll.config.reward_base import InProcess
-from reroll_zoo.sandbox.config import LocalSandbox
+from reroll.config.reward_base import InProcessRewardConfig
+from reroll_zoo.sandbox.config import LocalSandboxConfig
 
 PACKAGES = {"reasoning_gym": "reroll[data]"}
 
 
-class ReasoningGymSource(RowSource):
+class ReasoningGymSourceConfig(RowSourceConfig):
     """A reasoning-gym generator: endless verifiable tasks, scored by its own verifier (reward kind `reasoning_gym`)."""
 
     runs: ClassVar[str] = "reroll_zoo.reasoning_gym.rows:task_rows"
@@ -50,14 +50,14 @@ class ReasoningGymEnvConfig(EnvConfig):
     """Passed to the generator, e.g. `{max_digits: 2}`."""
     max_attempts: int = Field(default=1, ge=1)
     """Answers until the episode ends. The last one counts; a perfect one ends it early."""
-    sandbox: LocalSandbox = LocalSandbox()
+    sandbox: LocalSandboxConfig = LocalSandboxConfig()
     """Where an answer is scored that its scorer runs as code. reasoning-gym is importable there, whatever is set here."""
 
     def prepare(self) -> None:
         self.make().close()  # It opens the sandbox, or says what the machine lacks.
 
 
-class ReasoningGymRewardConfig(InProcess):
+class ReasoningGymRewardConfig(InProcessRewardConfig):
     """The verifier of the reasoning-gym task that the prompt came from."""
 
     runs: ClassVar[str] = "reroll_zoo.reasoning_gym.reward:ReasoningGymVerifier"
@@ -67,7 +67,7 @@ class ReasoningGymRewardConfig(InProcess):
     kind: Literal["reasoning_gym"] = "reasoning_gym"
     pattern: Pattern | None = None
     """As in the other kinds: what part of the text is the answer."""
-    sandbox: LocalSandbox = LocalSandbox()
+    sandbox: LocalSandboxConfig = LocalSandboxConfig()
     """Where an answer is scored that its scorer runs as code. reasoning-gym is importable there, whatever is set here."""
 
     @property

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from reroll.errors import DataError
-from reroll_zoo.reasoning_gym.config import ReasoningGymSource
+from reroll_zoo.reasoning_gym.config import ReasoningGymSourceConfig
 
 
-def task_rows(config: ReasoningGymSource) -> Iterator[dict[str, Any]]:
+def task_rows(config: ReasoningGymSourceConfig) -> Iterator[dict[str, Any]]:
     """Rows of `prompt` and `answer`, with a `reasoning_gym` column that holds what its verifier needs."""
     try:
         import reasoning_gym

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from reroll.errors import SandboxError
-from reroll_zoo.sandbox.config import LocalSandbox
+from reroll_zoo.sandbox.config import LocalSandboxConfig
 from reroll_zoo.sandbox.local import LEVELS, LocalPool
 from reroll_zoo.sandbox.selftest import Finding, try_out
 
@@ -23,7 +23,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("level", nargs="?", choices=("auto", *LEVELS), default="auto", help="default: the best there is")
     level = parser.parse_args(arguments).level
     try:
-        pool = LocalPool(LocalSandbox(level=level), num_processes=1)
+        pool = LocalPool(LocalSandboxConfig(level=level), num_processes=1)
     except SandboxError as error:
         print(error, file=sys.stderr)
         return 2

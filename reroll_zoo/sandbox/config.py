@@ -12,7 +12,7 @@ from reroll.config.reward_base import RewardConfig
 SandboxLevel = Literal["rlimits", "landlock", "namespaces"]
 
 
-class LocalSandbox(Node):
+class LocalSandboxConfig(Node):
     """On this machine, which must run Linux. `docs/security.md` says what each level contains and what it does not."""
 
     kind: Literal["local"] = "local"
@@ -24,7 +24,7 @@ class LocalSandbox(Node):
     """Let programs import what is installed beside reroll (NumPy, …), read-only."""
 
 
-class RemoteSandbox(Node):
+class RemoteSandboxConfig(Node):
     """A service with the HTTP interface of SandboxFusion (`POST /run_code`). It answers for what its programs can do."""
 
     kind: Literal["remote"]
@@ -38,11 +38,11 @@ class RemoteSandbox(Node):
     """Requests at a time."""
 
 
-SandboxConfig = Annotated[LocalSandbox | RemoteSandbox, Field(discriminator="kind")]
+SandboxConfig = Annotated[LocalSandboxConfig | RemoteSandboxConfig, Field(discriminator="kind")]
 
 
-class SandboxedReward(RewardConfig):
+class SandboxedRewardConfig(RewardConfig):
     """A reward that runs what the policy wrote, in a sandbox that it takes from `reroll_zoo.sandbox.make.join_sandbox`."""
 
-    sandbox: SandboxConfig = LocalSandbox()
+    sandbox: SandboxConfig = LocalSandboxConfig()
     """Where programs run."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from reroll.errors import SandboxError
 from reroll_zoo.sandbox.base import Program, Ran, Status
-from reroll_zoo.sandbox.config import LocalSandbox, SandboxLevel
+from reroll_zoo.sandbox.config import LocalSandboxConfig, SandboxLevel
 from reroll_zoo.sandbox.cpp import Compiler
 from reroll_zoo.sandbox.inside.wire import STARTED, Job, Result, pack_job
 from reroll_zoo.sandbox.warm import START_TIMEOUT_S, InterpreterLost, WarmInterpreter
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 class LocalPool:
     """Runs at most `num_processes` programs at a time, each in a fork of a warm interpreter. Others wait for their turn."""
 
-    def __init__(self, config: LocalSandbox, *, num_processes: int, preload: Sequence[str] = ()) -> None:
+    def __init__(self, config: LocalSandboxConfig, *, num_processes: int, preload: Sequence[str] = ()) -> None:
         self._config = config
         self._preload = tuple(preload)
         self.level, first, self.uid = _open_best(config)
@@ -142,7 +142,7 @@ async def _exchange(channel: socket.socket, job: Job) -> bytes:
     return b"".join(pieces)
 
 
-def _open_best(config: LocalSandbox) -> tuple[SandboxLevel, WarmInterpreter, int]:
+def _open_best(config: LocalSandboxConfig) -> tuple[SandboxLevel, WarmInterpreter, int]:
     """The level, an interpreter that has run its first program at it, and the user that it ran as."""
     levels = LEVELS if config.level == "auto" else (config.level,)
     reasons = []

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from reroll.errors import SandboxError
 from reroll.runtime.devices import num_usable_cores
 from reroll_zoo.sandbox.base import Program, Ran, Sandbox
-from reroll_zoo.sandbox.config import LocalSandbox, SandboxConfig
+from reroll_zoo.sandbox.config import LocalSandboxConfig, SandboxConfig
 from reroll_zoo.sandbox.local import LocalPool
 
 
@@ -19,7 +19,7 @@ def open_sandbox(config: SandboxConfig, *, num_processes: int, preload: Sequence
     Programs that run here find the modules of `preload` imported. Raises SandboxError with the fix if the level asked for
     is not to be had.
     """
-    if isinstance(config, LocalSandbox):
+    if isinstance(config, LocalSandboxConfig):
         return LocalPool(config, num_processes=num_processes, preload=preload)
     try:
         from reroll_zoo.sandbox.remote import RemoteClient

@@ -9,7 +9,7 @@ import aiohttp
 
 from reroll.errors import SandboxError
 from reroll_zoo.sandbox.base import Program, Ran, Status
-from reroll_zoo.sandbox.config import RemoteSandbox
+from reroll_zoo.sandbox.config import RemoteSandboxConfig
 
 _COMPILE_TIMEOUT_S = 40.0
 _FIRST_DELAY_S = 0.5
@@ -21,7 +21,7 @@ class RemoteClient:
 
     level = "remote"
 
-    def __init__(self, config: RemoteSandbox) -> None:
+    def __init__(self, config: RemoteSandboxConfig) -> None:
         self._config = config
         self._places = asyncio.Semaphore(config.max_in_flight)
         self._session: aiohttp.ClientSession | None = None

@@ -7,6 +7,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cache
+from pathlib import Path
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -37,7 +38,7 @@ class OverlongConfig(RewardConfig):
     buffer_tokens: int = Field(ge=1)
     """Tokens over which it grows."""
 
-    def violations(self) -> Iterator[Violation]:
+    def violations(self, *, folder: Path) -> Iterator[Violation]:
         if self.buffer_tokens > self.max_tokens:
             problem = f"{self.buffer_tokens} is more than max_tokens {self.max_tokens}"
             yield Violation("buffer_tokens", problem, f"set it to at most {self.max_tokens}")
@@ -75,7 +76,7 @@ class LengthConfig(RewardConfig):
     target_tokens: int | None = Field(default=None, ge=1)
     """Tokens that earn the most; null: the fewer, the better."""
 
-    def violations(self) -> Iterator[Violation]:
+    def violations(self, *, folder: Path) -> Iterator[Violation]:
         if self.target_tokens and self.target_tokens >= self.max_tokens:
             problem = f"{self.target_tokens} is not below max_tokens {self.max_tokens}"
             yield Violation("target_tokens", problem, f"set it below {self.max_tokens}, or raise max_tokens")

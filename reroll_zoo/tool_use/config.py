@@ -9,11 +9,11 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from reroll.config.base import ImportPath, Node
-from reroll.config.data_base import RowSource
+from reroll.config.data_base import RowSourceConfig
 from reroll.config.env_base import EnvConfig
 from reroll.config.imports import import_object
 from reroll.errors import EnvError
-from reroll_zoo.sandbox.config import LocalSandbox, SandboxConfig
+from reroll_zoo.sandbox.config import LocalSandboxConfig, SandboxConfig
 
 
 class PythonToolConfig(Node):
@@ -22,7 +22,7 @@ class PythonToolConfig(Node):
     kind: Literal["python"]
     memory_mb: int = Field(default=512, ge=64)
     """Address space of the process. Libraries such as NumPy take some 100 of it."""
-    sandbox: SandboxConfig = LocalSandbox(site_packages=True)
+    sandbox: SandboxConfig = LocalSandboxConfig(site_packages=True)
     """Where the code runs. By default it may import what is installed beside reroll."""
 
 
@@ -62,7 +62,7 @@ ToolConfig = Annotated[
 ]
 
 
-class ToolLimits(EnvConfig):
+class ToolLimitsConfig(EnvConfig):
     """What all environments with tools share."""
 
     max_calls: int = Field(default=8, ge=1)
@@ -73,7 +73,7 @@ class ToolLimits(EnvConfig):
     """Longer results are cut in the middle."""
 
 
-class ToolEnv(ToolLimits):
+class ToolEnvConfig(ToolLimitsConfig):
     """Tasks of a prompt source, solved with tools. The seed names a row, counted round. A right answer pays 1.
 
     Answers are compared as numbers where both are numbers, else as words, without case, articles and punctuation.
@@ -82,7 +82,7 @@ class ToolEnv(ToolLimits):
     runs: ClassVar[str] = "reroll_zoo.tool_use.tasks:ToolTasks"
 
     kind: Literal["tools"] = "tools"
-    tasks: RowSource
+    tasks: RowSourceConfig
     """Prompts with answers."""
     tools: list[ToolConfig] = Field(min_length=1)
     """What the policy may call."""

@@ -12,7 +12,7 @@ from reroll.errors import EnvError
 from reroll.tokens.tool_calls import Call, MalformedCall, find_calls, write_call
 from reroll.types import Message
 from reroll_zoo.tool_use.answers import final_answer, same_answer
-from reroll_zoo.tool_use.config import ToolLimits
+from reroll_zoo.tool_use.config import ToolLimitsConfig
 from reroll_zoo.tool_use.tool import Tool, ToolError, run_call
 
 RULES = "When you know the answer, write it as <answer>...</answer>."
@@ -35,7 +35,7 @@ class ToolLoop(ABC):
     by a message of role `tool`, and what goes wrong with a call is said there. The right answer pays 1.
     """
 
-    def __init__(self, limits: ToolLimits, *, tools: Sequence[Tool] = ()) -> None:
+    def __init__(self, limits: ToolLimitsConfig, *, tools: Sequence[Tool] = ()) -> None:
         self.use(tools)
         self._limits = limits
         self._made: list[Call | MalformedCall] = []

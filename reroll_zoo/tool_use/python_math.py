@@ -12,9 +12,9 @@ from pydantic import Field
 
 from reroll.tokens.tool_calls import Call
 from reroll.types import Message
-from reroll_zoo.sandbox.config import LocalSandbox, SandboxConfig
+from reroll_zoo.sandbox.config import LocalSandboxConfig, SandboxConfig
 from reroll_zoo.tool_use.answers import same_number
-from reroll_zoo.tool_use.config import ToolLimits
+from reroll_zoo.tool_use.config import ToolLimitsConfig
 from reroll_zoo.tool_use.env import Task, ToolLoop
 from reroll_zoo.tool_use.python import python_tool
 
@@ -65,7 +65,7 @@ KINDS = (
 )
 
 
-class PythonMathConfig(ToolLimits):
+class PythonMathConfig(ToolLimitsConfig):
     """Questions about whole numbers that are too long for the head and one line of Python. A right answer pays 1."""
 
     runs: ClassVar[str] = "reroll_zoo.tool_use.python_math:PythonMath"
@@ -75,7 +75,7 @@ class PythonMathConfig(ToolLimits):
     """Tool calls in an episode. A turn that still calls when none is left truncates it."""
     memory_mb: int = Field(default=512, ge=64)
     """Address space of the process that runs the code."""
-    sandbox: SandboxConfig = LocalSandbox()
+    sandbox: SandboxConfig = LocalSandboxConfig()
     """Where the code runs."""
 
     def prepare(self) -> None:

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from reroll.tokens.tool_calls import Call
 from reroll.types import Message
-from reroll_zoo.tool_use.config import ToolLimits
+from reroll_zoo.tool_use.config import ToolLimitsConfig
 from reroll_zoo.tool_use.env import Task, ToolLoop
 from reroll_zoo.tool_use.search import Passage, PassageIndex, search_tool
 
@@ -131,7 +131,7 @@ class Corpus:
         return RetrievalQuestion(text=text, answer=answer, queries=(name, bridge))
 
 
-class RetrievalQaConfig(ToolLimits):
+class RetrievalQaConfig(ToolLimitsConfig):
     """Questions about invented people and towns, answered with a search in a corpus made for them. A right answer pays 1."""
 
     runs: ClassVar[str] = "reroll_zoo.tool_use.retrieval_qa:RetrievalQa"

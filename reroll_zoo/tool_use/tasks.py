@@ -5,12 +5,19 @@ from __future__ import annotations
 from contextlib import ExitStack
 from functools import lru_cache
 
-from reroll.config.data_base import RowSource
+from reroll.config.data_base import RowSourceConfig
 from reroll.config.imports import import_object
 from reroll.data.sources import load_source
 from reroll.errors import ConfigError, DataError, Violation
 from reroll.types import Message
-from reroll_zoo.tool_use.config import FunctionToolConfig, McpHttpConfig, McpStdioConfig, PythonToolConfig, ToolConfig, ToolEnv
+from reroll_zoo.tool_use.config import (
+    FunctionToolConfig,
+    McpHttpConfig,
+    McpStdioConfig,
+    PythonToolConfig,
+    ToolConfig,
+    ToolEnvConfig,
+)
 from reroll_zoo.tool_use.env import Task, ToolLoop
 from reroll_zoo.tool_use.python import python_tool
 from reroll_zoo.tool_use.tool import Tool, function_tool
@@ -22,7 +29,7 @@ class ToolTasks(ToolLoop):
     MCP servers are started with an episode and closed with it: what one episode does to a server, no other sees.
     """
 
-    def __init__(self, options: ToolEnv) -> None:
+    def __init__(self, options: ToolEnvConfig) -> None:
         self._tasks = _load_tasks(options.tasks.model_dump_json())
         self._own = [tool for config in options.tools if (tool := _own_tool(config))]
         self._servers = [config for config in options.tools if isinstance(config, McpStdioConfig | McpHttpConfig)]
@@ -64,7 +71,7 @@ def _own_tool(config: ToolConfig) -> Tool | None:
 @lru_cache(maxsize=8)
 def _load_tasks(source: str) -> tuple[Task, ...]:
     """The tasks of a source, given as JSON, once a process."""
-    config = RowSource.model_validate_json(source)
+    config = RowSourceConfig.model_validate_json(source)
     prompts = load_source(config)
     bare = next((prompt for prompt in prompts if prompt.answer is None), None)
     if bare is not None:

@@ -24,7 +24,6 @@ from reroll.config.agents import AgentConfig
 from reroll.config.envs import EnvConfig
 from reroll.config.registry import KindConfig
 from reroll.config.reward_base import RewardConfig
-from reroll.config.reward_judge import JudgeModel
 from reroll.config.rewards import RewardWorkersConfig
 from reroll.envs.actions import parsed
 from reroll.envs.base import StepResult
@@ -32,12 +31,13 @@ from reroll.envs.make import make_env
 from reroll.envs.worker import HostedEnv, LoopThread
 from reroll.errors import RewardError
 from reroll.rewards.cluster import RewardCluster
-from reroll.rewards.judge import Answer
+from reroll.rewards.hosted import Answer
 from reroll.rewards.said import said
 from reroll.runtime.local import LocalRuntime
 from reroll.tokens.tool_calls import write_call
 from reroll.types import Message, Prompt, SamplingParams
 from reroll_zoo.games.frozen_lake import FrozenLake, FrozenLakeConfig
+from reroll_zoo.judge.config import JudgeModel
 from reroll_zoo.tool_use.config import ToolConfig
 
 SECURITY_PAGE = Path(__file__).parents[2] / "docs" / "security.md"

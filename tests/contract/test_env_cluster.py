@@ -86,7 +86,7 @@ def is_running(pid: float) -> bool:
     """Whether the process is there and no zombie."""
     try:
         return Path(f"/proc/{int(pid)}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # It may end while it is looked at.
         return False
 
 

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 
 from reroll.config.parts import LocalRuntimeConfig, ProcessesRuntimeConfig, RayRuntimeConfig
 from reroll.config.reward_base import RewardConfig
-from reroll.config.rewards import ImportReward, RewardWorkersConfig
+from reroll.config.rewards import ImportRewardConfig, RewardWorkersConfig
 from reroll.errors import ConfigError, RewardError
 from reroll.rewards.cluster import RewardCluster
 from reroll.rewards.worker import Case
@@ -340,7 +340,7 @@ async def test_the_working_directory_is_importable(folder: Path, monkeypatch: py
     async with make_runtime(LocalRuntimeConfig()) as runtime:
         cluster = await start(
             runtime,
-            {"default": ImportReward(kind="import", path="my_judges:length")},
+            {"default": ImportRewardConfig(kind="import", path="my_judges:length")},
             workers=RewardWorkersConfig(num_processes=1),
         )
         assert (await cluster.score(asked("any"), said("abc"))).value == 3.0
@@ -348,7 +348,7 @@ async def test_the_working_directory_is_importable(folder: Path, monkeypatch: py
 
 async def test_trivial_rewards_run_at_hundreds_a_second(folder: Path, start: Start) -> None:
     async with make_runtime(LocalRuntimeConfig()) as runtime:
-        configs = {"default": ImportReward(kind="import", path="my_judges:length")}
+        configs = {"default": ImportRewardConfig(kind="import", path="my_judges:length")}
         cluster = await start(runtime, configs, config_folder=folder, workers=RewardWorkersConfig(num_processes=1))
         start_s = time.process_time()
         scores = await asyncio.gather(*(cluster.score(asked("any"), said("abc")) for _ in range(400)))

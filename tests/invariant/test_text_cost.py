@@ -15,13 +15,11 @@ from typing import Any
 
 import pytest
 
-from reroll.config.actions import LastLineAction, RegexAction, TagAction, TextAction
-from reroll.config.reward_judge import JudgeReward
-from reroll.config.reward_match import ExactReward, NumericReward
+from reroll.config.actions import LastLineActionConfig, RegexActionConfig, TagActionConfig, TextActionConfig
+from reroll.config.reward_match import ExactRewardConfig, NumericRewardConfig
 from reroll.envs.actions import parse_action
 from reroll.envs.base import InvalidAction
 from reroll.rewards.base import Verifier
-from reroll.rewards.judge_text import ScoreReader, Template
 from reroll.rewards.match import Exact, Numeric
 from reroll.runtime import patterns
 from reroll.runtime.patterns import last_match
@@ -32,6 +30,8 @@ from reroll_zoo.code.reward import _CPP_SYNTAX, _PYTHON_SYNTAX
 from reroll_zoo.code.values import Equality, as_reply, read_replies, same_output
 from reroll_zoo.games.grid import parse_actions
 from reroll_zoo.ifeval.instructions import INSTRUCTIONS as IFEVAL
+from reroll_zoo.judge.config import JudgeConfig
+from reroll_zoo.judge.text import ScoreReader, Template
 from reroll_zoo.math import answer as math_answer
 from reroll_zoo.text.choice import Choice, ChoiceConfig
 from reroll_zoo.text.overlap import F1, F1Config, Substring, SubstringConfig
@@ -105,14 +105,14 @@ def near_misses(text: str) -> object:
     return Equality(tolerance=1e-6, loose=True).same({n + 0.5 for n in numbers}, frozenset(n + 0.75 for n in numbers))
 
 
-def judge(**options: Any) -> JudgeReward:
+def judge(**options: Any) -> JudgeConfig:
     model = {"kind": "endpoint", "url": "http://localhost", "model": "m"}
-    return JudgeReward.model_validate({"kind": "judge", "model": model, **options})
+    return JudgeConfig.model_validate({"kind": "judge", "model": model, **options})
 
 
 READERS: dict[str, Read] = {
-    "exact": judged(Exact(ExactReward(kind="exact", ignore_case=True)), answer="5"),
-    "numeric": judged(Numeric(NumericReward(kind="numeric")), answer="5"),
+    "exact": judged(Exact(ExactRewardConfig(kind="exact", ignore_case=True)), answer="5"),
+    "numeric": judged(Numeric(NumericRewardConfig(kind="numeric")), answer="5"),
     "choice": judged(Choice(ChoiceConfig(kind="choice")), answer="B"),
     "choice of words": judged(Choice(ChoiceConfig(kind="choice")), answer="B", extra={"options": ["red fox", "dog", "x y"]}),
     "f1": judged(F1(F1Config(kind="f1")), answer="a red fox"),
@@ -129,10 +129,10 @@ READERS: dict[str, Read] = {
     "judge's template": lambda text: Template(None).fill(question="q", answer=text, reference=None, scale="x"),
     "judge's score": lambda text: ScoreReader(judge()).read(text, answer="a"),
     "judge's words": lambda text: ScoreReader(judge(words={"yes": 1, "no": 0})).read(f"Score: {text}", answer="a"),
-    "action in a tag": acted(TagAction(kind="tag")),
-    "action on the last line": acted(LastLineAction(kind="last_line")),
-    "action in words": acted(TextAction(kind="text")),
-    "action by pattern": acted(RegexAction(kind="regex", pattern=r"move (\w+)", rule="Move.")),
+    "action in a tag": acted(TagActionConfig(kind="tag")),
+    "action on the last line": acted(LastLineActionConfig(kind="last_line")),
+    "action in words": acted(TextActionConfig(kind="text")),
+    "action by pattern": acted(RegexActionConfig(kind="regex", pattern=r"move (\w+)", rule="Move.")),
     "answer with tools": lambda text: (final_answer(text), same_answer(text, "5"), same_answer(text, "a fox")),
     "calls": find_calls,
     "moves": moved,
@@ -196,7 +196,7 @@ def test_a_users_pattern_that_would_take_for_ever_is_given_up(monkeypatch: pytes
     monkeypatch.setattr(patterns, "PATIENCE_S", 0.05)
     endless = r"((?:a|aa)+)$"
     with pytest.raises(InvalidAction):
-        parse_action("a" * 200 + "b", RegexAction(kind="regex", pattern=endless, rule="Write."))
+        parse_action("a" * 200 + "b", RegexActionConfig(kind="regex", pattern=endless, rule="Write."))
     assert ScoreReader(judge(pattern=endless)).read("a" * 200 + "b", answer="") is None
     assert last_match(r"(?:a|b)(\w)", "ax by") == "y"
     assert last_match(r"\w+", "ax by") == "by"

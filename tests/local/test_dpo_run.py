@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from reroll.config.data import JsonlSource
+from reroll.config.data import JsonlSourceConfig
 from reroll.config.load import parse_config
 from reroll.config.preference import DpoConfig
 from reroll.errors import ConfigError, DataError
@@ -172,7 +172,7 @@ def test_mismatched_rows_pair_every_prompt_with_the_next_rows_answer() -> None:
 
 
 def rows_of(path: str, renderer: Renderer) -> list[PairRow]:
-    return pair_rows(JsonlSource(path=Path(path)), Tokeniser(renderer, max_tokens=64, where="here"))
+    return pair_rows(JsonlSourceConfig(path=Path(path)), Tokeniser(renderer, max_tokens=64, where="here"))
 
 
 def text_of(sample: Sample, renderer: Renderer) -> str:

@@ -119,9 +119,9 @@ def test_a_run_that_loses_its_trainer_or_its_last_engine_goes_on_to_the_same_end
     tree |= {"runtime": {"kind": "processes"}}
     killing(tree, victim, after=3 * 16 - 8)  # In the third step: the checkpoint of the second stands.
     outcome = run(tree)
-    told = f"worker {victim} is gone: its process died (SIGKILL): the run goes on by itself"
-    assert told in capsys.readouterr().out
-    assert told in caplog.text
+    what = f"worker {victim} is gone: its process died (SIGKILL)"
+    assert f"restart 1: {what}" in capsys.readouterr().out
+    assert f"{what}: the run goes on by itself" in caplog.text
     assert outcome.restarts == 1
     assert json.loads((outcome.folder / "result.json").read_text())["restarts"] == 1
     assert rows(outcome.folder)[-1]["run/restarts"] == 1

@@ -15,9 +15,10 @@ from reroll.cli import app
 from reroll.config.load import parse_config
 from reroll.errors import ConfigError, RunFolderError
 from reroll.observe.journal import segments
+from reroll.observe.recorded_steps import recorded_steps
 from reroll.pipeline import build
 from reroll.pipeline.base import Outcome
-from reroll.pipeline.replay import compare_weights, replay_config
+from reroll.pipeline.replay import compare_weights, drawn_again, replay_config
 from reroll.pipeline.run import train
 
 Tree = dict[str, Any]
@@ -32,9 +33,12 @@ def replayed(source: Path, *, resume: bool = False, **options: Any) -> Outcome:
     return train(replay_config(source, **options), resume=resume, code_folder=source.parent.parent)
 
 
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
 def rewards(outcome: Outcome) -> list[float]:
-    rows = [json.loads(line) for line in (outcome.folder / "metrics.jsonl").read_text().splitlines()]
-    return [row["reward/mean"] for row in rows if "reward/mean" in row]
+    return [row["reward/mean"] for row in metrics(outcome.folder) if "reward/mean" in row]
 
 
 def differences(outcome: Outcome, source: Path) -> dict[int, float]:
@@ -67,8 +71,7 @@ def test_a_run_is_trained_again_to_the_same_bits_without_an_engine(recorded: Pat
     forbid_engines()
     outcome = replayed(recorded, name="again")
     assert differences(outcome, recorded) == {1: 0.0, 2: 0.0, 3: 0.0}
-    original = [json.loads(line) for line in (recorded / "metrics.jsonl").read_text().splitlines()]
-    assert rewards(outcome) == [row["reward/mean"] for row in original if "reward/mean" in row]
+    assert rewards(outcome) == [row["reward/mean"] for row in metrics(recorded) if "reward/mean" in row]
 
 
 def test_it_begins_from_a_checkpoint_and_ends_where_it_is_told(recorded: Path) -> None:
@@ -90,12 +93,40 @@ def test_another_loss_learns_something_else_from_the_same_samples(recorded: Path
     assert all(difference > 0 for difference in differences(outcome, recorded).values())
 
 
+def versions_of(source: Path) -> list[int]:
+    """By how many versions of the weights each completion that was trained on was written."""
+    steps = [groups for _, groups in recorded_steps(source / "journal")]
+    turns = [turn for groups in steps for group in groups for sample in group.trajectories for turn in sample.turns]
+    return [len(turn.completion.versions) for turn in turns]
+
+
 @pytest.mark.parametrize("staleness", [1, 2])
-def test_asynchronous_runs_come_to_the_same_bits_too(rlvr_tree: Tree, staleness: int) -> None:
-    rlvr_tree["rollout"] |= {"max_staleness": staleness, "extra_samples": 1}
+def test_asynchronous_runs_come_to_the_same_bits_too_and_every_token_is_drawn_again(rlvr_tree: Tree, staleness: int) -> None:
+    rlvr_tree["rollout"] |= {"max_staleness": staleness, "extra_samples": 1, "max_tokens": 48, "min_tokens": 40}
+    rlvr_tree["engine"]["new_weights"] = "read_again"
     rlvr_tree["run"]["steps"] = 5
     source = run(rlvr_tree).folder
-    assert differences(replayed(source), source) == {5: 0.0}
+    assert max(versions_of(source)) > 1, "some were written while new weights came"
+    outcome = replayed(source, draw=True)
+    assert differences(outcome, source) == {5: 0.0}
+    found = drawn_again(outcome.folder)
+    assert found.num_tokens == sum(row["tokens"] for row in metrics(source) if "tokens" in row)
+    assert found.num_differing == 0
+    assert found.logp_gap < 1e-5
+
+
+def test_what_was_drawn_from_a_cache_of_older_weights_is_left_out(rlvr_tree: Tree) -> None:
+    rlvr_tree["rollout"] |= {"max_staleness": 1, "max_tokens": 48, "min_tokens": 40}
+    source = run(rlvr_tree).folder
+    found = drawn_again(replayed(source, draw=True).folder)
+    assert 0 < found.num_tokens < sum(row["tokens"] for row in metrics(source) if "tokens" in row)
+    assert found.num_differing == 0
+
+
+def test_tokens_that_come_out_otherwise_are_counted(recorded: Path) -> None:
+    outcome = replayed(recorded, name="other_weights", draw=True, changes=["policy.optim.lr=0.5"])
+    found = drawn_again(outcome.folder)
+    assert 0 < found.num_differing < found.num_tokens, "those of the first step are drawn by the same weights"
 
 
 def test_greedy_baselines_are_taken_for_what_they_are(rlvr_tree: Tree) -> None:
@@ -133,7 +164,9 @@ def test_episodes_of_several_turns_in_two_domains_come_to_the_same_bits(rlvr_tre
     rlvr_tree["rollout"] |= {"max_staleness": 1, "max_total_tokens": 128, "max_prompt_tokens": 96}
     rlvr_tree["shaping"] = {"domains": "normalised"}
     source = run(rlvr_tree).folder
-    assert differences(replayed(source), source) == {3: 0.0}
+    outcome = replayed(source, draw=True)
+    assert differences(outcome, source) == {3: 0.0}
+    assert drawn_again(outcome.folder).num_differing == 0
 
 
 def test_what_cannot_be_replayed_is_refused_with_the_reason(recorded: Path) -> None:

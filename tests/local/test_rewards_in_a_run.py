@@ -47,7 +47,7 @@ def test_a_stack_adds_to_what_an_environment_gives_and_success_still_decides(rlv
         "train": [{"kind": "env", "domain": "game", "num": 50}],
         "eval": [{"kind": "env", "domain": "game", "num": 2, "first_seed": 1000}],
     }
-    parts = {"won": {"kind": "earned"}, "length": {"kind": "length", "max_tokens": 100, "weight": 0.5}}
+    parts = {"won": {"kind": "env_reward"}, "length": {"kind": "length", "max_tokens": 100, "weight": 0.5}}
     rlvr_tree["rewards"] = {"game": {"kind": "stack", "parts": parts}}
     outcome = run(rlvr_tree)
     last = steps(outcome)[-1]

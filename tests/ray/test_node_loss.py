@@ -23,10 +23,10 @@ import yaml
 from ray.cluster_utils import Cluster
 
 import reroll.runtime.ray
-from reroll.config.envs import RayEnvs
+from reroll.config.envs import RayEnvsConfig
 from reroll.config.load import parse_config
 from reroll.config.parts import RayRuntimeConfig
-from reroll.config.rewards import ImportReward, RewardWorkersConfig
+from reroll.config.rewards import ImportRewardConfig, RewardWorkersConfig
 from reroll.envs.cluster import EnvCluster
 from reroll.errors import EnvLost, WorkerDied
 from reroll.infer.cluster import InferCluster
@@ -179,6 +179,29 @@ def test_a_run_that_loses_a_train_ranks_node_ends_clearly_and_resumes_on_the_nod
     assert trained(resumed).keys() == trained(whole).keys()
 
 
+@pytest.mark.slow
+def test_a_run_that_loses_a_train_ranks_node_goes_on_by_itself_on_the_nodes_left(
+    cluster: Cluster, nodes: list[Any], rlvr_tree: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = run(configured(rlvr_tree, name="whole"))
+    monkeypatch.setattr(train_cluster, "GRACE_S", 5.0)
+    num_updates = 0
+
+    async def update(self: TrainCluster, *args: Any, _train: Any = TrainCluster.train, **kwargs: Any) -> Any:
+        nonlocal num_updates
+        num_updates += 1
+        if num_updates == 2:
+            lose(cluster, self._workers._actors[1].place.node_id)  # type: ignore[attr-defined]
+        return await _train(self, *args, **kwargs)
+
+    monkeypatch.setattr(TrainCluster, "train", update)
+    policy = {"devices": "0-1", "strategy": {"kind": "fsdp2"}}
+    healed = run(configured(rlvr_tree, name="healed", runtime=on(cluster), policy=policy))
+    assert healed.restarts >= 1
+    assert curve(healed) == pytest.approx(curve(whole), abs=1e-4)
+    assert trained(healed).keys() == trained(whole).keys()
+
+
 class Hog:
     """A worker that takes up room."""
 
@@ -212,8 +235,8 @@ async def test_episodes_of_a_lost_node_are_told_so_samples_are_judged_elsewhere_
 
 
 async def open_both(runtime: Runtime, folder: Path) -> tuple[EnvCluster, RewardCluster]:
-    envs = await EnvCluster.start(runtime, RayEnvs(kind="ray", num_workers=1), {"lake": FrozenLakeConfig()})
-    reward = ImportReward(kind="import", path="lenient:always")
+    envs = await EnvCluster.start(runtime, RayEnvsConfig(kind="ray", num_workers=1), {"lake": FrozenLakeConfig()})
+    reward = ImportRewardConfig(kind="import", path="lenient:always")
     one = RewardWorkersConfig(num_workers=1, num_processes=1)
     return envs, await RewardCluster.start(runtime, {"default": reward}, workers=one, config_folder=folder)
 

@@ -13,7 +13,7 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from reroll.config.parts import DeviceSelection, RayRuntimeConfig
+from reroll.config.parts import DeviceSelectionConfig, RayRuntimeConfig
 from reroll.errors import RerollError
 from reroll.runtime import make_runtime
 from reroll.runtime.base import Placement, Runtime, WorkerInfo
@@ -25,8 +25,8 @@ LABELS = {
     "h100": {"pool": "train", "ray.io/accelerator-type": "H100"},
     "l40s": {"pool": "rollout", "ray.io/accelerator-type": "L40S"},
 }
-TRAIN = DeviceSelection(gpus=4, label={"pool": "train"})
-ROLLOUT = DeviceSelection(gpus=3, label={"pool": "rollout"})
+TRAIN = DeviceSelectionConfig(gpus=4, label={"pool": "train"})
+ROLLOUT = DeviceSelectionConfig(gpus=3, label={"pool": "rollout"})
 
 
 class Where(NamedTuple):
@@ -79,16 +79,16 @@ async def test_a_role_wakes_up_on_the_nodes_that_carry_its_label(runtime: Runtim
 
 
 async def test_memory_is_known_by_a_nodes_label_or_by_the_kind_that_ray_found(runtime: Runtime) -> None:
-    [large] = await scout(runtime, "policy", *runtime.devices(DeviceSelection(gpus=1, min_memory_gb=80)))
+    [large] = await scout(runtime, "policy", *runtime.devices(DeviceSelectionConfig(gpus=1, min_memory_gb=80)))
     assert large.accelerator == "H100"
-    at_least_24, at_least_48 = (runtime.devices(DeviceSelection(gpus=6, min_memory_gb=size)) for size in (24, 48))
+    at_least_24, at_least_48 = (runtime.devices(DeviceSelectionConfig(gpus=6, min_memory_gb=size)) for size in (24, 48))
     assert set(at_least_24) - set(at_least_48) == {"0"}, "the head's GPU has 24 GB, and is the first"
 
 
 async def test_roles_with_the_same_selection_share_its_gpus_and_take_turns(runtime: Runtime) -> None:
     policy, engine = runtime.devices(TRAIN), runtime.devices(TRAIN)
     assert await scout(runtime, "policy", policy[0]) == await scout(runtime, "engine", engine[0])
-    later = runtime.devices(DeviceSelection(gpus=2, label={"pool": "train"}, skip=2))
+    later = runtime.devices(DeviceSelectionConfig(gpus=2, label={"pool": "train"}, skip=2))
     devices = DeviceMap({"policy": policy, "engine": engine, "judge": runtime.devices(ROLLOUT), "critic": later})
     assert devices.overlap("policy", "engine")
     assert devices.displaced("policy", by="critic") == (0, 1, 2, 3)
@@ -97,7 +97,7 @@ async def test_roles_with_the_same_selection_share_its_gpus_and_take_turns(runti
 
 async def test_gpus_that_no_node_carries_are_refused_with_what_the_cluster_has(runtime: Runtime) -> None:
     with pytest.raises(RerollError, match=r"no 4 GPUs carry pool=a100: the cluster has .*4 GPUs \(.*pool=train.*80 GB each\)"):
-        runtime.devices(DeviceSelection(gpus=4, label={"pool": "a100"}))
+        runtime.devices(DeviceSelectionConfig(gpus=4, label={"pool": "a100"}))
 
 
 async def test_a_worker_that_spans_gpus_sees_them_all_on_one_node_beside_those_that_have_one(runtime: Runtime) -> None:

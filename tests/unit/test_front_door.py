@@ -20,8 +20,8 @@ from reroll.api import ConfigSections
 from reroll.config.imports import ObjectPath, import_object
 from reroll.config.load import dump_config, parse_config
 from reroll.config.offline import OfflineConfig
-from reroll.config.reward_match import ExactReward
-from reroll.config.rewards import ImportReward
+from reroll.config.reward_match import ExactRewardConfig
+from reroll.config.rewards import ImportRewardConfig
 from reroll.config.tree import RlvrConfig
 from reroll.data.sources import load_source
 from reroll.errors import ConfigError, DataError
@@ -101,7 +101,7 @@ def test_rows_and_a_function_make_a_config_that_is_stored_and_read_again(model: 
     [source] = config.data.train
     assert Path(source.path).read_text().count("\n") == 2  # type: ignore[union-attr]
     reward = config.rewards["default"]
-    assert isinstance(reward, ImportReward)
+    assert isinstance(reward, ImportRewardConfig)
     assert import_object(reward.path) is score
     again = parse_config(__import__("yaml").safe_load(dump_config(config)))
     assert again.model_dump(mode="json") == config.model_dump(mode="json")
@@ -111,7 +111,7 @@ def test_rows_and_a_function_make_a_config_that_is_stored_and_read_again(model: 
 
 def test_objects_travel_by_value_where_no_module_has_them_and_copies_are_the_same() -> None:
     bonus = 0.5
-    node = ImportReward(kind="import", path=lambda prompt, trajectory: bonus)  # type: ignore[arg-type]
+    node = ImportRewardConfig(kind="import", path=lambda prompt, trajectory: bonus)  # type: ignore[arg-type]
     sent = pickle.loads(pickle.dumps(node))
     assert import_object(sent.path)(None, None) == 0.5
     assert import_object(pickle.loads(pickle.dumps(sent)).path)(None, None) == 0.5
@@ -232,8 +232,8 @@ def test_nodes_of_kinds_that_are_found_by_entry_points_are_objects_too(model: st
 
 
 def test_a_function_gives_the_rows(model: str) -> None:
-    config = reroll.make_config(model=model, data=sums, reward=ExactReward(ignore_case=True))
+    config = reroll.make_config(model=model, data=sums, reward=ExactRewardConfig(ignore_case=True))
     assert isinstance(config, RlvrConfig)
-    assert config.rewards["default"] == ExactReward(ignore_case=True)
+    assert config.rewards["default"] == ExactRewardConfig(ignore_case=True)
     there: RlvrConfig = pickle.loads(pickle.dumps(config))
     assert [prompt.answer for prompt in load_source(there.data.train[0])] == ["2", "3"]

@@ -1,14 +1,18 @@
 """One name, one class: who searches for a class finds one."""
 
 import ast
+import importlib
+import pkgutil
 import re
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
-import reroll
+import reroll.config
 import reroll_zoo
+from reroll.config.base import Node
+from reroll.config.registry import kinds
 
 ROOT, ZOO = Path(reroll.__file__).parent, Path(reroll_zoo.__file__).parent
 
@@ -52,3 +56,17 @@ def test_the_glossary_names_classes_where_they_are() -> None:
 def test_lines_fit_a_screen(page: str) -> None:
     lines = (ROOT.parent / page).read_text(encoding="utf-8").splitlines()
     assert not [f"{page}:{number}" for number, line in enumerate(lines, 1) if len(line) > 120]
+
+
+def test_the_nodes_of_a_config_end_in_config() -> None:
+    for module in pkgutil.iter_modules(reroll.config.__path__, "reroll.config."):
+        importlib.import_module(module.name)
+    for group in ("reroll.envs", "reroll.rewards", "reroll.data", "reroll.strategies", "reroll.engines"):
+        assert kinds(group)  # Their modules are imported, and so are the nodes that they are made of.
+    ours = [node for node in nodes_below(Node) if node.__module__.partition(".")[0] in ("reroll", "reroll_zoo")]
+    assert len(ours) > 150
+    assert not [f"{node.__module__}:{node.__name__}" for node in ours if not node.__name__.endswith("Config")]
+
+
+def nodes_below(node: type[Node]) -> set[type[Node]]:
+    return {found for below in node.__subclasses__() for found in (below, *nodes_below(below))}

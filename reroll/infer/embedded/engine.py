@@ -129,7 +129,10 @@ class EmbeddedEngine(Engine):
         max_running: int = 64,
         max_cached: int | None = None,
         cache_bytes: int | None = None,
+        reads_again: bool = False,
     ) -> None:
+        """With `reads_again`, new weights read the contexts of requests in flight anew; else they go on from what older weights
+        have read."""
         self._runner = ModelRunner(model)
         self._tokenizer = tokenizer
         self._max_running = max_running
@@ -147,6 +150,7 @@ class EmbeddedEngine(Engine):
         self._version = 0
         self._asleep = False
         self._num_submitted = 0
+        self._reads_again = reads_again
         self.counts = EngineCounts()
 
     def submit(self, request: Request) -> None:
@@ -222,15 +226,14 @@ class EmbeddedEngine(Engine):
                 self._put_back(slot)
         for sequence in self._running:
             sequence.is_current = False
+        if self._reads_again:
+            self._forget_running()
         self._runner.load(weights)
         self._version = version
 
     def sleep(self) -> None:
         self._ahead = None
-        for sequence in self._running:
-            sequence.cached = 0
-        self._waiting.extendleft(reversed(self._running))
-        self._running = []
+        self._forget_running()
         self._cached_prefixes.clear()
         self._backend.free()
         self._asleep = True
@@ -266,6 +269,11 @@ class EmbeddedEngine(Engine):
             f"a context of {length:,} tokens does not fit into the engine's cache: raise engine.cache_gib, or lower "
             "rollout.max_prompt_tokens, rollout.max_tokens or max_total_tokens"
         )
+
+    def _forget_running(self) -> None:
+        """All that run wait again, at the front: their contexts are read anew."""
+        for slot in reversed(range(len(self._running))):
+            self._put_back(slot)
 
     def _admit(self) -> list[_Siblings]:
         """Take from the waiting requests, oldest first, as many as may run, have room and be read now."""

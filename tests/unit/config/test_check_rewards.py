@@ -51,7 +51,7 @@ def overlong(**fields: int) -> dict[str, Any]:
         ),
         ({"kind": "language", "scripts": ["roman"]}, "rewards.sums.scripts.0", "'latin'"),
         ({"kind": "language", "scripts": []}, "rewards.sums.scripts", "at least 1"),
-        ({"kind": "earned"}, "rewards.sums", "nothing is earned in sums: it is neither in envs nor in agents"),
+        ({"kind": "env_reward"}, "rewards.sums", "nothing is earned in sums: it is neither in envs nor in agents"),
         ({"kind": "reasoning_gym"}, "data.train.0.kind", "is jsonl, but its reward is reasoning_gym"),
         (
             {"kind": "stack", "parts": {"mine": {"kind": "import", "path": "no_such_module_here:f"}}},
@@ -99,7 +99,7 @@ def test_a_default_reward_judges_domains_without_their_own_and_an_environment_ne
 def test_an_environment_may_have_a_stack_that_counts_what_it_earned(tree: dict[str, Any]) -> None:
     tree["rewards"] = {
         "sums": {"kind": "numeric"},
-        "lake": {"kind": "stack", "parts": {"game": {"kind": "earned"}, "loops": {"kind": "repetition", "weight": 0.1}}},
+        "lake": {"kind": "stack", "parts": {"game": {"kind": "env_reward"}, "loops": {"kind": "repetition", "weight": 0.1}}},
     }
     tree["envs"] = {"lake": {"env": {"kind": "frozen_lake"}}}
     tree["data"]["train"].append({"kind": "env", "domain": "lake"})

@@ -73,7 +73,7 @@ def test_pipelines_that_mean_different_things_are_told_apart() -> None:
 )
 def test_domains_may_stand_in_a_path_or_be_left_out(path: str) -> None:
     [(place, _)] = find(path)
-    assert [node.__name__ for node in place.nodes] == ["JudgeReward"]
+    assert [node.__name__ for node in place.nodes] == ["JudgeConfig"]
 
 
 def test_lists_are_gone_into_with_and_without_an_index() -> None:
@@ -127,7 +127,7 @@ def test_every_field_of_the_tree_can_be_put_into_words() -> None:
         assert find(path), path
 
 
-NAMED_BY_THEIR_CLASS = {"DomainRolloutConfig", "DomainEvalConfig", "FrozenLakeSymbols", "SokobanSymbols"}
+NAMED_BY_THEIR_CLASS = {"DomainRolloutConfig", "DomainEvalConfig", "FrozenLakeSymbolsConfig", "SokobanSymbolsConfig"}
 """Whose fields are as those of another node, or say it all by their names."""
 
 

@@ -90,7 +90,7 @@ def test_a_kind_that_cannot_be_used_says_why_and_which_package_it_is_of(packages
     assert "package broken" in ask(packages, {"kind": "gone"})
     assert 'kind: Literal["other"]' in ask(packages, {"kind": "other"})
     assert "derive it from the node of that group" in ask(packages, {"kind": "strange"})
-    assert "registered by reroll.config.envs:ImportEnv and by dice:DiceConfig (package dice)" in ask(
+    assert "registered by reroll.config.envs:ImportEnvConfig and by dice:DiceConfig (package dice)" in ask(
         packages, {"kind": "import"}
     )
 

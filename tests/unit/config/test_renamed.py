@@ -53,6 +53,18 @@ def test_every_renamed_field_is_tried() -> None:
     assert {name.split()[0] for name in OLD} == set(RENAMED)
 
 
+def test_the_old_name_of_a_kind_is_refused_with_the_new_one_and_read_where_an_earlier_run_wrote_it(
+    tree: dict[str, Any], tmp_path: Path
+) -> None:
+    env, rewards = {"env": {"kind": "sokoban"}}, {"game": {"kind": "stack", "parts": {"won": {"kind": "earned"}}}}
+    changes = {"envs": {"game": env}, "rewards": {**tree["rewards"], **rewards}}
+    with pytest.raises(ConfigError, match=r"rewards.game.parts.won: kind 'earned' is unknown \(it is called env_reward now; "):
+        parse_config({**tree, **changes})
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump({**tree, **changes}))
+    assert load_config(file, is_of_run=True).rewards["game"].parts["won"].kind == "env_reward"
+
+
 def test_the_config_of_an_earlier_run_is_read(tree: dict[str, Any], tmp_path: Path) -> None:
     now = {"kl": {"coef": 0.1, "estimator": "k1", "apply_to": "reward"}, "engine": {"sleep": True}}
     now |= {"policy": {"swap": "optimizer"}, "rollout": {"extra_samples": 1}}

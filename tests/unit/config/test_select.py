@@ -10,7 +10,7 @@ import pytest
 from reroll.config.cluster import ClusterConfig, gpu_node
 from reroll.config.host import parse_devices
 from reroll.config.load import parse_config
-from reroll.config.parts import DeviceSelection
+from reroll.config.parts import DeviceSelectionConfig
 from reroll.config.select import GpuNode, select_gpus
 from reroll.errors import ConfigError
 
@@ -36,8 +36,8 @@ NODES = (
     ],
 )
 def test_a_selection_is_the_first_gpus_of_the_nodes_that_match(selection: dict[str, Any], indices: str) -> None:
-    assert select_gpus(DeviceSelection(**selection), NODES) == tuple(indices.split())
-    assert parse_devices(DeviceSelection(**selection), num_gpus=12, nodes=NODES) == tuple(indices.split())
+    assert select_gpus(DeviceSelectionConfig(**selection), NODES) == tuple(indices.split())
+    assert parse_devices(DeviceSelectionConfig(**selection), num_gpus=12, nodes=NODES) == tuple(indices.split())
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_a_selection_is_the_first_gpus_of_the_nodes_that_match(selection: dict[s
 )
 def test_too_few_gpus_are_refused_with_what_there_is(selection: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match="the cluster has") as caught:
-        select_gpus(DeviceSelection(**selection), NODES)
+        select_gpus(DeviceSelectionConfig(**selection), NODES)
     assert problem in str(caught.value)
 
 
@@ -93,8 +93,8 @@ def test_a_mixed_cluster_numbers_devices_through_its_kinds() -> None:
     assert (cluster.num_devices, cluster.is_mixed, cluster.devices_per_node) == (8, True, 2)
     assert [cluster.spec_of(str(index)).name for index in range(8)] == ["h200"] * 4 + ["l40s"] * 4
     assert [cluster.node_of(str(index)) for index in range(8)] == [0, 0, 0, 0, 1, 1, 2, 2]
-    assert select_gpus(DeviceSelection(gpus=3, label={"pool": "rollout"}), cluster.gpu_nodes) == ("4", "5", "6")
-    assert select_gpus(DeviceSelection(gpus=4, min_memory_gb=80), cluster.gpu_nodes) == ("0", "1", "2", "3")
+    assert select_gpus(DeviceSelectionConfig(gpus=3, label={"pool": "rollout"}), cluster.gpu_nodes) == ("4", "5", "6")
+    assert select_gpus(DeviceSelectionConfig(gpus=4, min_memory_gb=80), cluster.gpu_nodes) == ("0", "1", "2", "3")
 
 
 def test_a_role_reckons_with_the_weakest_device_it_is_on() -> None:
@@ -133,7 +133,7 @@ TRAIN = {"gpus": 4, "label": {"pool": "train"}}
 def test_a_selection_is_checked_against_the_cluster_that_the_file_names(rlvr_tree: dict[str, Any]) -> None:
     rlvr_tree |= {"runtime": {"kind": "ray", "address": "auto"}, "cluster": MIXED}
     sharded: dict[str, Any] = {"strategy": {"kind": "fsdp2"}}
-    assert check(rlvr_tree, devices=TRAIN, **sharded).policy.devices == DeviceSelection(gpus=4, label={"pool": "train"})
+    assert check(rlvr_tree, devices=TRAIN, **sharded).policy.devices == DeviceSelectionConfig(gpus=4, label={"pool": "train"})
     with pytest.raises(ConfigError, match=r"policy.devices: no 5 GPUs carry pool=train \(4 do\): the cluster has"):
         check(rlvr_tree, devices={**TRAIN, "gpus": 5}, **sharded)
     with pytest.raises(ConfigError, match=r"policy.strategy: its ranks"):

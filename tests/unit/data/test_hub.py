@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from reroll.config.data import DatasetsSource
+from reroll.config.data import DatasetsSourceConfig
 from reroll.data.sources import load_source
 from reroll.errors import DataError
 
@@ -100,13 +100,13 @@ def hub() -> Iterator[str]:
 
 CODE = """
 import json, sys
-from reroll.config.data import DatasetsSource
+from reroll.config.data import DatasetsSourceConfig
 from reroll.data.sources import load_source
 from reroll.errors import DataError
 
 for options in map(json.loads, sys.argv[1:]):
     try:
-        prompts = load_source(DatasetsSource(kind="datasets", **options))
+        prompts = load_source(DatasetsSourceConfig(kind="datasets", **options))
         print(json.dumps([[prompt.messages[0]["content"], prompt.answer] for prompt in prompts]))
     except DataError as error:
         print(json.dumps(str(error)))
@@ -136,14 +136,14 @@ def test_a_data_set_of_the_hub_is_read_by_name_split_and_columns(hub: str, tmp_p
 
 def test_a_hub_that_is_not_reached_is_told_with_what_to_check() -> None:
     with pytest.raises(DataError, match=r"openai/gsm8k: .*HF_HUB_OFFLINE"):
-        load_source(DatasetsSource(kind="datasets", path=Path("openai/gsm8k"), split="train"))
+        load_source(DatasetsSourceConfig(kind="datasets", path=Path("openai/gsm8k"), split="train"))
 
 
 def test_a_folder_that_is_laid_out_as_on_the_hub_is_read(tmp_path: Path) -> None:
     for name, content in FILES.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(content)
-    source = DatasetsSource(
+    source = DatasetsSourceConfig(
         kind="datasets", path=tmp_path, subset="main", split="test", prompt_key="question", answer_after="####"
     )
     assert [(prompt.messages[0]["content"], prompt.answer) for prompt in load_source(source)] == [("8 + 9?", "17")]

@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-from reroll.config.data import JsonlSource
+from reroll.config.data import JsonlSourceConfig
 from reroll.data.pairs import load_judged, load_pairs
 from reroll.errors import DataError
 from reroll.types import Message
-from reroll_zoo.reasoning_gym.config import ReasoningGymSource
+from reroll_zoo.reasoning_gym.config import ReasoningGymSourceConfig
 
 GOOD_PAIR = {"prompt": "hi", "chosen": "yes", "rejected": "no"}
 
 
-def source(folder: Path, *rows: object, **options: Any) -> JsonlSource:
+def source(folder: Path, *rows: object, **options: Any) -> JsonlSourceConfig:
     path = folder / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return JsonlSource(path=path, **options)
+    return JsonlSourceConfig(path=path, **options)
 
 
 def said(content: str, role: str = "assistant") -> Message:
@@ -109,4 +109,4 @@ def test_a_judged_row_needs_an_answer_and_a_verdict(tmp_path: Path) -> None:
 
 def test_a_source_that_compares_nothing_is_refused() -> None:
     with pytest.raises(DataError, match="reasoning-gym chain_sum: has no chosen and rejected"):
-        load_pairs(ReasoningGymSource(kind="reasoning_gym", name="chain_sum"))
+        load_pairs(ReasoningGymSourceConfig(kind="reasoning_gym", name="chain_sum"))

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from reroll.config.data import DataConfig, DatasetsSource, ImportSource, JsonlSource, ParquetSource
+from reroll.config.data import DataConfig, DatasetsSourceConfig, ImportSourceConfig, JsonlSourceConfig, ParquetSourceConfig
 from reroll.data.sources import load_conversations, load_eval, load_source, load_train
 from reroll.errors import DataError
-from reroll_zoo.reasoning_gym.config import ReasoningGymSource
+from reroll_zoo.reasoning_gym.config import ReasoningGymSourceConfig
 
 
 def write_jsonl(path: Path, *rows: object) -> Path:
@@ -17,7 +17,7 @@ def write_jsonl(path: Path, *rows: object) -> Path:
 
 
 def load(path: Path, *rows: object, **options: object):
-    return load_source(JsonlSource(path=write_jsonl(path / "rows.jsonl", *rows), **options))
+    return load_source(JsonlSourceConfig(path=write_jsonl(path / "rows.jsonl", *rows), **options))
 
 
 def error_of(path: Path, *rows: object, **options: object) -> str:
@@ -109,13 +109,13 @@ def test_bytes_that_are_not_utf8_are_named_by_line(tmp_path):
     path = tmp_path / "latin.jsonl"
     path.write_bytes(b'{"prompt": "ok"}\n{"prompt": "caf\xe9"}\n')
     with pytest.raises(DataError, match="line 2: not UTF-8"):
-        load_source(JsonlSource(path=path))
+        load_source(JsonlSourceConfig(path=path))
 
 
 def test_windows_files_with_a_byte_order_mark_are_read(tmp_path):
     path = tmp_path / "bom.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\r\n{"prompt": "b"}\r\n')
-    assert [prompt.messages[0]["content"] for prompt in load_source(JsonlSource(path=path))] == ["a", "b"]
+    assert [prompt.messages[0]["content"] for prompt in load_source(JsonlSourceConfig(path=path))] == ["a", "b"]
 
 
 def test_an_empty_source_is_an_error(tmp_path):
@@ -124,9 +124,9 @@ def test_an_empty_source_is_an_error(tmp_path):
 
 def test_a_missing_file_and_a_folder_are_named(tmp_path):
     with pytest.raises(DataError, match="no such file"):
-        load_source(JsonlSource(path=tmp_path / "nowhere.jsonl"))
+        load_source(JsonlSourceConfig(path=tmp_path / "nowhere.jsonl"))
     with pytest.raises(DataError, match="is a folder"):
-        load_source(JsonlSource(path=tmp_path))
+        load_source(JsonlSourceConfig(path=tmp_path))
 
 
 def test_limit_reads_the_first_rows_only(tmp_path):
@@ -139,14 +139,14 @@ def test_parquet_rows_read_as_jsonl_rows_do_and_errors_name_the_row(tmp_path):
     rows = [{"prompt": "a", "answer": 1, "level": "x"}, {"prompt": "b", "answer": 2, "level": None}]
     Dataset.from_list(rows).to_parquet(str(tmp_path / "rows.parquet"))
     (tmp_path / "jsonl").mkdir()
-    assert load_source(ParquetSource(kind="parquet", path=tmp_path / "rows.parquet")) == load(tmp_path / "jsonl", *rows)
+    assert load_source(ParquetSourceConfig(kind="parquet", path=tmp_path / "rows.parquet")) == load(tmp_path / "jsonl", *rows)
 
     Dataset.from_list([{"prompt": "a"}, {"prompt": None}]).to_parquet(str(tmp_path / "bad.parquet"))
     with pytest.raises(DataError, match="row 1: no `prompt`"):
-        load_source(ParquetSource(kind="parquet", path=tmp_path / "bad.parquet"))
+        load_source(ParquetSourceConfig(kind="parquet", path=tmp_path / "bad.parquet"))
     (tmp_path / "text.parquet").write_text("not parquet at all")
     with pytest.raises(DataError, match="not a readable Parquet file"):
-        load_source(ParquetSource(kind="parquet", path=tmp_path / "text.parquet"))
+        load_source(ParquetSourceConfig(kind="parquet", path=tmp_path / "text.parquet"))
 
 
 def test_a_saved_datasets_folder_is_read_with_and_without_splits(tmp_path):
@@ -157,8 +157,8 @@ def test_a_saved_datasets_folder_is_read_with_and_without_splits(tmp_path):
     one.save_to_disk(str(tmp_path / "one"))
     DatasetDict(train=one, test=one).save_to_disk(str(tmp_path / "two"))
 
-    def source(name: str, split: str | None = None) -> DatasetsSource:
-        return DatasetsSource(kind="datasets", path=tmp_path / name, split=split)
+    def source(name: str, split: str | None = None) -> DatasetsSourceConfig:
+        return DatasetsSourceConfig(kind="datasets", path=tmp_path / name, split=split)
 
     assert load_source(source("one"))[0].messages == tuple(message)
     assert load_source(source("two", "test")) == load_source(source("one"))
@@ -178,7 +178,7 @@ def test_a_saved_datasets_folder_is_read_with_and_without_splits(tmp_path):
 def test_reasoning_gym_prompts_carry_what_their_verifier_needs():
     import reasoning_gym
 
-    source = ReasoningGymSource(kind="reasoning_gym", name="chain_sum", domain="sums", size=5, options={"max_terms": 3})
+    source = ReasoningGymSourceConfig(kind="reasoning_gym", name="chain_sum", domain="sums", size=5, options={"max_terms": 3})
     prompts = load_source(source)
     assert [prompt.id for prompt in prompts] == [f"sums/{number}" for number in range(5)]
     task = prompts[2].extra["reasoning_gym"]
@@ -191,9 +191,9 @@ def test_reasoning_gym_prompts_carry_what_their_verifier_needs():
 
 def test_an_unknown_reasoning_gym_name_is_answered_with_close_ones():
     with pytest.raises(DataError, match="did you mean countdown"):
-        load_source(ReasoningGymSource(kind="reasoning_gym", name="countdwn"))
+        load_source(ReasoningGymSourceConfig(kind="reasoning_gym", name="countdwn"))
     with pytest.raises(DataError, match=r"options .*nope.* are refused"):
-        load_source(ReasoningGymSource(kind="reasoning_gym", name="chain_sum", options={"nope": 1}))
+        load_source(ReasoningGymSourceConfig(kind="reasoning_gym", name="chain_sum", options={"nope": 1}))
 
 
 @pytest.mark.parametrize("package", ["pyarrow", "datasets", "reasoning_gym"])
@@ -201,18 +201,18 @@ def test_a_missing_optional_package_names_the_install_command(tmp_path, monkeypa
     monkeypatch.setitem(sys.modules, package, None)
     (tmp_path / "file").touch()
     source = {
-        "pyarrow": ParquetSource(kind="parquet", path=tmp_path / "file"),
-        "datasets": DatasetsSource(kind="datasets", path=tmp_path),
-        "reasoning_gym": ReasoningGymSource(kind="reasoning_gym", name="chain_sum"),
+        "pyarrow": ParquetSourceConfig(kind="parquet", path=tmp_path / "file"),
+        "datasets": DatasetsSourceConfig(kind="datasets", path=tmp_path),
+        "reasoning_gym": ReasoningGymSourceConfig(kind="reasoning_gym", name="chain_sum"),
     }[package]
     with pytest.raises(DataError, match=r"pip install 'reroll\[data\]'"):
         load_source(source)
 
 
 def test_ids_are_unique_across_sources_of_one_domain_and_across_train_and_eval(tmp_path):
-    first = JsonlSource(domain="math", path=write_jsonl(tmp_path / "a.jsonl", {"prompt": "a"}, {"prompt": "b"}))
-    second = JsonlSource(domain="math", path=write_jsonl(tmp_path / "b.jsonl", {"prompt": "c"}))
-    other = JsonlSource(domain="logic", path=write_jsonl(tmp_path / "c.jsonl", {"prompt": "d"}))
+    first = JsonlSourceConfig(domain="math", path=write_jsonl(tmp_path / "a.jsonl", {"prompt": "a"}, {"prompt": "b"}))
+    second = JsonlSourceConfig(domain="math", path=write_jsonl(tmp_path / "b.jsonl", {"prompt": "c"}))
+    other = JsonlSourceConfig(domain="logic", path=write_jsonl(tmp_path / "c.jsonl", {"prompt": "d"}))
     data = DataConfig(train=[first, second, other], eval=[second], shuffle=False)
     sampler = load_train(data, seed=0)
     assert {sampler.next(sampler.next_domain()).id for _ in range(12)} == {"math/0", "math/1", "math/2", "logic/0"}
@@ -222,10 +222,10 @@ def test_ids_are_unique_across_sources_of_one_domain_and_across_train_and_eval(t
 def test_conversations_come_from_messages_or_from_a_prompt_and_its_answer(tmp_path):
     ask, reply = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}
     path = write_jsonl(tmp_path / "sft.jsonl", {"messages": [ask, reply]}, {"prompt": "hi", "answer": "hello"})
-    assert load_conversations(JsonlSource(path=path)) == [(ask, reply), (ask, reply)]
+    assert load_conversations(JsonlSourceConfig(path=path)) == [(ask, reply), (ask, reply)]
     path = write_jsonl(tmp_path / "bad.jsonl", {"prompt": "hi"}, {"messages": [ask], "answer": " "})
     with pytest.raises(DataError, match=r"(?s)line 1: nothing to learn.*line 2: nothing to learn"):
-        load_conversations(JsonlSource(path=path))
+        load_conversations(JsonlSourceConfig(path=path))
 
 
 ROWS = """
@@ -260,14 +260,14 @@ def own_rows(tmp_path, monkeypatch):
 
 def test_rows_come_from_a_function_a_class_or_a_list_of_the_users(own_rows):
     columns = {"prompt_key": "question", "options": {"limit": 3}}
-    called = load_source(ImportSource(path="own_rows:sums", domain="sums", **columns))
+    called = load_source(ImportSourceConfig(path="own_rows:sums", domain="sums", **columns))
     assert [prompt.id for prompt in called] == ["sums/0", "sums/1", "sums/2"]
     assert [prompt.answer for prompt in called] == ["1", "2", "3"]
     assert called[1].messages == ({"role": "user", "content": "1 + 1"},)
     assert called[2].extra == {"level": 2}
-    made = load_source(ImportSource(path="own_rows:Sums", options={"limit": 2}))
+    made = load_source(ImportSourceConfig(path="own_rows:Sums", options={"limit": 2}))
     assert [prompt.messages[0]["content"] for prompt in made] == ["0 + 1", "1 + 1"]
-    assert [prompt.answer for prompt in load_source(ImportSource(path="own_rows:TABLE"))] == ["2"]
+    assert [prompt.answer for prompt in load_source(ImportSourceConfig(path="own_rows:TABLE"))] == ["2"]
 
 
 @pytest.mark.parametrize(
@@ -281,9 +281,9 @@ def test_rows_come_from_a_function_a_class_or_a_list_of_the_users(own_rows):
 )
 def test_rows_that_cannot_be_had_are_told_with_the_name_that_the_config_gives(own_rows, name, problem):
     with pytest.raises(DataError, match=re.escape(problem)):
-        load_source(ImportSource(path=f"own_rows:{name}"))
+        load_source(ImportSourceConfig(path=f"own_rows:{name}"))
 
 
 def test_what_is_no_mapping_is_a_bad_row(own_rows):
     with pytest.raises(DataError, match=r"own_rows:torn: bad rows\n  row 1: a list, not a mapping"):
-        load_source(ImportSource(path="own_rows:torn", limit=2))
+        load_source(ImportSourceConfig(path="own_rows:torn", limit=2))

@@ -177,3 +177,26 @@ def test_a_cache_as_tight_still_reuses_prefixes_and_drops_them_when_it_must(
     assert_same(ours, expected)
     assert engine.counts.num_reused_tokens > 0
     assert engine.counts.num_gave_way == 0
+
+
+def test_pages_of_contexts_that_are_read_anew_are_given_back(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    from reroll.infer.embedded.paged import PagedBackend
+
+    other = load_model(folder, dtype=torch.float32, device="cpu")
+    with torch.no_grad():
+        for weight in other.parameters():
+            weight.mul_(1.1)
+
+    def interrupted() -> dict[str, Completion]:
+        engine = make(folder, reads_again=True)
+        for request in requests(3, num_prompt=70, num_tokens=6):
+            engine.submit(request)
+        engine.step()
+        engine.step()
+        engine.load_weights(dict(other.named_parameters()), version=1)
+        return finish(engine, [])
+
+    expected = interrupted()
+    monkeypatch.setattr(engine_module, "make_backend", PagedBackend)
+    assert_same(interrupted(), expected)

@@ -19,7 +19,7 @@ from reroll.errors import ModelError, RewardError
 from reroll.models.load import load_model, load_tokenizer, save_model
 from reroll.models.tiny import END, START
 from reroll.pipeline.judges import HostedModel, SpecialTokenEscaper, open_hosts
-from reroll.rewards.judge import Complete
+from reroll.rewards.hosted import Complete
 from reroll.rewards.reward_model import ScoreModel
 from reroll.runtime import make_runtime
 from reroll.tokens.renderer import Renderer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reroll.config.reward_base import InProcess, RewardConfig
+from reroll.config.reward_base import InProcessRewardConfig, RewardConfig
 from reroll.config.rewards import needs_process
 from reroll.errors import RewardError
 from reroll.rewards.base import Inline, ask
@@ -17,7 +17,7 @@ NODES = RewardConfig.kinds()
 @pytest.mark.parametrize("kind", NODES)
 def test_what_runs_in_a_process_has_limits(kind: str) -> None:
     node = NODES[kind]
-    assert issubclass(node, InProcess) or not node.in_process
+    assert issubclass(node, InProcessRewardConfig) or not node.in_process
 
 
 @pytest.mark.parametrize("kind", NODES)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from reroll.config.reward_match import ExactReward, NumericReward
+from reroll.config.reward_match import ExactRewardConfig, NumericRewardConfig
 from reroll.errors import RewardError
 from reroll.rewards.match import Exact, Numeric, extract, last_number
 from reroll.types import Completion, FinishReason, Prompt, Status, Trajectory, Turn
@@ -76,7 +76,7 @@ def test_an_integer_is_read_back_whatever_is_said_before_it(value: int, before: 
 
 
 def test_numeric_pays_for_the_same_number_written_otherwise() -> None:
-    reward = Numeric(NumericReward(kind="numeric", correct=2.0, wrong=-1.0))
+    reward = Numeric(NumericRewardConfig(kind="numeric", correct=2.0, wrong=-1.0))
     assert reward(prompt("0.75"), said("so we get 3/4")).value == 2.0
     assert reward(prompt("#### 1,000"), said("1000.0")).value == 2.0
     assert reward(prompt("1000"), said("999")).value == -1.0
@@ -84,19 +84,19 @@ def test_numeric_pays_for_the_same_number_written_otherwise() -> None:
 
 
 def test_numeric_tells_long_numbers_apart_that_a_float_cannot() -> None:
-    reward = Numeric(NumericReward(kind="numeric"))
+    reward = Numeric(NumericRewardConfig(kind="numeric"))
     assert reward(prompt("123456789012345678901"), said("123456789012345678901")).value == 1.0
     assert reward(prompt("123456789012345678901"), said("123456789012345678900")).value == 0.0
 
 
 def test_numeric_tolerance_is_absolute_and_inclusive() -> None:
-    reward = Numeric(NumericReward(kind="numeric", tolerance=0.5))
+    reward = Numeric(NumericRewardConfig(kind="numeric", tolerance=0.5))
     assert reward(prompt("10"), said("10.5")).value == 1.0
     assert reward(prompt("10"), said("10.51")).value == 0.0
 
 
 def test_numeric_relative_tolerance_grows_with_the_reference_and_the_wider_one_counts() -> None:
-    reward = Numeric(NumericReward(kind="numeric", tolerance=0.5, relative_tolerance=0.01))
+    reward = Numeric(NumericRewardConfig(kind="numeric", tolerance=0.5, relative_tolerance=0.01))
     assert reward(prompt("-1000"), said("-990")).value == 1.0
     assert reward(prompt("-1000"), said("-989.9")).value == 0.0
     assert reward(prompt("10"), said("10.5")).value == 1.0
@@ -105,24 +105,24 @@ def test_numeric_relative_tolerance_grows_with_the_reference_and_the_wider_one_c
 
 @pytest.mark.parametrize("text", ["nan", "inf", "-inf", "1e999"])
 def test_nan_and_infinity_never_match(text: str) -> None:
-    reward = Numeric(NumericReward(kind="numeric", tolerance=1e300))
+    reward = Numeric(NumericRewardConfig(kind="numeric", tolerance=1e300))
     assert reward(prompt("0"), said(text)).value == 0.0
 
 
 def test_numeric_refuses_a_reference_without_a_number() -> None:
     with pytest.raises(RewardError, match="math/1 holds no number: 'blue'"):
-        Numeric(NumericReward(kind="numeric"))(prompt("blue"), said("3"))
+        Numeric(NumericRewardConfig(kind="numeric"))(prompt("blue"), said("3"))
 
 
 def test_exact_ignores_surrounding_spaces_and_case_only_when_asked() -> None:
-    strict = Exact(ExactReward(kind="exact"))
+    strict = Exact(ExactRewardConfig(kind="exact"))
     assert strict(prompt(" Paris "), said("Paris\n")).value == 1.0
     assert strict(prompt("Paris"), said("paris")).value == 0.0
-    assert Exact(ExactReward(kind="exact", ignore_case=True))(prompt("STRASSE"), said("straße")).value == 1.0
+    assert Exact(ExactRewardConfig(kind="exact", ignore_case=True))(prompt("STRASSE"), said("straße")).value == 1.0
 
 
 def test_a_missing_reference_answer_fails_the_sample_with_the_fix() -> None:
-    for reward in (Exact(ExactReward(kind="exact")), Numeric(NumericReward(kind="numeric"))):
+    for reward in (Exact(ExactRewardConfig(kind="exact")), Numeric(NumericRewardConfig(kind="numeric"))):
         with pytest.raises(RewardError, match="math/1 has no reference answer: set answer_key"):
             reward(prompt(None), said("3"))
 
@@ -134,12 +134,12 @@ def test_the_last_match_of_the_pattern_is_the_answer() -> None:
     assert extract("no tags", pattern) is None
     assert extract("a1 b2", r"[a-z]\d") == "b2"
     assert extract("anything", None) == "anything"
-    assert Numeric(NumericReward(kind="numeric", pattern=pattern))(prompt("2"), said(text)).value == 1.0
-    assert Numeric(NumericReward(kind="numeric", pattern=pattern))(prompt("3"), said("it is 3")).value == 0.0
-    assert Exact(ExactReward(kind="exact", pattern=pattern))(prompt("2"), said(text)).value == 1.0
-    assert Exact(ExactReward(kind="exact", pattern=pattern))(prompt("2"), said("2")).value == 0.0
+    assert Numeric(NumericRewardConfig(kind="numeric", pattern=pattern))(prompt("2"), said(text)).value == 1.0
+    assert Numeric(NumericRewardConfig(kind="numeric", pattern=pattern))(prompt("3"), said("it is 3")).value == 0.0
+    assert Exact(ExactRewardConfig(kind="exact", pattern=pattern))(prompt("2"), said(text)).value == 1.0
+    assert Exact(ExactRewardConfig(kind="exact", pattern=pattern))(prompt("2"), said("2")).value == 0.0
 
 
 def test_a_pattern_that_is_no_regular_expression_is_refused_with_the_config() -> None:
     with pytest.raises(ValidationError, match="not a regular expression"):
-        NumericReward(kind="numeric", pattern="(")
+        NumericRewardConfig(kind="numeric", pattern="(")

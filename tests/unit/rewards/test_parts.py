@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from reroll.algo.advantages import gdpo, normalised
-from reroll.config.reward_base import InProcess, RewardConfig
-from reroll.config.reward_match import RegexReward
+from reroll.config.reward_base import InProcessRewardConfig, RewardConfig
+from reroll.config.reward_match import RegexRewardConfig
 from reroll.config.rewards import RewardWorkersConfig
 from reroll.errors import RewardError
 from reroll.rewards.base import Reward, as_score
@@ -99,7 +99,7 @@ def test_gdpo_counts_an_inner_stack_once() -> None:
     np.testing.assert_allclose(got, expected({"answer": RIGHT, "style": sums}, {"answer": 1.0, "style": 0.5}), atol=1e-5)
 
 
-async def verdicts_in_a_process(node: InProcess, *texts: str) -> list[Score]:
+async def verdicts_in_a_process(node: InProcessRewardConfig, *texts: str) -> list[Score]:
     one = RewardWorkersConfig(num_processes=1)
     workers = await RewardWorkers.start(LocalRuntime(), {"form": node}, one, search_path=[], meter=RewardMeter())
     try:
@@ -109,7 +109,7 @@ async def verdicts_in_a_process(node: InProcess, *texts: str) -> list[Score]:
 
 
 def test_an_answer_on_which_the_verifier_hangs_is_no_better_than_a_wrong_one() -> None:
-    node = RegexReward(kind="regex", pattern="(a+)+$", timeout_s=0.5)
+    node = RegexRewardConfig(kind="regex", pattern="(a+)+$", timeout_s=0.5)
     scores = asyncio.run(verdicts_in_a_process(node, "a", "aa", "b", "a" * 40 + "!"))
     assert [score.info for score in scores] == [{}, {}, {}, {"unjudged": 1.0}]
     got = advantages(stack({"form": Told(*scores)}))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from reroll.config.reward_judge import ModelReward
+from reroll.config.reward_hosted import ModelRewardConfig
 from reroll.errors import WorkerDied
 from reroll.rewards.reward_model import Ids, RewardModel, ScoreModel
 from reroll.types import Completion, FinishReason, Message, Prompt, Status, Trajectory, Turn
@@ -133,7 +133,7 @@ async def test_closing_gives_up_what_waits() -> None:
     ],
 )
 async def test_the_heads_number_is_squashed_scaled_and_clipped_in_this_order(options: dict[str, Any], value: float) -> None:
-    config = ModelReward.model_validate({"kind": "reward_model", "model": "m"} | options)
+    config = ModelRewardConfig.model_validate({"kind": "reward_model", "model": "m"} | options)
     trajectory = Trajectory(id="s", turns=(Turn(prompt_ids=(0,), completion=DONE, text="a"),), status=Status.COMPLETED)
     prompt = Prompt(id="p", messages=(Message(role="user", content="?"),), domain="d")
     assert (await RewardModel(config, scores(Model()))(prompt, trajectory)).value == pytest.approx(value)
@@ -144,7 +144,7 @@ async def test_a_sigmoid_takes_any_number(raw: float) -> None:
     async def constant(rows: Sequence[Ids]) -> list[float]:
         return [raw]
 
-    config = ModelReward.model_validate({"kind": "reward_model", "model": "m", "output": "sigmoid"})
+    config = ModelRewardConfig.model_validate({"kind": "reward_model", "model": "m", "output": "sigmoid"})
     trajectory = Trajectory(id="s", turns=(Turn(prompt_ids=(0,), completion=DONE, text="a"),), status=Status.COMPLETED)
     it = RewardModel(config, ScoreModel(render, constant, max_batch_tokens=9))
     value = (await it(Prompt(id="p", messages=(), domain="d"), trajectory)).value
@@ -162,7 +162,7 @@ async def test_the_whole_episode_is_scored() -> None:
         Turn(prompt_ids=(0,), completion=DONE, text="north", shown=(Message(role="user", content="start"),)),
         Turn(prompt_ids=(0,), completion=DONE, text="south", shown=(Message(role="user", content="a wall"),), reply=()),
     )
-    config = ModelReward.model_validate({"kind": "reward_model", "model": "m"})
+    config = ModelRewardConfig.model_validate({"kind": "reward_model", "model": "m"})
     it = RewardModel(config, ScoreModel(look, Model(), max_batch_tokens=9))
     await it(Prompt(id="p", messages=(), domain="d"), Trajectory(id="s", turns=turns, status=Status.COMPLETED))
     assert [message["content"] for message in seen] == ["start", "north", "a wall", "south"]

@@ -119,7 +119,7 @@ async def test_a_cascade_goes_on_where_a_step_could_not_judge_and_fails_with_its
 
 
 async def test_what_an_episode_earned_can_be_a_part() -> None:
-    node = config(kind="stack", parts={"game": {"kind": "earned"}, "answer": {"kind": "numeric", "weight": 0.1}})
+    node = config(kind="stack", parts={"game": {"kind": "env_reward"}, "answer": {"kind": "numeric", "weight": 0.1}})
     score = await made(node)(PROMPT, said("left", "7", reward=2.0))
     assert (score.value, score.parts, score.answer) == (2.1, {"game": 2.0, "answer": 1.0}, "7")
 

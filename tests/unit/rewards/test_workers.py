@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from reroll.config.reward_base import InProcess
-from reroll.config.reward_match import RegexReward
-from reroll.config.rewards import ImportReward, RewardWorkersConfig
+from reroll.config.reward_base import InProcessRewardConfig
+from reroll.config.reward_match import RegexRewardConfig
+from reroll.config.rewards import ImportRewardConfig, RewardWorkersConfig
 from reroll.errors import RewardError
 from reroll.rewards.memory import Spent
 from reroll.rewards.meter import RewardMeter
@@ -36,7 +36,7 @@ CLOSING = "the run is closing: rewards take no more calls"
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 USER_MODULE = '''
-import asyncio, ctypes, os, subprocess, sys, threading, time
+import asyncio, ctypes, os, signal, subprocess, sys, threading, time
 import numpy as np
 from reroll.errors import RewardError
 from reroll.types import Score
@@ -54,6 +54,10 @@ def act(prompt, trajectory, *, bonus=0.0):
         child = subprocess.Popen(["sleep", "600"])
         open(prompt.extra["pid_file"], "w").write(str(child.pid))
         time.sleep(600)
+    if text == "killed": os.kill(os.getpid(), signal.SIGKILL)
+    if text == "killed once" and not os.path.exists(prompt.extra["flag"]):
+        open(prompt.extra["flag"], "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
     if text == "exit": os._exit(7)
     if text == "sys.exit": sys.exit("leaving")
     if text == "segfault": ctypes.string_at(0)
@@ -122,13 +126,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def imported(name: str, *, timeout_s: float = 10.0, **options: object) -> ImportReward:
-    return ImportReward(kind="import", path=name, timeout_s=timeout_s, options=options)
+def imported(name: str, *, timeout_s: float = 10.0, **options: object) -> ImportRewardConfig:
+    return ImportRewardConfig(kind="import", path=name, timeout_s=timeout_s, options=options)
 
 
 @asynccontextmanager
 async def opened(
-    rewards: Mapping[str, InProcess], folder: Path | None = None, *, num_processes: int = 1
+    rewards: Mapping[str, InProcessRewardConfig], folder: Path | None = None, *, num_processes: int = 1
 ) -> AsyncIterator[RewardWorkers]:
     workers = await RewardWorkers.start(
         LocalRuntime(),
@@ -195,7 +199,7 @@ async def test_a_raise_or_a_bad_value_fails_the_sample_and_keeps_the_process(
     assert await workers.score("my.user", asked(), said("pid")) == before
 
 
-@pytest.mark.parametrize(("text", "reason"), [("exit", "exit code 7"), ("segfault", "SIGSEGV")])
+@pytest.mark.parametrize(("text", "reason"), [("exit", "exit code 7"), ("segfault", "SIGSEGV"), ("killed", "SIGKILL")])
 async def test_a_crash_fails_the_sample_and_another_process_takes_over(workers: RewardWorkers, text: str, reason: str) -> None:
     before = await workers.score("my.user", asked(), said("pid"))
     with pytest.raises(RewardError, match=rf"process died \({reason}\) while judging"):
@@ -279,6 +283,12 @@ async def test_a_process_that_is_killed_before_it_reads_the_question_fails_nobod
     killer.join()
 
 
+async def test_a_process_that_is_killed_in_the_midst_of_a_verdict_fails_nobody_if_the_next_one_lives(
+    workers: RewardWorkers, tmp_path: Path
+) -> None:
+    assert (await workers.score("my.user", asked(flag=str(tmp_path / "killed")), said("killed once"))).value == 1.0
+
+
 @pytest.mark.parametrize("text", ["daemon", "daemon and die", "child"])
 async def test_close_ends_what_user_code_has_started_in_whatever_session(folder: Path, tmp_path: Path, text: str) -> None:
     pid_file = tmp_path / "pid"
@@ -330,8 +340,8 @@ async def test_a_module_that_hangs_on_import_is_killed_and_a_problem(folder: Pat
 
 
 async def test_a_call_that_wants_too_much_memory_fails_its_sample_and_its_process_is_replaced(folder: Path) -> None:
-    limited = ImportReward(kind="import", path="judges:act", memory_mb=100)
-    rewards = {"my.limited": limited, "my.free": ImportReward(kind="import", path="judges:act", memory_mb=None)}
+    limited = ImportRewardConfig(kind="import", path="judges:act", memory_mb=100)
+    rewards = {"my.limited": limited, "my.free": ImportRewardConfig(kind="import", path="judges:act", memory_mb=None)}
     async with opened(rewards, folder) as workers:
         before = await workers.score("my.limited", asked(), said("pid"))
         with pytest.raises(RewardError, match="wanted more memory than its memory_mb allows"):
@@ -408,7 +418,7 @@ def is_running(pid: int, *, patience_s: float = 5.0) -> bool:
         try:
             if state(Path(f"/proc/{pid}")) == "Z":
                 return False
-        except FileNotFoundError:
+        except (FileNotFoundError, ProcessLookupError):  # It may end while it is looked at.
             return False
         time.sleep(0.05)
     return True
@@ -429,7 +439,7 @@ async def test_reasoning_gym_tasks_are_scored_by_their_own_verifier() -> None:
 
 
 async def test_an_answer_on_which_a_bundled_verifier_hangs_is_wrong_and_fails_nothing(folder: Path) -> None:
-    node = RegexReward(kind="regex", pattern="(a+)+$", wrong=-0.5, timeout_s=0.5)
+    node = RegexRewardConfig(kind="regex", pattern="(a+)+$", wrong=-0.5, timeout_s=0.5)
     async with opened({"form": node}, folder) as workers:
         assert (await workers.score("form", asked(), said("aaa"))).value == 1.0
         assert await workers.score("form", asked(), said("a" * 40 + "!")) == Score(value=-0.5, info={"unjudged": 1.0})
@@ -460,7 +470,7 @@ async def test_who_is_judged_with_a_culprit_gets_a_verdict_and_the_culprit_alone
     folder: Path, monkeypatch: pytest.MonkeyPatch, text: str, reason: str
 ) -> None:
     monkeypatch.setattr("reroll.rewards.workers.TOGETHER_S", 60.0)  # However slow the machine is, they count as quick.
-    reward = ImportReward(kind="import", path="judges:act", timeout_s=2.0, memory_mb=100)
+    reward = ImportRewardConfig(kind="import", path="judges:act", timeout_s=2.0, memory_mb=100)
     async with opened({"user": reward}, folder) as workers:
         await workers.score("user", asked(), said("int"))
         texts = ["int", "score", text, "true", "int"]

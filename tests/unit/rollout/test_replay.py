@@ -7,7 +7,7 @@ from mortal_envs import NUM_TURNS
 from pydantic import TypeAdapter
 from rollout_fakes import make, trajectory
 
-from reroll.config.envs import EnvConfig, ProcessEnvs
+from reroll.config.envs import EnvConfig, ProcessEnvsConfig
 from reroll.config.parts import LocalRuntimeConfig
 from reroll.envs.cluster import EnvCluster
 from reroll.errors import EnvError, EnvLost, TooManyFailures
@@ -86,7 +86,7 @@ async def scheduler_of(journal, **options):
     node = {"kind": "import", "path": "mortal_envs:Mortal", "options": options}
     nodes = TypeAdapter(dict[str, EnvConfig]).validate_python({"d": node})
     async with make_runtime(LocalRuntimeConfig()) as runtime:
-        envs = await EnvCluster.start(runtime, ProcessEnvs(num_workers=1), nodes)
+        envs = await EnvCluster.start(runtime, ProcessEnvsConfig(num_workers=1), nodes)
 
         async def episode(prompt, id, seed):
             sampling = SamplingParams(max_tokens=4, seed=seed)

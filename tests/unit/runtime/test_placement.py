@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reroll.config.parts import DeviceSelection
+from reroll.config.parts import DeviceSelectionConfig
 from reroll.errors import RerollError
 from reroll.runtime.base import Placement, WorkerInfo
 from reroll.runtime.local import LocalRuntime
@@ -31,4 +31,4 @@ async def test_a_worker_that_spans_gpus_is_told_the_first() -> None:
 async def test_one_process_has_no_nodes_to_select_from() -> None:
     async with LocalRuntime() as runtime:
         with pytest.raises(RerollError, match=r"runtime: \{kind: ray\}"):
-            runtime.devices(DeviceSelection(gpus=1))
+            runtime.devices(DeviceSelectionConfig(gpus=1))

@@ -13,16 +13,16 @@ from code_programs import ASSERTS, CALLS, CASES, CPP_PROGRAMS, HOSTILE, INSIDE, 
 
 from reroll.data.sources import load_source
 from reroll.errors import RewardError, SandboxError
-from reroll_zoo.code.config import CodeConfig, CodeLimits
+from reroll_zoo.code.config import CodeConfig, CodeLimitsConfig
 from reroll_zoo.code.reward import Code
 from reroll_zoo.code_tasks.config import CodeTasksConfig
 from reroll_zoo.code_tasks.draw import LEVELS
 from reroll_zoo.sandbox.base import Program, Ran, Sandbox
-from reroll_zoo.sandbox.config import LocalSandbox
+from reroll_zoo.sandbox.config import LocalSandboxConfig
 from reroll_zoo.sandbox.make import join_sandbox, open_sandbox
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-LIMITS = CodeLimits(wall_s=60.0, cpu_s=10.0, memory_mb=256, output_kb=64)
+LIMITS = CodeLimitsConfig(wall_s=60.0, cpu_s=10.0, memory_mb=256, output_kb=64)
 """Little of everything but time, which runs out for what hangs alone."""
 NO_TIME = {"call_s": 0.4, "limits": LIMITS.model_copy(update={"wall_s": 0.8, "cpu_s": 0.8})}
 """For programs that never end: that they are given up is all that can be seen of them."""
@@ -35,7 +35,7 @@ def config(**options: object) -> CodeConfig:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def sandbox() -> AsyncIterator[Sandbox]:
     try:
-        made = open_sandbox(LocalSandbox(level="namespaces"), num_processes=2)
+        made = open_sandbox(LocalSandboxConfig(level="namespaces"), num_processes=2)
     except SandboxError as error:
         pytest.skip(str(error))
     yield made
@@ -214,7 +214,7 @@ async def test_apps_and_taco_rows_are_taken_as_they_are(sandbox: Sandbox, tests:
 
 async def test_functions_run_below_namespaces_too_and_tests_that_need_a_process_say_so() -> None:
     try:
-        sandbox = open_sandbox(LocalSandbox(level="rlimits"), num_processes=1)
+        sandbox = open_sandbox(LocalSandboxConfig(level="rlimits"), num_processes=1)
     except SandboxError as error:
         pytest.skip(str(error))
     try:
@@ -264,13 +264,13 @@ class Broken:
 
 
 async def test_rewards_whose_programs_run_alike_share_a_sandbox_until_the_last_of_them_closes() -> None:
-    mine, theirs = join_sandbox(LocalSandbox()), join_sandbox(LocalSandbox())
+    mine, theirs = join_sandbox(LocalSandboxConfig()), join_sandbox(LocalSandboxConfig())
     await mine.close()
     await mine.close()
     assert (await theirs.run(Program(source="print(1)"))).stdout == "1\n"
     await theirs.close()
     with pytest.raises(SandboxError):
         await theirs.run(Program(source="print(1)"))
-    again = join_sandbox(LocalSandbox())
+    again = join_sandbox(LocalSandboxConfig())
     assert (await again.run(Program(source="print(2)"))).stdout == "2\n"
     await again.close()

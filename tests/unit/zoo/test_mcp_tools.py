@@ -16,7 +16,7 @@ pytest.importorskip("mcp.server.mcpserver", reason="needs mcp 2", exc_type=Impor
 
 from reroll.errors import EnvError
 from reroll.tokens.tool_calls import write_call
-from reroll_zoo.tool_use.config import McpHttpConfig, McpStdioConfig, ToolEnv
+from reroll_zoo.tool_use.config import McpHttpConfig, McpStdioConfig, ToolEnvConfig
 from reroll_zoo.tool_use.mcp import McpServer
 from reroll_zoo.tool_use.tasks import ToolTasks
 from reroll_zoo.tool_use.tool import Tool, ToolError
@@ -182,7 +182,7 @@ def test_an_episode_has_a_server_of_its_own_and_ends_it(stdio: McpStdioConfig, t
         "tools": [stdio.model_dump(), {"kind": "python"}],
         "call_timeout_s": PLENTY_S,
     }
-    config = ToolEnv.model_validate(node)
+    config = ToolEnvConfig.model_validate(node)
     env = ToolTasks(config)
     first, _ = env.reset(0)
     assert {"python", "add", "note"} <= {tool["function"]["name"] for tool in first["tools"]}

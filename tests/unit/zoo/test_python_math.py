@@ -10,7 +10,7 @@ from reroll.envs.make import import_problems, make_env
 from reroll.errors import SandboxError
 from reroll.tokens.tool_calls import write_call
 from reroll_zoo.sandbox import blocking
-from reroll_zoo.sandbox.config import LocalSandbox
+from reroll_zoo.sandbox.config import LocalSandboxConfig
 from reroll_zoo.tool_use.config import PythonToolConfig
 from reroll_zoo.tool_use.env import Task
 from reroll_zoo.tool_use.python import python_tool
@@ -25,7 +25,7 @@ SEEDS = range(40)
 
 def python(code: str, *, timeout_s: float = 20.0, memory_mb: int = 512, site_packages: bool = False) -> str:
     """What the policy is told."""
-    tool = python_tool(memory_mb=memory_mb, sandbox=LocalSandbox(site_packages=site_packages))
+    tool = python_tool(memory_mb=memory_mb, sandbox=LocalSandboxConfig(site_packages=site_packages))
     try:
         return tool.run({"code": code}, timeout_s)
     except ToolError as failed:
@@ -76,7 +76,7 @@ def test_equal_code_gives_equal_output_even_for_sets() -> None:
 def test_installed_packages_are_there_if_the_config_says_so() -> None:
     assert "No module named 'numpy'" in python("import numpy")
     assert python("import numpy\nprint(numpy.arange(3).sum())", site_packages=True) == "3"
-    assert PythonToolConfig(kind="python").sandbox == LocalSandbox(site_packages=True)
+    assert PythonToolConfig(kind="python").sandbox == LocalSandboxConfig(site_packages=True)
 
 
 @pytest.mark.parametrize("code", ["", "\ud800", "\x00", "print('unfinished"])

@@ -19,7 +19,7 @@ from reroll_zoo.guarded import contained as contained_module
 from reroll_zoo.guarded import reasoning_gym as guarded
 from reroll_zoo.guarded.reasoning_gym import TaskScorer
 from reroll_zoo.sandbox.blocking import BlockingSandbox
-from reroll_zoo.sandbox.config import LocalSandbox
+from reroll_zoo.sandbox.config import LocalSandboxConfig
 from reroll_zoo.sandbox.local import LEVELS
 
 MANY_SOLUTIONS = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}
@@ -52,7 +52,7 @@ MAX_MEAN_PAY = 0.5
 
 @pytest.fixture(scope="module")
 def scorer() -> TaskScorer:
-    return TaskScorer(LocalSandbox(), wall_s=20.0, memory_mb=1024)
+    return TaskScorer(LocalSandboxConfig(), wall_s=20.0, memory_mb=1024)
 
 
 @cache
@@ -126,12 +126,12 @@ def test_a_probability_may_be_a_fraction_or_rounded(scorer: TaskScorer) -> None:
 def contained(request: pytest.FixtureRequest) -> Iterator[TaskScorer]:
     """A scorer at each level that this machine has, with a sandbox of its own."""
     try:
-        box = BlockingSandbox(LocalSandbox(level=request.param, site_packages=True), preload=("reasoning_gym",))
+        box = BlockingSandbox(LocalSandboxConfig(level=request.param, site_packages=True), preload=("reasoning_gym",))
     except SandboxError as error:
         pytest.skip(str(error))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(contained_module, "shared_sandbox", lambda config, preload: box)
-        yield TaskScorer(LocalSandbox(), wall_s=60.0, memory_mb=256)
+        yield TaskScorer(LocalSandboxConfig(), wall_s=60.0, memory_mb=256)
     box.close()
 
 
@@ -219,15 +219,15 @@ def test_what_can_name_or_grow_is_not_plain(given: str) -> None:
     ],
 )
 def test_ordinary_wrong_answers_need_no_sandbox(name: str, given: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    scorer = TaskScorer(LocalSandbox(), wall_s=5.0, memory_mb=256)
+    scorer = TaskScorer(LocalSandboxConfig(), wall_s=5.0, memory_mb=256)
     monkeypatch.setattr(scorer, "_contained", None)
     assert scorer.score(name, {}, tasks(name)[0], given) < 1.0
 
 
 def test_where_reasoning_gym_cannot_be_imported_inside_the_reason_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    bare = BlockingSandbox(LocalSandbox())
+    bare = BlockingSandbox(LocalSandboxConfig())
     monkeypatch.setattr(contained_module, "shared_sandbox", lambda config, preload: bare)
-    scorer = TaskScorer(LocalSandbox(), wall_s=5.0, memory_mb=256)
+    scorer = TaskScorer(LocalSandboxConfig(), wall_s=5.0, memory_mb=256)
     with pytest.raises(SandboxError, match="No module named 'reasoning_gym'"):
         scorer.score("spiral_matrix", {}, tasks("spiral_matrix")[0], "f(x)")
     bare.close()

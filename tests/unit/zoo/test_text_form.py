@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from reroll.config.reward_match import RegexReward
+from reroll.config.reward_match import RegexRewardConfig
 from reroll.errors import RewardError
 from reroll.rewards.match import Regex
 from reroll.types import Completion, FinishReason, Prompt, Status, Trajectory, Turn
@@ -58,19 +58,19 @@ def said(text: str) -> Trajectory:
     ],
 )
 def test_a_regex_is_found_in_the_text_or_is_all_of_it(pattern: str, whole: bool, text: str, is_correct: bool) -> None:
-    reward = Regex(RegexReward(kind="regex", pattern=pattern, whole=whole, correct=0.5, wrong=-0.5))
+    reward = Regex(RegexRewardConfig(kind="regex", pattern=pattern, whole=whole, correct=0.5, wrong=-0.5))
     assert reward(asked(), said(text)).value == (0.5 if is_correct else -0.5)
 
 
 def test_a_pattern_that_is_no_regular_expression_is_refused_and_one_is_needed() -> None:
     with pytest.raises(ValidationError, match="not a regular expression"):
-        RegexReward(kind="regex", pattern="(")
+        RegexRewardConfig(kind="regex", pattern="(")
     with pytest.raises(ValidationError, match="Field required"):
-        RegexReward.model_validate({"kind": "regex"})
+        RegexRewardConfig.model_validate({"kind": "regex"})
 
 
 def test_what_may_take_for_ever_runs_in_a_process() -> None:
-    assert RegexReward.in_process
+    assert RegexRewardConfig.in_process
     assert JsonSchemaConfig.in_process
 
 

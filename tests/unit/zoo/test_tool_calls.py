@@ -18,7 +18,7 @@ from reroll.envs.base import InvalidAction
 from reroll.errors import ConfigError, DataError, EnvError
 from reroll.tokens.tool_calls import Call, MalformedCall, find_calls, write_call
 from reroll_zoo.tool_use.answers import final_answer, same_answer, same_number
-from reroll_zoo.tool_use.config import ToolEnv, ToolLimits
+from reroll_zoo.tool_use.config import ToolEnvConfig, ToolLimitsConfig
 from reroll_zoo.tool_use.env import Task, ToolLoop
 from reroll_zoo.tool_use.schema import describe_function, find_problem
 from reroll_zoo.tool_use.tasks import ToolTasks
@@ -255,7 +255,7 @@ class Riddle(ToolLoop):
     """The answer is the seed plus one."""
 
     def __init__(self, tools: Sequence[Tool] = tuple(TOOLS.values()), *, max_calls: int = 3, **limits: Any) -> None:
-        super().__init__(ToolLimits(kind="riddle", max_calls=max_calls, **limits), tools=tools)
+        super().__init__(ToolLimitsConfig(kind="riddle", max_calls=max_calls, **limits), tools=tools)
 
     def draw_task(self, seed: int) -> Task:
         return Task(messages=({"role": "user", "content": f"{seed} + 1?"},), answer=str(seed + 1))
@@ -427,7 +427,7 @@ def node(tmp_path: Path) -> dict[str, Any]:
 
 
 def make(node: dict[str, Any]) -> ToolTasks:
-    config = ToolEnv.model_validate(node)
+    config = ToolEnvConfig.model_validate(node)
     return ToolTasks(config)
 
 
@@ -451,7 +451,7 @@ def test_a_row_without_an_answer_is_refused(node: dict[str, Any], tmp_path: Path
 
 def test_a_config_without_tools_is_refused(node: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match="at least 1 item"):
-        ToolEnv.model_validate({**node, "tools": []})
+        ToolEnvConfig.model_validate({**node, "tools": []})
 
 
 def test_without_the_mcp_package_the_install_line_is_given(node: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from reroll.config.cluster import ClusterConfig, Efficiency
+from reroll.config.cluster import ClusterConfig, EfficiencyConfig
 from reroll.config.host import parse_devices
 from reroll.config.load import load_config
 from reroll.config.strategy import Fsdp2StrategyConfig
@@ -52,7 +52,7 @@ def test_parameters_are_cut_over_ranks_that_share_sequences_too() -> None:
 
 def test_sharing_costs_an_exchange_of_queries_keys_values_and_outputs_in_every_layer_of_both_passes() -> None:
     shape = shape_of("meta-llama/Llama-3.1-8B-Instruct")
-    cluster = ClusterConfig(device="h100", num=8, efficiency=Efficiency(train=1, prefill=1, link=1))
+    cluster = ClusterConfig(device="h100", num=8, efficiency=EfficiencyConfig(train=1, prefill=1, link=1))
     rows = Rows(num_rows=8, prompt_tokens=500, written_tokens=1500, longest_written=2500, num_prompts=8)
 
     def seconds(**how: Any) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reroll.config.cluster import DEVICES, ClusterConfig, Efficiency
+from reroll.config.cluster import DEVICES, ClusterConfig, EfficiencyConfig
 from reroll_zoo.plan.memory import Training
 from reroll_zoo.plan.shape import shape_of
 from reroll_zoo.plan.timing import (
@@ -21,7 +21,7 @@ HEAD = 128_256 * 4096
 BODY = SHAPE.num_parameters - 2 * HEAD - 4096
 """Without embedding, head and last norm."""
 ROWS = Rows(num_rows=512, prompt_tokens=500, written_tokens=1500, longest_written=2500, num_prompts=64)
-PERFECT = Efficiency(train=1, prefill=1, decode=1, link=1, memory=1, length=1, step_overhead_ms=0)
+PERFECT = EfficiencyConfig(train=1, prefill=1, decode=1, link=1, memory=1, length=1, step_overhead_ms=0)
 NODE = ClusterConfig(device="h100", num=8, efficiency=PERFECT)
 
 

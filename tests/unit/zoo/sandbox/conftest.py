@@ -9,7 +9,7 @@ import pytest
 
 from reroll.errors import SandboxError
 from reroll_zoo.sandbox.base import Language, Limits, Program, Ran
-from reroll_zoo.sandbox.config import LocalSandbox
+from reroll_zoo.sandbox.config import LocalSandboxConfig
 from reroll_zoo.sandbox.local import LEVELS, LocalPool
 
 QUICK = Limits(cpu_s=10, wall_s=60, memory_mb=256, processes=8, file_mb=4, output_kb=64)
@@ -21,7 +21,7 @@ class Box:
 
     def __init__(self, level: str) -> None:
         self._runner = asyncio.Runner()
-        self.pool = LocalPool(LocalSandbox.model_validate({"level": level}), num_processes=1)
+        self.pool = LocalPool(LocalSandboxConfig.model_validate({"level": level}), num_processes=1)
         self.level = level
 
     def run(self, source: str, *, stdin: str = "", language: Language = "python", limits: Limits = QUICK) -> Ran:

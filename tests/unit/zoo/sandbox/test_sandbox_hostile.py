@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from reroll_zoo.sandbox.base import Limits, Program
-from reroll_zoo.sandbox.config import LocalSandbox
+from reroll_zoo.sandbox.config import LocalSandboxConfig
 from reroll_zoo.sandbox.make import open_sandbox
 
 if TYPE_CHECKING:
@@ -417,7 +417,7 @@ async def test_programs_in_parallel_places_cannot_meet() -> None:
     """Each leaves a file and looks for those of others."""
     source = "import os, time\nopen(input(), 'w')\ntime.sleep(0.3)\nprint(len(os.listdir('.')), len(os.listdir('/tmp')))"
 
-    sandbox = open_sandbox(LocalSandbox(), num_processes=2)
+    sandbox = open_sandbox(LocalSandboxConfig(), num_processes=2)
     try:
         if sandbox.level != "namespaces":
             pytest.skip("files in memory need namespaces")

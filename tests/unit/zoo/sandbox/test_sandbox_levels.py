@@ -20,7 +20,7 @@ from reroll.errors import SandboxError
 from reroll_zoo.sandbox import __main__ as command
 from reroll_zoo.sandbox import local, selftest, warm
 from reroll_zoo.sandbox.base import Limits, Program, Ran
-from reroll_zoo.sandbox.config import LocalSandbox, SandboxLevel
+from reroll_zoo.sandbox.config import LocalSandboxConfig, SandboxLevel
 from reroll_zoo.sandbox.local import LEVELS, LocalPool
 
 HELLO = Program(source="print('hello')")
@@ -31,7 +31,7 @@ HANGS_S = 120
 
 def open_pool(level: str = "auto", *, num_processes: int = 1) -> LocalPool:
     try:
-        return LocalPool(LocalSandbox.model_validate({"level": level}), num_processes=num_processes)
+        return LocalPool(LocalSandboxConfig.model_validate({"level": level}), num_processes=num_processes)
     except SandboxError as error:
         pytest.skip(str(error))
 
@@ -103,7 +103,7 @@ def test_below_the_level_asked_for_nothing_starts_and_the_message_has_the_fix(
     forbid(monkeypatch, level)
     before = descendants()
     with pytest.raises(SandboxError, match=f"level {level} .*not permitted.*{fix}"):
-        LocalPool(LocalSandbox.model_validate({"level": level}), num_processes=1)
+        LocalPool(LocalSandboxConfig.model_validate({"level": level}), num_processes=1)
     assert descendants() <= before
 
 
@@ -133,7 +133,7 @@ async def test_what_a_program_cannot_be_locked_in_with_stops_the_start(monkeypat
     break_filter = "from reroll_zoo.sandbox.inside import seccomp\nseccomp._MODE_FILTER = 77\nsys.path.remove(root)"
     monkeypatch.setattr(warm, "_BOOT", warm._BOOT.replace("sys.path.remove(root)", break_filter))
     with pytest.raises(SandboxError, match=r"could not lock a program in: .*prctl"):
-        LocalPool(LocalSandbox(), num_processes=1)
+        LocalPool(LocalSandboxConfig(), num_processes=1)
 
 
 # The end.
@@ -208,11 +208,11 @@ async def test_all_ends_with_a_controller_that_is_killed(level: str, tmp_path: P
     await open_pool(level).close()  # Skips where there is no such level.
     script = f"""
 import asyncio, sys
-from reroll_zoo.sandbox.config import LocalSandbox
+from reroll_zoo.sandbox.config import LocalSandboxConfig
 from reroll_zoo.sandbox.base import Limits, Program
 from reroll_zoo.sandbox.local import LocalPool
 async def main():
-    pool = LocalPool(LocalSandbox(level={level!r}), num_processes=2)
+    pool = LocalPool(LocalSandboxConfig(level={level!r}), num_processes=2)
     nap = Program(source="import time; time.sleep(600)", limits=Limits(wall_s=600))
     calls = [asyncio.create_task(pool.run(nap)) for _ in range(2)]
     while len(pool._all) < 2: await asyncio.sleep(0.01)

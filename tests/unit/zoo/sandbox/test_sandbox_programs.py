@@ -13,7 +13,7 @@ import pytest
 
 from reroll.errors import SandboxError
 from reroll_zoo.sandbox.base import Limits, Program, Ran
-from reroll_zoo.sandbox.config import LocalSandbox
+from reroll_zoo.sandbox.config import LocalSandboxConfig
 from reroll_zoo.sandbox.cpp import Compiler
 from reroll_zoo.sandbox.inside.wire import Job, Result
 from reroll_zoo.sandbox.local import LocalPool
@@ -244,7 +244,7 @@ HANGS_S = 120
 
 
 async def _open(num_processes: int) -> LocalPool:
-    sandbox = open_sandbox(LocalSandbox(), num_processes=num_processes)
+    sandbox = open_sandbox(LocalSandboxConfig(), num_processes=num_processes)
     assert isinstance(sandbox, LocalPool)
     return sandbox
 
@@ -309,7 +309,7 @@ async def test_a_closed_sandbox_says_so() -> None:
 
 async def test_packages_are_there_only_if_asked_for() -> None:
     for asked in (False, True):
-        sandbox = open_sandbox(LocalSandbox(site_packages=asked), num_processes=1)
+        sandbox = open_sandbox(LocalSandboxConfig(site_packages=asked), num_processes=1)
         try:
             ran = await sandbox.run(Program(source="import numpy; print(numpy.arange(5).sum())", limits=Limits(memory_mb=1024)))
         finally:

@@ -13,7 +13,7 @@ from aiohttp.test_utils import TestServer
 from reroll.errors import SandboxError
 from reroll_zoo.sandbox import remote
 from reroll_zoo.sandbox.base import Limits, Program
-from reroll_zoo.sandbox.config import RemoteSandbox
+from reroll_zoo.sandbox.config import RemoteSandboxConfig
 from reroll_zoo.sandbox.make import open_sandbox
 
 FINISHED = {"status": "Finished", "execution_time": 0.25, "return_code": 0, "stdout": "42\n", "stderr": ""}
@@ -60,7 +60,7 @@ async def url(service: Service, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 
 
 def connect(url: str, **options: Any) -> remote.RemoteClient:
-    sandbox = open_sandbox(RemoteSandbox(kind="remote", url=url, **options), num_processes=1)
+    sandbox = open_sandbox(RemoteSandboxConfig(kind="remote", url=url, **options), num_processes=1)
     assert isinstance(sandbox, remote.RemoteClient)
     return sandbox
 

@@ -14,7 +14,7 @@ import pytest
 from reroll.errors import SandboxError
 from reroll_zoo.sandbox import warm
 from reroll_zoo.sandbox.base import Limits, Program, Ran
-from reroll_zoo.sandbox.config import LocalSandbox
+from reroll_zoo.sandbox.config import LocalSandboxConfig
 from reroll_zoo.sandbox.inside import cgroup, usage
 from reroll_zoo.sandbox.local import LocalPool
 
@@ -119,7 +119,7 @@ def ran_with(pool: LocalPool, source: str) -> Ran:
 
 def namespaces() -> LocalPool:
     try:
-        return LocalPool(LocalSandbox(level="namespaces"), num_processes=1)
+        return LocalPool(LocalSandboxConfig(level="namespaces"), num_processes=1)
     except SandboxError as error:
         pytest.skip(str(error))
 

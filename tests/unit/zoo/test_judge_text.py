@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reroll.config.reward_judge import JudgeReward
-from reroll.rewards.judge_text import ScoreReader, Template, mark_of
+from reroll_zoo.judge.config import JudgeConfig
+from reroll_zoo.judge.text import ScoreReader, Template, mark_of
 
 MODEL = {"kind": "hosted", "model": "some/model"}
 WORDS = {"yes": 1, "partly": 0.5, "partly correct": 0.75, "no": 0}
 
 
 def reader(**options: Any) -> ScoreReader:
-    return ScoreReader(JudgeReward.model_validate({"kind": "judge", "model": MODEL} | options))
+    return ScoreReader(JudgeConfig.model_validate({"kind": "judge", "model": MODEL} | options))
 
 
 def filled(answer: str, text: str | None = None, reference: str | None = "42") -> str:

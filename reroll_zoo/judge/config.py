@@ -1,16 +1,19 @@
-"""Models as judges: a language model that reads the answer and gives it a score, and a reward model with a scalar head."""
+"""A language model as a judge: it reads the answer and gives it a score."""
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from reroll.config.base import Node, Pattern
-from reroll.config.parts import Devices, FixedModelConfig
-from reroll.config.reward_base import RewardConfig
+from reroll.config.reward_hosted import HostedJudgeConfig, OpenedRewardConfig, check_ascending
+from reroll.errors import Violation
 
 PLACEHOLDERS = ("question", "answer", "reference", "scale")
 """What a template may name: what was asked, what the policy said, the reference answer, and what a score looks like."""
@@ -36,12 +39,6 @@ def _check_one_group(pattern: str) -> str:
     return pattern
 
 
-def _check_ascending(scale: tuple[float, float]) -> tuple[float, float]:
-    if not scale[0] < scale[1]:
-        raise ValueError("the scale must go from low to high, e.g. [0, 10]")
-    return scale
-
-
 def _undo_yaml(words: Any) -> Any:
     """YAML reads the keys yes, true and on as one and the same; so every word it may have been gets the score."""
     if not isinstance(words, dict):
@@ -54,7 +51,7 @@ def _undo_yaml(words: Any) -> Any:
     }
 
 
-class EndpointJudge(Node):
+class EndpointJudgeConfig(Node):
     """A model behind any server that speaks OpenAI's chat completions."""
 
     kind: Literal["endpoint"]
@@ -82,26 +79,13 @@ class EndpointJudge(Node):
     """In any currency: what was spent is then part of the metrics."""
 
 
-class HostedJudge(Node):
-    """A model that the run hosts itself, on engines of its own. Rewards that describe the same one share it."""
-
-    kind: Literal["hosted"]
-    model: str
-    """A Hugging Face folder or hub id, or the name of a model that `reroll models fetch` stored."""
-    devices: Devices = "auto"
-    num_workers: int = Field(default=1, ge=1)
-    """Independent engines; requests are spread over them by load."""
-    precision: Literal["fp32", "bf16"] = "bf16"
-    """Of its weights."""
-    max_running: int = Field(default=64, ge=1)
-    """Sequences decoded together by one engine."""
+JudgeModel = Annotated[EndpointJudgeConfig | HostedJudgeConfig, Field(discriminator="kind")]
 
 
-JudgeModel = Annotated[EndpointJudge | HostedJudge, Field(discriminator="kind")]
-
-
-class JudgeReward(RewardConfig):
+class JudgeConfig(OpenedRewardConfig):
     """A language model reads the answer and gives it a score. An empty answer gets the worst one unread."""
+
+    runs: ClassVar[str] = "reroll_zoo.judge.judge:open_judge"
 
     kind: Literal["judge"] = "judge"
     model: JudgeModel
@@ -116,7 +100,7 @@ class JudgeReward(RewardConfig):
     )
     """Its one group is the score. It is looked for on the last line of the judge's own words, since what stands before may be
     quoted from the answer; several scores there are none. The default takes a line that begins with `Score:`, or JSON."""
-    scale: Annotated[tuple[float, float], AfterValidator(_check_ascending)] = (0.0, 10.0)
+    scale: Annotated[tuple[float, float], AfterValidator(check_ascending)] = (0.0, 10.0)
     """The worst and the best score, which become 0 and 1; one outside is taken for unreadable."""
     words: Annotated[dict[str, float], BeforeValidator(_undo_yaml)] = Field(default_factory=dict)
     """Words instead of numbers, and what each is worth, e.g. {yes: 1, partly: 0.5, no: 0}."""
@@ -135,19 +119,35 @@ class JudgeReward(RewardConfig):
     cache: Path | None = None
     """The file that remembers what the judge said, for resumed and for other runs; null: a file in the run's folder."""
 
+    @property
+    def hosted(self) -> HostedJudgeConfig | None:
+        return self.model if isinstance(self.model, HostedJudgeConfig) else None
 
-class ModelReward(RewardConfig, FixedModelConfig):
-    """A reward model: a decoder with one scalar head, as the `reward_model` pipeline trains it or Hugging Face stores it."""
+    def violations(self, *, folder: Path) -> Iterator[Violation]:
+        if self.votes > 1 and self.temperature == 0:
+            problem = f"{self.votes} votes of a greedy judge are all the same"
+            yield Violation("votes", problem, "set temperature above 0, or votes to 1")
+        if self.template is not None and self.template_file is not None:
+            yield Violation("template_file", "is set beside template", "keep one of them")
+        try:
+            self.read_template(folder)
+        except (OSError, ValueError) as error:
+            fix = "give a text file beside the YAML or in the working directory"
+            yield Violation("template_file", f"{self.template_file} cannot be used: {error}", fix)
+        if isinstance(self.model, EndpointJudgeConfig):
+            variable = self.model.api_key_env
+            if variable and not os.environ.get(variable):
+                problem = f"the environment variable {variable} is not set"
+                yield Violation("model.api_key_env", problem, f"export {variable}=…, or leave it out for a server without keys")
+            if importlib.util.find_spec("aiohttp") is None:
+                yield Violation("model.kind", "needs the package aiohttp", "pip install 'reroll[agents]'")
 
-    kind: Literal["reward_model"] = "reward_model"
-    output: Literal["raw", "sigmoid"] = "raw"
-    """What becomes of the head's number first; sigmoid puts it between 0 and 1."""
-    scale: float = 1.0
-    """It is multiplied by this."""
-    clip: Annotated[tuple[float, float], AfterValidator(_check_ascending)] | None = None
-    """Then kept between these."""
-    score_at: Literal["turn", "template"] = "turn"
-    """Where the head is read: at the token that ends the answer, as reroll trains it, or where the chat template ends, often
-    a newline later, as many published models were trained."""
-    max_tokens: int = Field(default=4096, ge=2)
-    """A longer conversation is cut at its end."""
+    def read_template(self, folder: Path) -> str | None:
+        """The template, which may lie in `folder` or in the working directory; None for the built-in one.
+
+        Raises OSError or ValueError for a file that cannot be one.
+        """
+        if self.template_file is None:
+            return self.template
+        beside = folder / self.template_file
+        return check_template((beside if beside.is_file() else self.template_file).read_text(encoding="utf-8"))

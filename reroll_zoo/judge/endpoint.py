@@ -15,10 +15,11 @@ try:
 except ImportError as error:
     raise ImportError("judges behind an endpoint need aiohttp: pip install 'reroll[agents]'") from error
 
-from reroll.config.reward_judge import EndpointJudge
 from reroll.errors import RewardError
-from reroll.rewards.judge import Answer, Meter, Unreadable
+from reroll.rewards.hosted import Answer, Unreadable
 from reroll.types import Message, SamplingParams
+from reroll_zoo.judge.config import EndpointJudgeConfig
+from reroll_zoo.judge.judge import Meter
 
 _ENDED = (None, "stop", "eos", "eos_token", "end_turn", "stop_sequence")
 """Why a reply that is whole ended, in the words of various servers; some give none. Others were cut off or filtered."""
@@ -36,7 +37,7 @@ class EndpointModel:
     may be better next time; a request that is refused (other 4xx) will not.
     """
 
-    def __init__(self, config: EndpointJudge, meter: Meter) -> None:
+    def __init__(self, config: EndpointJudgeConfig, meter: Meter) -> None:
         self._config = config
         self._counts = meter.counts
         self._url = f"{config.url.rstrip('/')}/chat/completions"

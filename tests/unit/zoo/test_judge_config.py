@@ -9,14 +9,14 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from reroll.config.check_judges import judge_violations
-from reroll.config.reward_judge import JudgeReward, ModelReward
+from reroll.config.reward_hosted import ModelRewardConfig
+from reroll_zoo.judge.config import JudgeConfig
 
 HOSTED = {"kind": "hosted", "model": "some/model"}
 
 
-def judge(**options: Any) -> JudgeReward:
-    return JudgeReward.model_validate({"kind": "judge", "model": HOSTED} | options)
+def judge(**options: Any) -> JudgeConfig:
+    return JudgeConfig.model_validate({"kind": "judge", "model": HOSTED} | options)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_words_that_yaml_takes_for_truth_values_mean_what_was_written() -> None:
 
 def test_a_judge_survives_a_round_trip_through_yaml() -> None:
     written = judge(words={"yes": 1, "no": 0}, template_file="t.txt", on_unparseable=0.5, cache="a.sqlite")
-    assert JudgeReward.model_validate(yaml.safe_load(yaml.safe_dump(written.model_dump(mode="json")))) == written
+    assert JudgeConfig.model_validate(yaml.safe_load(yaml.safe_dump(written.model_dump(mode="json")))) == written
 
 
 @pytest.mark.parametrize(
@@ -71,10 +71,10 @@ def test_a_judge_survives_a_round_trip_through_yaml() -> None:
 def test_what_would_stop_a_judge_later_is_found_before(tmp_path: Path, options: dict[str, Any], where: str | None) -> None:
     (tmp_path / "bad.txt").write_text("{author}")
     (tmp_path / "good.txt").write_text("{answer}")
-    found = list(judge_violations("rewards.p", judge(**options), folder=tmp_path))
-    assert [violation.path for violation in found] == ([f"rewards.p.{where}"] if where else [])
+    found = list(judge(**options).violations(folder=tmp_path))
+    assert [violation.path for violation in found] == ([where] if where else [])
 
 
 def test_a_reward_models_clip_goes_from_low_to_high() -> None:
     with pytest.raises(ValidationError, match="from low to high"):
-        ModelReward.model_validate({"kind": "reward_model", "model": "m", "clip": [1, -1]})
+        ModelRewardConfig.model_validate({"kind": "reward_model", "model": "m", "clip": [1, -1]})

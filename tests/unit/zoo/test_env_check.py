@@ -13,10 +13,10 @@ from pydantic import TypeAdapter
 
 from reroll.config.envs import EnvConfig
 from reroll.envs.base import Env, InvalidAction, StepResult
-from reroll.envs.check import Check, Report, Verdict, check_env, listed
 from reroll.envs.make import make_env
 from reroll.errors import EnvError
 from reroll.types import Message
+from reroll_zoo.env_check.check import Check, Report, Verdict, check_env, listed
 
 
 class Count:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from hashlib import sha256
 
-from reroll.config.reward_judge import PLACEHOLDER, JudgeReward
 from reroll.runtime.patterns import all_matches
+from reroll_zoo.judge.config import PLACEHOLDER, JudgeConfig
 
 _RULES = """You judge an answer to a question. What counts is whether it is correct and serves whoever asked; length, tone and \
 confidence do not count.
@@ -94,7 +94,7 @@ def mark_of(answer: str) -> str:
 class ScoreReader:
     """Finds the score in a judge's reply, as the config says what one looks like."""
 
-    def __init__(self, config: JudgeReward) -> None:
+    def __init__(self, config: JudgeConfig) -> None:
         self._pattern = config.pattern
         self._scale = config.scale
         self._words = config.words

@@ -9,20 +9,20 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from reroll.config.check_judges import judge_violations, template_of
-from reroll.config.reward_judge import EndpointJudge, JudgeReward
 from reroll.errors import ConfigError, RewardError, Violation
 from reroll.observe.metrics import Max, Mean, Metric, Stats, Sum
-from reroll.rewards.answers_cache import AnswersCache, question_key
-from reroll.rewards.judge_text import ScoreReader, Template
+from reroll.rewards.base import RewardContext
+from reroll.rewards.hosted import Answer, Complete, Unreadable
 from reroll.rewards.match import reference
 from reroll.rewards.transcript import as_text, conversation, opening
 from reroll.types import Message, Prompt, SamplingParams, Score, Trajectory
+from reroll_zoo.judge.answers_cache import AnswersCache, question_key
+from reroll_zoo.judge.config import EndpointJudgeConfig, JudgeConfig
+from reroll_zoo.judge.text import ScoreReader, Template
 
 CACHE_FILE = "judge_answers.sqlite"
 """In the run's folder, unless the config names another file."""
@@ -31,27 +31,6 @@ _NO_ANSWER = "I do not know."
 """A judge that can score this can do its work."""
 _SECOND_TRY_TEMPERATURE = 0.7
 """Of a greedy judge whose reply held no score: asked the same way it would say the same."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What a model replied, and what it cost."""
-
-    text: str
-    is_whole: bool = True
-    """Whether the model ended it: one that was cut off may end inside of a quotation."""
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-
-
-class Complete(Protocol):
-    """Asks a model."""
-
-    async def __call__(self, messages: list[Message], sampling: SamplingParams) -> Answer:
-        """Its reply; RewardError, with the reason, if there is none to be had: Unreadable if the messages may be why."""
-
-    async def close(self) -> None:
-        """Let go of what it holds. Safe to call twice."""
 
 
 class Meter:
@@ -84,10 +63,6 @@ class Unparseable(RewardError):
     """A reply that holds no score."""
 
 
-class Unreadable(RewardError):
-    """A question that the model will not read: too long for it, or refused."""
-
-
 class Judge:
     """Asks a model for scores: `votes` times, in parallel, each once more if the reply holds no score.
 
@@ -97,7 +72,7 @@ class Judge:
 
     def __init__(
         self,
-        config: JudgeReward,
+        config: JudgeConfig,
         complete: Complete,
         cache: AnswersCache,
         *,
@@ -139,7 +114,7 @@ class Judge:
     def stats(self) -> Stats:
         """What happened since the last call, as `reward/judge/NAME/…`; `cost` where the config has prices."""
         stats, model = self._meter.take(), self._config.model
-        if isinstance(model, EndpointJudge):
+        if isinstance(model, EndpointJudgeConfig):
             prices = (model.price_per_million_prompt_tokens, model.price_per_million_completion_tokens)
             if any(prices):
                 tokens = (stats["prompt_tokens"].value, stats["completion_tokens"].value)
@@ -230,34 +205,32 @@ AGGREGATES: dict[str, Callable[[Sequence[float]], float]] = {
 }
 
 
-def open_judge(
-    name: str, config: JudgeReward, *, host: Complete | None, run_folder: Path | None = None, config_folder: Path | None = None
-) -> Judge:
-    """The judge of the reward at path `name`. `host` is the model, where the run hosts it.
+def open_judge(config: JudgeConfig, context: RewardContext) -> Judge:
+    """The judge, which asks the model that the run hosts for it, or one behind an endpoint.
 
     Without a run's folder and without a cache in the config, answers are remembered as long as the judge lives. Raises
     ConfigError for a template file, a key or a cache that cannot be used.
     """
-    found = list(judge_violations(f"rewards.{name}", config, folder=config_folder or Path()))
+    where, folder = f"rewards.{context.name}", context.config_folder or Path()
+    found = list(config.violations(folder=folder))
     if found:
-        raise ConfigError(found)
-    meter = Meter()
-    if isinstance(config.model, EndpointJudge):
-        from reroll.rewards.judge_endpoint import EndpointModel
+        raise ConfigError([Violation(f"{where}.{fault.path}", fault.problem, fault.fix) for fault in found])
+    host, meter = context.host, Meter()
+    if isinstance(config.model, EndpointJudgeConfig):
+        from reroll_zoo.judge.endpoint import EndpointModel
 
         host = EndpointModel(config.model, meter)
     if host is None:
-        raise ValueError(f"rewards.{name} is judged by a hosted model, which nobody started: pass its host")
+        raise ValueError(f"{where} is judged by a hosted model, which nobody started: pass its host")
     try:
-        cache = AnswersCache(config.cache or (run_folder / CACHE_FILE if run_folder else None))
+        cache = AnswersCache(config.cache or (context.run_folder / CACHE_FILE if context.run_folder else None))
     except ValueError as error:
-        raise ConfigError([Violation(f"rewards.{name}.cache", str(error), "name another file, or delete it")]) from error
-    template = template_of(config, folder=config_folder or Path())
-    return Judge(config, host, cache, name=name, template=template, meter=meter)
+        raise ConfigError([Violation(f"{where}.cache", str(error), "name another file, or delete it")]) from error
+    return Judge(config, host, cache, name=context.name, template=config.read_template(folder), meter=meter)
 
 
-def _identity(config: JudgeReward) -> Any:
+def _identity(config: JudgeConfig) -> Any:
     """What of the model decides about its replies, as plain data."""
-    if isinstance(config.model, EndpointJudge):
+    if isinstance(config.model, EndpointJudgeConfig):
         return [config.model.url, config.model.model, config.model.body]
     return [config.model.model, config.model.precision]

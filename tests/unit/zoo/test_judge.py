@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
-from reroll.config.reward_judge import JudgeReward
 from reroll.errors import ConfigError, RewardError
-from reroll.rewards.answers_cache import AnswersCache, question_key
-from reroll.rewards.judge import Answer, Judge, Unreadable, open_judge
+from reroll.rewards.base import RewardContext
+from reroll.rewards.hosted import Answer, Unreadable
 from reroll.types import Completion, FinishReason, Message, Prompt, SamplingParams, Score, Status, Trajectory, Turn
+from reroll_zoo.judge.answers_cache import AnswersCache, question_key
+from reroll_zoo.judge.config import JudgeConfig
+from reroll_zoo.judge.judge import Judge, open_judge
 
 CUT = "(cut)"
 """What a reply ends with that its model did not end."""
@@ -31,8 +33,8 @@ def said(*texts: str) -> Trajectory:
     return Trajectory(id="s", turns=tuple(turns), status=Status.COMPLETED)
 
 
-def config(**options: Any) -> JudgeReward:
-    return JudgeReward.model_validate({"kind": "judge", "model": {"kind": "hosted", "model": "m"}} | options)
+def config(**options: Any) -> JudgeConfig:
+    return JudgeConfig.model_validate({"kind": "judge", "model": {"kind": "hosted", "model": "m"}} | options)
 
 
 class Scripted:
@@ -272,7 +274,7 @@ async def test_readings_start_anew_once_taken() -> None:
 WRITE_UNTIL_KILLED = """
 import asyncio, itertools, sys
 from pathlib import Path
-from reroll.rewards.answers_cache import AnswersCache
+from reroll_zoo.judge.answers_cache import AnswersCache
 
 async def write():
     cache = AnswersCache(Path(sys.argv[1]))
@@ -322,12 +324,12 @@ def test_a_file_that_is_no_table_of_answers_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"rewards.p.cache: .*a.sqlite cannot hold answers: file is not a database \(name another file"
     ):
-        open_judge("p", config(cache=tmp_path / "a.sqlite"), host=says([]))
+        open_judge(config(cache=tmp_path / "a.sqlite"), RewardContext(name="p", host=says([])))
 
 
 async def test_the_cache_lies_in_the_runs_folder_unless_the_config_names_a_file(tmp_path: Path) -> None:
     for folder, options in (("run", {}), ("else", {"cache": tmp_path / "else" / "mine.sqlite"})):
-        it = open_judge("p", config(**options), host=says(["Score: 6"]), run_folder=tmp_path / "run")
+        it = open_judge(config(**options), RewardContext(name="p", host=says(["Score: 6"]), run_folder=tmp_path / "run"))
         await it(PROMPT, said("It is 42."))
         await it.close()
         assert len(list((tmp_path / folder).glob("*.sqlite"))) == 1
@@ -336,7 +338,7 @@ async def test_the_cache_lies_in_the_runs_folder_unless_the_config_names_a_file(
 async def test_a_template_is_read_from_a_file_beside_the_yaml(tmp_path: Path) -> None:
     (tmp_path / "judge.txt").write_text("MY OWN: {answer}")
     model = says(["Score: 6"])
-    it = open_judge("p", config(template_file="judge.txt"), host=model, config_folder=tmp_path)
+    it = open_judge(config(template_file="judge.txt"), RewardContext(name="p", host=model, config_folder=tmp_path))
     await it(PROMPT, said("It is 42."))
     assert model.asked[0][0].startswith("MY OWN: <answer-")
 

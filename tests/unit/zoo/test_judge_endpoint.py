@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from reroll.config.reward_judge import EndpointJudge, JudgeReward
 from reroll.errors import ConfigError, RewardError
-from reroll.rewards.judge import Answer, Meter, open_judge
-from reroll.rewards.judge_endpoint import EndpointModel
+from reroll.rewards.base import RewardContext
+from reroll.rewards.hosted import Answer
 from reroll.types import Completion, FinishReason, Message, Prompt, SamplingParams, Score, Status, Trajectory, Turn
+from reroll_zoo.judge.config import EndpointJudgeConfig, JudgeConfig
+from reroll_zoo.judge.endpoint import EndpointModel
+from reroll_zoo.judge.judge import Meter, open_judge
 
 MESSAGES = [Message(role="user", content="Is it right?")]
 SAMPLING = SamplingParams(max_tokens=50, temperature=0.5, seed=3)
@@ -68,8 +70,8 @@ async def server() -> AsyncIterator[Server]:
     await runner.cleanup()
 
 
-def config(server: Server, **options: Any) -> EndpointJudge:
-    return EndpointJudge.model_validate(
+def config(server: Server, **options: Any) -> EndpointJudgeConfig:
+    return EndpointJudgeConfig.model_validate(
         {"kind": "endpoint", "url": server.url, "model": "wise", "backoff_s": 0.01, "timeout_s": 60} | options
     )
 
@@ -258,7 +260,7 @@ async def test_a_reply_that_the_model_did_not_end_is_not_whole(server: Server, r
 async def test_an_answer_that_the_server_refuses_is_the_worst_and_a_server_that_refuses_all_fails_the_sample(
     server: Server,
 ) -> None:
-    it = open_judge("p", judging(server), host=None)
+    it = open_judge(judging(server), RewardContext(name="p"))
     server.script = [status(400, "the context is too long")]  # What comes next is answered.
     assert await it(PROMPT, said("long " * 10)) == Score(value=0.0, info={"unjudged": 1.0})
     server.script = [status(400, "unknown parameter")] * 2
@@ -276,14 +278,14 @@ def said(text: str) -> Trajectory:
     return Trajectory(id="s", turns=(Turn(prompt_ids=(0,), completion=completion, text=text),), status=Status.COMPLETED)
 
 
-def judging(server: Server, **options: Any) -> JudgeReward:
+def judging(server: Server, **options: Any) -> JudgeConfig:
     model = config(server, price_per_million_prompt_tokens=2.5, price_per_million_completion_tokens=10.0)
-    return JudgeReward.model_validate({"kind": "judge", "model": model.model_dump()} | options)
+    return JudgeConfig.model_validate({"kind": "judge", "model": model.model_dump()} | options)
 
 
 async def test_a_judges_metrics_tell_what_it_did_and_what_it_cost(server: Server) -> None:
     server.script = [status(500), status(403, "no")]
-    it = open_judge("p", judging(server), host=None)
+    it = open_judge(judging(server), RewardContext(name="p"))
     with pytest.raises(RewardError, match="403 no"):
         await it(PROMPT, said("one"))
     scores = [(await it(PROMPT, said(text))).value for text in ("one", "two", "one")]
@@ -302,7 +304,7 @@ async def test_a_judges_metrics_tell_what_it_did_and_what_it_cost(server: Server
 
 async def test_a_slow_judge_does_not_hold_up_another(server: Server) -> None:
     server.script = [hang]
-    slow, quick = (open_judge(name, judging(server), host=None) for name in ("slow", "quick"))
+    slow, quick = (open_judge(judging(server), RewardContext(name=name)) for name in ("slow", "quick"))
     waiting = asyncio.create_task(slow(PROMPT, said("one")))
     while not server.bodies:
         await asyncio.sleep(0.01)
@@ -316,4 +318,4 @@ async def test_a_slow_judge_does_not_hold_up_another(server: Server) -> None:
 def test_a_key_that_is_not_set_ends_the_run_before_it_starts() -> None:
     model = {"kind": "endpoint", "url": "http://here/v1", "model": "wise", "api_key_env": "REROLL_TEST_NO_SUCH_KEY"}
     with pytest.raises(ConfigError, match=r"rewards.p.model.api_key_env: .*REROLL_TEST_NO_SUCH_KEY is not set \(export"):
-        open_judge("p", JudgeReward.model_validate({"kind": "judge", "model": model}), host=None)
+        open_judge(JudgeConfig.model_validate({"kind": "judge", "model": model}), RewardContext(name="p"))

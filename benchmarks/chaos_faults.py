@@ -1,0 +1,132 @@
+"""What `chaos.py` does to runs: processes killed and stopped, a full disk, a judge that answers nonsense."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import threading
+import time
+import zlib
+from collections.abc import Iterator
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Literal
+
+KILL, STOP, HANG, JUDGE, DISK = "kill", "stop", "hang", "judge", "disk"
+STOP_S = (0.2, 3.0)
+"""How long a stopped process stays so."""
+JUDGE_S = 2.0
+"""How long the judge misbehaves."""
+
+
+class Judge:
+    """A judge behind an endpoint, whose verdict on an answer is always the same; now and then it fails or talks nonsense."""
+
+    def __init__(self) -> None:
+        judge = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                judge._answer(self)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.trouble: Literal["", "fails", "garbage"] = ""
+        self._garbled: set[int] = set()
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/v1"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def _answer(self, handler: BaseHTTPRequestHandler) -> None:
+        body = json.loads(handler.rfile.read(int(handler.headers["Content-Length"])))
+        question = zlib.crc32(json.dumps(body["messages"]).encode())
+        is_garbled = self.trouble == "garbage" and question not in self._garbled
+        self._garbled.add(question)  # What no reply to an answer can be made sense of is the answer's own fault: one only.
+        said = "🤯 as a judge I" if is_garbled else f"Score: {question % 11}"
+        message = {"role": "assistant", "content": said}
+        reply = {"choices": [{"message": message, "finish_reason": "stop"}], "usage": {}}
+        data = b"no" if self.trouble == "fails" else json.dumps(reply).encode()
+        with suppress(OSError):  # Whoever asked may be gone.
+            handler.send_response(500 if self.trouble == "fails" else 200)
+            handler.send_header("Content-Length", str(len(data)))
+            handler.end_headers()
+            handler.wfile.write(data)
+
+    def misbehave(self, rng: random.Random) -> str:
+        self.trouble = rng.choice(("fails", "garbage"))
+        threading.Timer(JUDGE_S, self._behave).start()
+        return self.trouble
+
+    def _behave(self) -> None:
+        self.trouble = ""
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def below(pid: int) -> Iterator[int]:
+    """All that a process has started, and what they have."""
+    try:
+        children = [
+            int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+        ]
+    except OSError:
+        return
+    for child in children:
+        yield child
+        yield from below(child)
+
+
+def role_of(pid: int, waiting: int) -> str:
+    """`controller`, `policy`, `engine`, `reward`, `env`, `actor` (of Ray's); empty for what is none of the run's workers.
+
+    `waiting` is the process that waits for the controller.
+    """
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+        parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return ""
+    if parent == waiting and "train" in words:
+        return "controller"
+    if words[0].startswith("ray::_Actor"):
+        return "actor"
+    names = [word.partition("[")[0] for word in words if word.endswith("]")]
+    return names[0] if "reroll.runtime.process_worker" in words and names else ""
+
+
+def workers_of(waiting: int) -> dict[str, list[int]]:
+    """The processes of a run by role."""
+    found: dict[str, list[int]] = {}
+    for pid in below(waiting):
+        if role := role_of(pid, waiting):
+            found.setdefault(role, []).append(pid)
+    return found
+
+
+def strike(pid: int, kind: str, rng: random.Random) -> None:
+    """Kill a process, or stop it: for a while, or for good."""
+    if kind == KILL:
+        os.kill(pid, signal.SIGKILL)
+        return
+    os.kill(pid, signal.SIGSTOP)
+    if kind == STOP:
+        time.sleep(rng.uniform(*STOP_S))
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def fill(disk: Path) -> Path:
+    """Leave no byte free on a disk. Returns the file to delete."""
+    filler = disk / "filler"
+    with suppress(OSError), filler.open("wb", buffering=0) as file:
+        for size in (1 << 20, 1 << 12, 1):
+            with suppress(OSError):
+                while file.write(bytes(size)):
+                    pass
+    return filler

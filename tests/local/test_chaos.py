@@ -1,0 +1,25 @@
+"""The chaos bench in short: a few faults to a run in processes, which ends as the undisturbed one."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))  # scripts, no package
+
+from chaos import SCENARIOS, by_fault, by_scenario, play  # noqa: E402
+from chaos_faults import JUDGE, KILL, STOP  # noqa: E402
+
+FAULTS = [(JUDGE, ""), (STOP, "policy"), (KILL, "reward"), (KILL, "controller")]
+
+
+def test_a_run_in_processes_gets_over_a_few_faults_and_ends_as_if_there_had_been_none(tmp_path: Path) -> None:
+    verdict = play(SCENARIOS["processes"], 3, num_faults=len(FAULTS), folder=tmp_path, only=FAULTS)
+    assert verdict.problems == []
+    assert [fault.kind for fault in verdict.faults] == [kind for kind, _ in FAULTS]
+    assert verdict.restarts == 1
+    assert verdict.left_behind == []
+    [row] = by_scenario([verdict])
+    assert (row["faults"], row["problems"]) == (4, 0)
+    assert sum(row["healed"] for row in by_fault([verdict])) == 4
