@@ -64,11 +64,11 @@ tree = json.loads(Path(sys.argv[1]).read_text())
 folder = Path(tree["run"]["runs_dir"])
 write = torch.save
 
-def write_half_and_die(state, path):
-    write(state, path)
-    if "000002" in str(path):
+def write_half_and_die(state, stream):
+    write(state, stream)
+    if "000002" in stream.name:
         return
-    path.write_bytes(path.read_bytes()[:-1000])
+    stream.truncate(stream.tell() - 1000)
     while (folder / "killed" / "metrics.jsonl").read_text().count("reward/mean") < 5:
         time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGKILL)
