@@ -1,6 +1,7 @@
 """What the journal costs the controller: its share of a core at 85,000 tokens/s, and bytes a token; beside SQLite in WAL mode.
 
-All events of a sample's life and its tokens are written, one after the other, and handed to the system as a run does. Time is
+All events of a sample's life and its tokens are written, one after the other, and handed to the system as a run does;
+"in-flight" is what it takes beside that to keep the tokens of samples that have not ended. Time is
 that of the writing thread on its core, so a busy machine changes little.
 Run: python benchmarks/journal.py
 """
@@ -19,10 +20,12 @@ from report import arguments, report
 
 from reroll.observe.journal import Journal, SampleState, read_journal, read_stored
 from reroll.observe.trajectory_bytes import encode, encode_ids
-from reroll.types import Completion, FinishReason, Message, Status, Trajectory, Turn
+from reroll.types import Completion, FinishReason, Message, Request, SamplingParams, Status, Trajectory, Turn
 
 TOKENS_PER_S = 85_000
 """What the embedded engine writes on one H200 (Qwen3-0.6B)."""
+REPORT_EVERY = 64
+"""`engine.report_every`"""
 NUM_TOKENS, GROUP_SIZE, NUM_GROUPS, NUM_ROUNDS = 256, 8, 64, 5
 STATES = (SampleState.QUEUED, SampleState.GENERATING, SampleState.SCORING)
 
@@ -51,16 +54,43 @@ def make_samples() -> list[Trajectory]:
 
 
 def write_journal(folder: Path, samples: list[Trajectory]) -> None:
+    """What ended samples wrote, and all events of their lives."""
+    groups = [samples[start : start + GROUP_SIZE] for start in range(0, len(samples), GROUP_SIZE)]
     with Journal(folder) as journal:
-        for sample in samples:
-            for state in STATES:
-                journal.record(sample.id, state, prompt="gsm8k/1234", version=3)
-            journal.ended(sample.id, sample)
-            if sample.id.endswith(".0"):  # Samples that end in one turn of the event loop are flushed together.
-                journal.flush()
-        for sample in samples:
-            journal.record(sample.id, SampleState.TRAINED, version=4)
+        for group in groups:
+            journal.record_all([sample.id for sample in group], SampleState.QUEUED, prompt="gsm8k/1234", version=3)
+            for sample in group:
+                journal.record(sample.id, SampleState.GENERATING)
+                journal.record(sample.id, SampleState.SCORING, tokens=NUM_TOKENS)
+                journal.ended(sample.id, sample)
+            journal.flush()  # Samples that end in one turn of the event loop are flushed together.
+        for group in groups:
+            journal.record_all([sample.id for sample in group], SampleState.TRAINED, version=4)
         journal.stepped(version=4)
+
+
+def in_flight_writer(samples: list[Trajectory]) -> Write:
+    """Writes what all samples write as engines tell of it: in turn, a block of the next tokens of each."""
+    sampling = SamplingParams(max_tokens=NUM_TOKENS)
+    requests = [Request(id=f"{one.id}.0", prompt_ids=one.turns[0].prompt_ids, sampling=sampling) for one in samples]
+    ids = np.array([sample.turns[0].completion.token_ids for sample in samples], dtype=np.uint32)
+    logprobs = np.array([sample.turns[0].completion.logprobs for sample in samples])
+
+    def write(folder: Path, samples: list[Trajectory]) -> None:
+        with Journal(folder) as journal:
+            kept = journal.partial
+            turns = [kept.turn(request)[0] for request in requests]
+            for start in range(0, NUM_TOKENS - REPORT_EVERY, REPORT_EVERY):
+                end = start + REPORT_EVERY
+                for row, (request, turn) in enumerate(zip(requests, turns, strict=True)):
+                    kept.add(request.id, turn, ids[row, start:end], logprobs[row, start:end], 3)
+                journal.flush()
+            for request, turn, sample in zip(requests, turns, samples, strict=True):
+                kept.end(request.id, turn, sample.turns[0].completion)
+                kept.forget(sample.id)
+            journal.flush()
+
+    return write
 
 
 def write_sqlite(folder: Path, samples: list[Trajectory]) -> None:
@@ -118,6 +148,7 @@ def main() -> None:
         folder = Path(name)
         rows = [
             measure("files", write_journal, samples, folder),
+            measure("in-flight", in_flight_writer(samples), samples, folder),
             measure("sqlite", write_sqlite, samples, folder),
         ]
         tokens = (folder / "files-0" / "000000.tokens").stat().st_size / (len(samples) * NUM_TOKENS)

@@ -154,7 +154,7 @@ class EngineConfig(KindConfig):
     """`same` follows the policy's precision."""
     sleep: bool = False
     """Whether it frees its memory while another role holds its device; else it only pauses."""
-    report_every: int = Field(default=32, ge=1)
+    report_every: int = Field(default=64, ge=1)
     """The controller learns the tokens of an unfinished sample in blocks of so many: what an engine wrote since the last one is
     drawn again if the engine, or the run, is lost."""
 
@@ -185,6 +185,10 @@ class EmbeddedEngineConfig(EngineConfig):
     kind: Literal["embedded"] = "embedded"
     precision: Literal["same", "fp32", "bf16"] = "same"
     """`same` follows the policy's precision. Equal precision on one device shares the trainer's parameters."""
+    cache_gib: float | None = Field(default=None, gt=0)
+    """Memory for the keys and values of each engine, allocated once. When it is full, waiting requests wait and the youngest
+    running ones give way; both then write what they would have written. null: as needed, up to 70 % of what the GPU has free
+    when the engine first reads; on a CPU, all there is."""
     sleep: bool = False
     """While another role holds its device: true frees the KV cache, and requests in flight are prefilled again when the engine
     is back; false only pauses."""

@@ -30,6 +30,8 @@ class EngineCounts:
     """Context tokens read; a prompt that siblings share counts once."""
     num_reused_tokens: int = 0
     """Context tokens not read, because another request had read them."""
+    num_gave_way: int = 0
+    """Times that a running request was put back, because the cache was full."""
 
     def add_step(self, *, num_running: int) -> None:
         self.num_steps += 1

@@ -65,6 +65,13 @@ class PrefixIndex(Generic[T]):
         self._values.move_to_end(nearest)
         return num_common, self._values[nearest]
 
+    def drop_oldest(self) -> bool:
+        """Forget the least recently used; False if there is none."""
+        if not self._values:
+            return False
+        self._drop(next(iter(self._values)))
+        return True
+
     def clear(self) -> None:
         self._values.clear()
         self._sorted.clear()

@@ -26,7 +26,7 @@ from reroll.weights.buckets import Bucket, Channel, ProcessLocation, WeightRecei
 
 T = TypeVar("T")
 
-REPORT_EVERY = 32
+REPORT_EVERY = 64
 """Steps, so also tokens of a request, between two reports of what is being written."""
 
 
@@ -70,6 +70,7 @@ class EngineStatus:
     """Time spent in steps."""
     num_unfinished: int
     max_running: int
+    num_gave_way: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +93,12 @@ class InferWorker:
         max_running: int,
         report_every: int = REPORT_EVERY,
         lora: LoraConfig | None = None,
+        cache_gib: float | None = None,
         external: ExternalEngineConfig | None = None,
         reads_again: bool = False,
     ) -> None:
-        """After every `report_every` steps it tells what was written for requests that have not ended. `external`: that engine,
-        with these settings; None is the embedded one."""
+        """After every `report_every` steps it tells what was written for requests that have not ended. `cache_gib`: what the
+        embedded engine may hold in its cache. `external`: that engine, with these settings; None is the embedded one."""
         self._device = torch.device(info.device)
         engine: Engine
         if external is not None:
@@ -104,7 +106,13 @@ class InferWorker:
             engine = opened.open(model, external, precision=precision, device=info.device, lora=lora)
         else:
             policy = load_model(model, dtype=DTYPES[precision], device=info.device, lora=lora)
-            engine = EmbeddedEngine(policy, load_tokenizer(model), max_running=max_running, reads_again=reads_again)
+            engine = EmbeddedEngine(
+                policy,
+                load_tokenizer(model),
+                max_running=max_running,
+                cache_bytes=None if cache_gib is None else int(cache_gib * 2**30),
+                reads_again=reads_again,
+            )
         self._start(engine, max_running=max_running, report_every=report_every)
 
     def _start(self, engine: Engine, *, max_running: int, report_every: int = REPORT_EVERY) -> None:
@@ -246,6 +254,7 @@ class InferWorker:
             busy_s=self._busy_s,
             num_unfinished=self._engine.num_unfinished,
             max_running=self._max_running,
+            num_gave_way=counts.num_gave_way,
         )
 
     def _run(self) -> None:

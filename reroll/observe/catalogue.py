@@ -176,6 +176,7 @@ CATALOGUE: dict[str, tuple[MetricDoc, ...]] = {
         ("engine/tokens", "sum", "tokens", "Written since the last step, also of samples that are not finished."),
         ("engine/prefill_tokens", "sum", "tokens", "Read."),
         ("engine/reused_tokens", "sum", "tokens", "Not read again, since their keys and values were at hand."),
+        ("engine/gave_way", "sum", "requests", "Running ones that were put back since the cache was full, each time."),
         ("engine/busy_s", "sum", "s", "Time with work, all engines together."),
         ("engine/tokens_per_s", "sum", "tokens/s", "While at work, all engines together."),
         ("engine/occupancy", "mean", "share", "Of `engine.max_running` sequences, how many ran in a step."),

@@ -26,7 +26,7 @@ from typing import Any, BinaryIO, NamedTuple
 from reroll.errors import RunFolderError
 from reroll.observe.files import explained, sync
 from reroll.observe.partial_samples import PartialSamples
-from reroll.observe.trajectory_bytes import Decode, decode, decode_ids, encode, encode_ids
+from reroll.observe.trajectory_bytes import Decode, decode, decode_ids, encode, encode_ids, to_json
 from reroll.types import Trajectory, Versions
 
 JOURNAL_FOLDER = "journal"
@@ -146,19 +146,23 @@ class Journal:
 
     def record(self, sample_id: str, state: str, **detail: Any) -> None:
         """Add one event. Detail values must be plain JSON values."""
-        self._current().record(self._clock(), sample_id, state, detail)
+        self._current().record(self._clock(), (sample_id,), state, detail)
+
+    def record_all(self, sample_ids: Iterable[str], state: str, **detail: Any) -> None:
+        """Add the same event for each of these samples."""
+        self._current().record(self._clock(), sample_ids, state, detail)
 
     def ended(self, sample_id: str, trajectory: Trajectory) -> None:
         """The sample is scored, and waits to be trained on: keep all of it."""
         segment = self._current()
         stored = segment.store(sample_id, trajectory)
-        about = {
+        detail = {
             "reward": trajectory.reward,
             "status": trajectory.status,
             "versions": trajectory.versions,
             "stored": stored,
         }
-        segment.record(self._clock(), sample_id, SampleState.DONE, about)
+        segment.record(self._clock(), (sample_id,), SampleState.DONE, detail)
         if segment.is_full:
             segment.close()
             self._segment = self._opened(CONTINUED)
@@ -182,9 +186,9 @@ class Journal:
 
     def close(self) -> None:
         """Flush and close. Safe to call twice."""
-        self.partial.close()
         if self._segment is not None:
             self._segment.close()
+        self.partial.close()
 
     def __enter__(self) -> Journal:
         return self
@@ -201,7 +205,7 @@ class Journal:
         last = max((int(path.stem) for path in segments(self.folder)), default=-1)
         segment = _Segment(self.folder / f"{last + 1:06d}{_EVENTS}")
         detail = {"version": self._version, "config": self._config, "attempt": self._attempt}
-        segment.record(self._clock(), "", state, detail)
+        segment.record(self._clock(), ("",), state, detail)
         segment.flush()
         return segment
 
@@ -232,13 +236,16 @@ class _Segment:
     def is_full(self) -> bool:
         return max(self._num_event_bytes, self._num_token_bytes) > _MAX_SEGMENT_BYTES
 
-    def record(self, time_s: float, sample_id: str, state: str, detail: Mapping[str, Any]) -> None:
-        tail = f",{json.dumps(detail, separators=(',', ':'))[1:-1]}" if detail else ""
+    def record(self, time_s: float, sample_ids: Iterable[str], state: str, detail: Mapping[str, Any]) -> None:
         # Put together by hand: several events per sample are on the controller's hot path.
-        body = f'{{"t":{time_s:.6f},"id":{encode_basestring_ascii(sample_id)},"state":"{state}"{tail}'.encode()
-        line = b'%b%b%08x"}\n' % (body, _CHECKSUM, zlib.crc32(body))
-        self._write(self._events, line)
-        self._num_event_bytes += len(line)
+        tail = f'"state":"{state}",{to_json(detail)[1:-1]}' if detail else f'"state":"{state}"'
+        lines = []
+        for id in sample_ids:
+            body = f'{{"t":{time_s:.6f},"id":{encode_basestring_ascii(id)},{tail}'.encode()
+            lines.append(b'%b%b%08x"}\n' % (body, _CHECKSUM, zlib.crc32(body)))
+        data = b"".join(lines)
+        self._write(self._events, data)
+        self._num_event_bytes += len(data)
 
     def store(self, sample_id: str, trajectory: Trajectory) -> StoredSample:
         """Write a sample's bytes; an event that says where must come after them."""

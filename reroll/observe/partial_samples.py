@@ -45,9 +45,10 @@ class PartialTurn(PartialCompletion):
 
     def runs(self) -> Iterator[_TokenRun]:
         """Its tokens, split where the weights changed."""
-        written, end = self.written(), 0
-        ids, logprobs = np.array(written.token_ids, dtype=np.uint32), np.array(written.logprobs)
-        for version, count in written.versions:
+        if not self.num_tokens:
+            return
+        ids, logprobs, end = np.concatenate(self._ids), np.concatenate(self._logprobs), 0
+        for version, count in self.versions:
             begin, end = end, end + count
             yield _TokenRun(ids[begin:end], logprobs[begin:end], version)
 

@@ -16,6 +16,8 @@ from reroll.types import Completion, FinishReason, Status, Trajectory, Turn
 Decode = Callable[[Sequence[int]], str]
 """Token ids to the text that rewards and environments read."""
 
+to_json = json.JSONEncoder(separators=(",", ":")).encode
+"""Without a blank. `json.dumps` would make an encoder each time."""
 _SIZE = struct.Struct("<I")
 ID_BYTES = 3
 """Of a token id. No vocabulary has 16 million words."""
@@ -59,7 +61,7 @@ def encode(trajectory: Trajectory) -> bytes:
         "answer": trajectory.answer,
         "turns": turns,
     }
-    header = json.dumps(_without_defaults(head), separators=(",", ":")).encode()
+    header = to_json(_without_defaults(head)).encode()
     return b"".join([_SIZE.pack(len(header)), header, *arrays])
 
 

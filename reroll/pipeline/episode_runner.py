@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from reroll.config.envs import EnvDomainConfig, InlineEnvsConfig
-from reroll.config.parts import EngineConfig, EvalConfig, ExternalEngineConfig, PolicyConfig, RolloutConfig
+from reroll.config.parts import (
+    EmbeddedEngineConfig,
+    EngineConfig,
+    EvalConfig,
+    ExternalEngineConfig,
+    PolicyConfig,
+    RolloutConfig,
+)
 from reroll.config.tree import RlvrConfig
 from reroll.envs.actions import AsyncParsed
 from reroll.envs.base import LiveEnv, SingleTurn
@@ -202,6 +209,7 @@ async def spawn_engine(runtime: Runtime, engine: EngineConfig, policy: PolicyCon
         max_running=engine.max_running,
         report_every=engine.report_every,
         lora=policy.lora,
+        cache_gib=engine.cache_gib if isinstance(engine, EmbeddedEngineConfig) else None,
         external=engine if isinstance(engine, ExternalEngineConfig) else None,
         reads_again=engine.reads_again,
     )

@@ -270,7 +270,8 @@ class RolloutScheduler:
         if kept is not None:
             if self._fits(admitted, kept.versions):
                 return kept
-            self._note_discarded(admitted, f"{admitted.number}.{index}", kept.versions, kept.num_completion_tokens)
+            reason = _misfit(admitted, kept.versions)
+            self._note_discarded(f"{admitted.number}.{index}", kept.num_completion_tokens, reason)
         if self._recorded is None:
             return None
         fits = partial(self._fits, admitted)
@@ -284,14 +285,13 @@ class RolloutScheduler:
             return 0
         if not self._fits(admitted, versions):
             tokens.forget(id)
-            self._note_discarded(admitted, id, versions, num_tokens)
+            self._note_discarded(id, num_tokens, _misfit(admitted, versions))
             return 0
         self._meter.num_continued_tokens += num_tokens
         return num_tokens
 
-    def _note_discarded(self, admitted: AdmittedGroup[Prompt], id: str, versions: Versions, num_tokens: int) -> None:
+    def _note_discarded(self, id: str, num_tokens: int, reason: str) -> None:
         self._meter.num_discarded_tokens += num_tokens
-        reason = f"written under weights {versions.oldest} to {versions.newest}, and its group is of {admitted.version}"
         self._journal.record(id, SampleState.GENERATING, discarded=num_tokens, reason=reason)
 
     def _fits(self, admitted: AdmittedGroup[Prompt], versions: Versions) -> bool:
@@ -419,22 +419,23 @@ class RolloutScheduler:
         for admitted in groups:
             flight = self._flights.pop(admitted.number)
             flight.is_stopped = True
-            self._record(flight, SampleState.ABORTED, reason=reason)
             if admitted.goes_on:
                 self._kept[admitted.number] = flight.ended_samples()
             elif reason == QUEUED_AGAIN:
                 self._discard(flight)
+            self._record(flight, SampleState.ABORTED, reason=reason)
             for task in flight.tasks:
                 self._cancel(task)
 
     def _discard(self, flight: GroupInFlight) -> None:
-        """All that was written for a group is too old."""
-        tokens = self._journal.partial
-        for trajectory in flight.ended_samples().values():
-            self._meter.num_discarded_tokens += trajectory.num_completion_tokens
+        """The samples of a group that was sent back are too old to go on."""
+        ended = flight.ended_samples()
         for index in range(len(flight.trajectories)):
-            self._meter.num_discarded_tokens += tokens.num_tokens(flight.sample_id(index))
-            tokens.forget(flight.sample_id(index))
+            id = flight.sample_id(index)
+            num_tokens = ended[index].num_completion_tokens if index in ended else self._journal.partial.num_tokens(id)
+            self._journal.partial.forget(id)
+            if num_tokens:
+                self._note_discarded(id, num_tokens, "its group was sent back, and no sample of it is fresh enough to go on")
 
     def _cancel(self, task: asyncio.Task[None]) -> None:
         if task.cancel():
@@ -444,8 +445,7 @@ class RolloutScheduler:
     def _record(self, flight: GroupInFlight, state: SampleState, **detail: Any) -> None:
         """The same event for every sample of the group that has not failed."""
         ids = flight.whole_ids()
-        for id in ids:
-            self._journal.record(id, state, **detail)
+        self._journal.record_all(ids, state, **detail)
         if state is not SampleState.QUEUED:
             self._meter.ends[state] += len(ids)
 
@@ -454,6 +454,10 @@ class RolloutScheduler:
         if self._error is None:
             self._error = error
         self._wake.set()
+
+
+def _misfit(admitted: AdmittedGroup[Prompt], versions: Versions) -> str:
+    return f"written under weights {versions.oldest} to {versions.newest}, and its group is of {admitted.version}"
 
 
 def _now() -> float:

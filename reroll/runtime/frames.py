@@ -58,6 +58,8 @@ class Kind(IntEnum):
     FORGET = 5
     """Nobody waits for the call of this number any more: it is left out, if it has not begun."""
     ANSWER = 6
+    STACKS = 7
+    """The stacks of all threads are to be printed, whatever they do. Not answered."""
 
 
 class CannotTravel(RerollError):

@@ -23,7 +23,7 @@ from reroll.runtime.cores import core_watch
 from reroll.runtime.cpu import keep_freed_memory
 from reroll.runtime.failures import Raised, guarded
 from reroll.runtime.frames import CannotTravel, Frame, FrameReader, Garbled, Kind, pack, send
-from reroll.runtime.watchdog import end_if_it_hangs, print_stacks_when_asked
+from reroll.runtime.watchdog import end_if_it_hangs, print_stacks, print_stacks_when_asked
 
 
 def main() -> None:
@@ -87,6 +87,8 @@ class WorkerProcess:
                 search_path, self._info, self._concurrency, watchdog_s = frame.value()
                 sys.path[:] = [*search_path, *(path for path in sys.path if path not in search_path)]
                 end_if_it_hangs(watchdog_s)
+            case Kind.STACKS:
+                print_stacks()
             case Kind.FORGET:
                 self._waiting.pop(frame.number, None)
             case _:

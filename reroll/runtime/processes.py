@@ -13,7 +13,6 @@ import itertools
 import logging
 import os
 import pickle
-import signal
 import socket
 import subprocess
 import sys
@@ -353,16 +352,15 @@ class _Process:
         self._kill(f"was stopped by a signal, and did not go on within {self._waits.limit_s:g} s")
 
     def _print_stacks(self) -> None:
-        with self._reaping:
-            if self._child.returncode is None and self._is_built:  # Else it may not know the signal yet, and die of it.
-                self._child.send_signal(signal.SIGUSR1)
+        if self._end is None:
+            self._write(Kind.STACKS, 0, _NOTHING)
 
     def _gone(self) -> None:
         """It has ended: hear its last words, then tell whoever waits."""
         while not self._reader.is_at_end and self._read():
             pass
         self._waits.stacks.pop(self.name, None)
-        if self._end is None and self._is_watched and self._child.returncode == 1 and self._waits.may_hang(self.name):
+        if self._end is None and self._is_watched and self._waits.has_hung(self.name, self._child.returncode):
             self._waits.tell(self.name)
             self._end = f"hung in {self._waits.of(self.name)}, printed its stacks and ended itself"
         if self._end is None:

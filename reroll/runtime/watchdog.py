@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import faulthandler
 import logging
+import os
 import signal
 import sys
 import threading
@@ -23,6 +24,9 @@ _PATIENCE = 0.8
 """Share of the limit that work may go without a sign of life; the rest is for noticing."""
 NUM_LOOKS = 10
 """In the time of the limit."""
+
+HUNG = 86
+"""The exit code of a process that has found itself hanging; of one that could not even look, it is 1."""
 
 _beats: dict[int, float] = {}
 """By thread: when what it is at work on was last seen to go on."""
@@ -51,26 +55,37 @@ def beat() -> None:
 def end_if_it_hangs(limit_s: float | None) -> None:
     """From now on this process ends, and prints its stacks, within `limit_s` of the last sign of life of any work in it.
 
-    A thread of the interpreter winds up a clock of faulthandler's, which needs no interpreter to go off: so that is found too
-    which never lets another thread run. What a signal stops cannot end itself: see `Waits`.
+    A thread looks at the work, and winds up a clock of faulthandler's that needs no interpreter to go off: so that is found too
+    which never lets another thread run. What a signal stops cannot end itself: its controller does.
     """
     stderr = sys.__stderr__
     if limit_s is None or stderr is None:
         return
-    interval_s = limit_s / NUM_LOOKS
+    patience_s = limit_s * _PATIENCE
 
-    def wind_up() -> None:
+    def look() -> None:
         while True:
             now = time.monotonic()
-            if all(now - last < interval_s for last in list(_beats.values())):
-                faulthandler.dump_traceback_later(limit_s * _PATIENCE, exit=True, file=stderr)
-            time.sleep(interval_s)
+            if any(now - last > patience_s for last in list(_beats.values())):
+                print_stacks()
+                os._exit(HUNG)
+            faulthandler.dump_traceback_later(patience_s, exit=True, file=stderr)
+            time.sleep(limit_s / NUM_LOOKS)
 
-    threading.Thread(target=wind_up, name="watchdog", daemon=True).start()
+    threading.Thread(target=look, name="watchdog", daemon=True).start()
+
+
+def print_stacks() -> None:
+    """Of all threads. While this one holds the interpreter no other moves, so what is printed is true."""
+    if sys.__stderr__ is not None:
+        faulthandler.dump_traceback(file=sys.__stderr__)
 
 
 def print_stacks_when_asked() -> None:
-    """From now on SIGUSR1 has this process print the stacks of all its threads, whatever it is doing."""
+    """From now on SIGUSR1 has this process print the stacks of all its threads, also where the interpreter is held.
+
+    For a person to send: threads that move meanwhile may, rarely, crash it.
+    """
     if sys.__stderr__ is not None:
         faulthandler.register(signal.SIGUSR1, file=sys.__stderr__, all_threads=True)
 
@@ -110,6 +125,10 @@ class Waits:
             return ""
         since_s, call = min(found)
         return f"{call} for {time.monotonic() - since_s:.0f} s"
+
+    def has_hung(self, worker: str, exit_code: int) -> bool:
+        """Whether a worker that left so has ended itself because it hung: by its code, or by how long it is waited for."""
+        return exit_code == HUNG or (exit_code == 1 and self.may_hang(worker))
 
     def may_hang(self, worker: str) -> bool:
         """Whether a worker is waited for so long that it may have ended itself."""

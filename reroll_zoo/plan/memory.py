@@ -189,26 +189,28 @@ def engine_memory(
     tp: int = 1,
     shares_weights: bool = False,
     on_cpu: bool = False,
+    cache_bytes: int | None = None,
 ) -> RoleMemory:
     """The embedded engine: weights unless they are the trainer's own, the cache of what runs, and one step's work.
 
-    Of the `num_requests` of a step at most `max_running` run together, each up to `longest` tokens.
+    Of the `num_requests` of a step at most `max_running` run together, each up to `longest` tokens. `cache_bytes`: the budget
+    of the cache, which on a GPU is allocated once and holds the contexts that are kept too.
     """
     running = min(max_running, num_requests)
     per_token = shape.kv_bytes_per_token(value_bytes) // tp
     cache = kv_cache_bytes(running, longest, per_token, on_cpu=on_cpu)
     step = forward_bytes(shape, num_tokens=min(PREFILL_TOKENS, num_requests * longest), value_bytes=value_bytes)
     logits = running * shape.vocabulary * (value_bytes + 2 * FP32_BYTES)
+    caches = {
+        "KV cache": cache,
+        "cache growth": cache // 2,  # Doubling holds the old pages while they are copied.
+        "kept contexts": min(MAX_CACHED_BYTES, num_requests * longest * per_token),
+    }
+    if cache_bytes is not None:
+        caches = caches | {"KV cache": min(cache, cache_bytes)} if on_cpu else {"KV cache": cache_bytes}
     return RoleMemory(
         held=_nonzero({"weights": 0 if shares_weights else shape.num_parameters * value_bytes // tp}),
-        working=_nonzero(
-            {
-                "KV cache": cache,
-                "cache growth": cache // 2,  # Doubling holds the old pages while they are copied.
-                "kept contexts": min(MAX_CACHED_BYTES, num_requests * longest * per_token),
-                "engine step": (step + logits) // tp,
-            }
-        ),
+        working=_nonzero(caches | {"engine step": (step + logits) // tp}),
     )
 
 

@@ -13,6 +13,7 @@ from reroll.config.host import parse_devices
 from reroll.config.parts import (
     Devices,
     DeviceSelectionConfig,
+    EmbeddedEngineConfig,
     EngineConfig,
     ExternalEngineConfig,
     FixedModelConfig,
@@ -221,6 +222,7 @@ class _Reader:
                 num_requests=-(-self._num_rows(config) // len(ranks)),
                 shares_weights=shares,
                 on_cpu=ranks[0] == ("cpu",),
+                cache_bytes=self._cache_bytes(engine),
             )
         # The embedded engine loads weights before it is given the trainer's; the others take their pool at once.
         weights = {"weights": shape.num_parameters * size // tp}
@@ -252,6 +254,11 @@ class _Reader:
             fix = "lower engine.tp, or name GPUs that fill whole nodes"
             raise ConfigError([Violation("engine.devices", problem, fix)])
         return ranks
+
+    @staticmethod
+    def _cache_bytes(engine: EngineConfig) -> int | None:
+        budget = engine.cache_gib if isinstance(engine, EmbeddedEngineConfig) else None
+        return None if budget is None else int(budget * GIB)
 
     def _pooled(self, engine: ExternalEngineConfig, shape: ModelShape, value_bytes: int) -> RoleMemory:
         longest = min(engine.max_model_len or self.longest, self.longest, shape.max_positions)

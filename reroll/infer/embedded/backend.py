@@ -22,9 +22,21 @@ class PendingTokens(Protocol):
 class CacheBackend(ABC, Generic[K]):
     """The keys and values of the running sequences. Sequence i of n lives in slot i; slots n and up are free."""
 
+    saves_in_place: bool = False
+    """Whether saved prefixes take room that slots could have."""
+
     @property
     @abstractmethod
     def bytes_per_token(self) -> int: ...
+
+    @abstractmethod
+    def surely_has_room(self, *, num_slots: int, num_new: int, num_newcomers: int = 0) -> bool:
+        """Whether slots in use and to come have room for `num_new` more tokens in all, told at once. False: ask `has_room`."""
+
+    @abstractmethod
+    def has_room(self, ends: Sequence[int], newcomers: Sequence[tuple[int, int]] = ()) -> bool:
+        """Whether slot i can hold `ends[i]` tokens, and beside those in use others can be filled: (tokens, how many of them it
+        shares with what is there)."""
 
     @abstractmethod
     def forward_and_sample(

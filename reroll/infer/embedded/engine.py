@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from reroll.errors import ModelError
 from reroll.infer.base import Engine, EngineCounts, Finished
 from reroll.infer.embedded.attention import work_kind
 from reroll.infer.embedded.backend import CacheBackend, PendingTokens
@@ -22,7 +23,10 @@ from reroll.infer.sequence import SequenceState, check_request, sampling_until_m
 from reroll.types import FinishReason, Request, TokenBlock
 
 _MAX_PREFILL_TOKENS = 8192
-"""Context tokens that one step reads: bounds its memory and the pause of those already running."""
+"""Context tokens that one step reads: bounds its memory and the pause of those already running. Longer ones take several."""
+
+_RESERVE_TOKENS = 64
+"""Room that each running request has left when another is admitted: or it would soon have to give way again."""
 
 _MAX_CACHED_BYTES = 2 << 30
 """Memory for the keys and values of ended requests."""
@@ -42,6 +46,8 @@ class _Sequence(SequenceState):
     """Leading tokens of the context whose keys and values are in its slot."""
     is_current: bool = False
     """Whether the weights now in use computed all that is cached."""
+    arrival: int = 0
+    """When it was submitted, in requests."""
     _sampling: RowSampling = field(init=False)
     _early_sampling: RowSampling = field(init=False)
 
@@ -56,6 +62,16 @@ class _Sequence(SequenceState):
         if self.cached == self.length - 1 and self.tokens:  # Nearly always: it writes.
             return (self.tokens[-1],)
         return self.context[self.cached :]
+
+    @property
+    def next_read(self) -> tuple[int, ...]:
+        """What of that the next step reads."""
+        return self.uncached[:_MAX_PREFILL_TOKENS]
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether a step has read a part of its context only: it cannot write yet."""
+        return self.cached < self.length - 1 or (self.cached < self.length and not self.tokens)
 
     @property
     def sampling(self) -> RowSampling:
@@ -99,6 +115,10 @@ class EmbeddedEngine(Engine):
     recently used go first) or the weights change. A prompt that begins like a cached prefix, such as the next turn of a
     conversation, or like a running prompt, gets a copy and prefills only the rest. `max_cached` prefixes are kept: by
     default four times as many as may run, because the conversations under way are more than those; 0 for none.
+
+    `cache_bytes` bounds keys and values; None: what the device has free. When they are all in use, cached prefixes go, those
+    that wait wait, and the youngest running requests give way: their tokens are kept and read again when there is room. A
+    token is a function of seed, position and weights, so they write what they would have written.
     """
 
     def __init__(
@@ -108,6 +128,7 @@ class EmbeddedEngine(Engine):
         *,
         max_running: int = 64,
         max_cached: int | None = None,
+        cache_bytes: int | None = None,
         reads_again: bool = False,
     ) -> None:
         """With `reads_again`, new weights read the contexts of requests in flight anew; else they go on from what older weights
@@ -117,7 +138,7 @@ class EmbeddedEngine(Engine):
         self._max_running = max_running
         self._max_length: int = model.config.max_position_embeddings
         self._end_ids = _end_ids(model, tokenizer)
-        self._backend = make_backend(self._runner, sorted(self._end_ids))
+        self._backend = make_backend(self._runner, sorted(self._end_ids), max_bytes=cache_bytes)
         self._waiting: deque[_Sequence] = deque()
         self._running: list[_Sequence] = []
         self._max_cached = 4 * max_running if max_cached is None else max_cached
@@ -128,12 +149,15 @@ class EmbeddedEngine(Engine):
         self._ahead: _RunningStep | None = None
         self._version = 0
         self._asleep = False
+        self._num_submitted = 0
         self._reads_again = reads_again
         self.counts = EngineCounts()
 
     def submit(self, request: Request) -> None:
         check_request(request, max_length=self._max_length)
-        sequence = _Sequence(request, self._end_ids | frozenset(request.sampling.stop_token_ids))
+        self._num_submitted += 1
+        ends = self._end_ids | frozenset(request.sampling.stop_token_ids)
+        sequence = _Sequence(request, ends, arrival=self._num_submitted)
         reason = sequence.finish_reason(self._tokenizer, max_length=self._max_length)
         if reason is None:
             self._waiting.append(sequence)
@@ -174,6 +198,7 @@ class EmbeddedEngine(Engine):
             for sequence in step.sequences:
                 sequence.cached = sequence.length
         else:
+            self._make_way()
             groups = self._admit()
             if self._running or groups:
                 step = self._start(self._assign_slots(groups))
@@ -196,6 +221,9 @@ class EmbeddedEngine(Engine):
     def load_weights(self, weights: Mapping[str, Tensor], *, version: int) -> None:
         self._ahead = None  # The old weights drew it.
         self._cached_prefixes.clear()
+        for slot in reversed(range(len(self._running))):
+            if self._running[slot].is_reading:  # No context is read by two versions.
+                self._put_back(slot)
         for sequence in self._running:
             sequence.is_current = False
         if self._reads_again:
@@ -213,37 +241,73 @@ class EmbeddedEngine(Engine):
     def wake(self) -> None:
         self._asleep = False
 
+    def _make_way(self) -> None:
+        """Have room for what the running sequences read next: if there is none, the youngest gives way."""
+        while self._running and not self._find_room():
+            if len(self._running) == 1:
+                raise self._too_small(self._running[0].length)
+            self._put_back(max(range(len(self._running)), key=lambda slot: self._running[slot].arrival))
+            self.counts.num_gave_way += 1
+
+    def _find_room(self, newcomers: Sequence[tuple[int, int]] = (), *, reserve: int = 0) -> bool:
+        """Whether all that runs, and `newcomers` (see `has_room`), can have so many tokens more than they are long. Cached
+        prefixes are dropped for them."""
+        running = self._running
+        num_new = sum(end - num_shared for end, num_shared in newcomers) + sum(s.length - s.cached for s in running)
+        num_new += reserve * (len(running) + len(newcomers))
+        if self._backend.surely_has_room(num_slots=len(running), num_newcomers=len(newcomers), num_new=num_new):
+            return True
+        ends = [sequence.length + reserve for sequence in running]
+        others = [(end + reserve, num_shared) for end, num_shared in newcomers]
+        while not self._backend.has_room(ends, others):
+            if not (self._backend.saves_in_place and self._cached_prefixes.drop_oldest()):
+                return False
+        return True
+
+    def _too_small(self, length: int) -> ModelError:
+        return ModelError(
+            f"a context of {length:,} tokens does not fit into the engine's cache: raise engine.cache_gib, or lower "
+            "rollout.max_prompt_tokens, rollout.max_tokens or max_total_tokens"
+        )
+
     def _forget_running(self) -> None:
         """All that run wait again, at the front: their contexts are read anew."""
-        for sequence in self._running:
-            sequence.cached = 0
-        self._waiting.extendleft(reversed(self._running))
-        self._running = []
+        for slot in reversed(range(len(self._running))):
+            self._put_back(slot)
 
     def _admit(self) -> list[_Siblings]:
-        """Take from the waiting requests, oldest first, as many as may run and be read now."""
+        """Take from the waiting requests, oldest first, as many as may run, have room and be read now."""
         num_free, num_tokens = self._max_running - len(self._running), 0
-        if not self._waiting or not num_free:
+        if not self._waiting or not num_free or any(sequence.is_reading for sequence in self._running):
             return []
         groups: dict[tuple[int, ...], _Siblings] = {}
+        newcomers: list[tuple[int, int]] = []
         running_prompts = self._running_prompts()
         while self._waiting and num_free:
             context = self._waiting[0].context
-            if context not in groups:
-                group = self._find_reusable(context, running_prompts)
-                num_tokens += len(context) - group.num_reused
-                if groups and num_tokens > _MAX_PREFILL_TOKENS:
-                    break
-                groups[context] = group
-            groups[context].members.append(self._waiting.popleft())
+            group = groups.get(context) or self._find_reusable(context, running_prompts)
+            num_shared = len(context) if group.members else group.num_reused
+            is_first = not (groups or self._running)
+            if groups and num_tokens + len(context) - num_shared > _MAX_PREFILL_TOKENS:
+                break
+            newcomers.append((len(context), num_shared))
+            if not self._find_room(newcomers, reserve=0 if is_first else _RESERVE_TOKENS):
+                if is_first:
+                    raise self._too_small(len(context))
+                break
+            num_tokens += len(context) - num_shared
+            groups[context] = group
+            group.members.append(self._waiting.popleft())
             num_free -= 1
+            if num_tokens > _MAX_PREFILL_TOKENS:  # It is read in parts; its siblings come when that is done.
+                break
         return list(groups.values())
 
     def _running_prompts(self) -> PrefixIndex[int]:
         """The slots of prompts that the present weights have read."""
         index: PrefixIndex[int] = PrefixIndex(max_entries=self._max_running, max_tokens=self._max_running * self._max_length)
         for slot, sequence in enumerate(self._running):
-            if sequence.is_current:
+            if sequence.is_current and not sequence.is_reading:
                 index.keep(sequence.request.prompt_ids, slot)
         return index
 
@@ -289,11 +353,11 @@ class EmbeddedEngine(Engine):
         """Start a forward pass that draws a token for every running sequence. The last ones copy what their `leaders` read."""
         num_readers = len(self._running) - len(leaders)
         readers = self._running[:num_readers]
-        starts, uncached = [sequence.cached for sequence in readers], [sequence.uncached for sequence in readers]
+        starts, uncached = [sequence.cached for sequence in readers], [sequence.next_read for sequence in readers]
         rows = [sequence.sampling for sequence in self._running]
         pending = self._backend.forward_and_sample(starts, uncached, leaders=leaders, rows=rows)
-        for sequence in readers:
-            sequence.cached = sequence.length
+        for sequence, tokens in zip(readers, uncached, strict=True):
+            sequence.cached += len(tokens)
         for slot, leader in enumerate(leaders, num_readers):
             self._running[slot].cached = self._running[leader].cached
             self._backend.copy(leader, slot, length=self._running[leader].cached)
@@ -308,7 +372,9 @@ class EmbeddedEngine(Engine):
         if self._waiting and len(self._running) < self._max_running:
             return None
         running = self._running
-        if any(sequence.length + 1 >= self._max_length for sequence in running):
+        if any(sequence.length + 1 >= self._max_length or sequence.cached < sequence.length for sequence in running):
+            return None
+        if not (self._backend.surely_has_room(num_slots=len(running), num_new=len(running)) or self._find_room(reserve=1)):
             return None
         num_going_on = sum(len(sequence.tokens) + 1 < sequence.request.sampling.max_tokens for sequence in running)
         if 2 * num_going_on < len(running):
@@ -324,11 +390,11 @@ class EmbeddedEngine(Engine):
 
     def _finish(self, step: _RunningStep) -> None:
         """Write down what a step drew, and report the sequences that ended with it."""
-        self.counts.add_step(num_running=len(self._running))
+        self.counts.add_step(num_running=sum(sequence.cached == sequence.length for sequence in self._running))
         ended = []
         slots = {id(sequence): slot for slot, sequence in enumerate(self._running)}
         for sequence, token, logprob in zip(step.sequences, *step.pending.result(), strict=True):
-            if id(sequence) not in slots:
+            if id(sequence) not in slots or sequence.cached < sequence.length:  # It has ended, or is still reading.
                 continue
             sequence.append(token, logprob, self._version)
             if (reason := sequence.finish_reason(self._tokenizer, max_length=self._max_length)) is not None:
@@ -344,19 +410,30 @@ class EmbeddedEngine(Engine):
         if self._max_cached and ended.is_current and ended.cached >= _MIN_REUSED_TOKENS:
             saved = self._backend.save_prefix(slot, length=ended.cached)
             self._cached_prefixes.keep(ended.context[: ended.cached], saved)
+        self._vacate(slot)
+
+    @torch.inference_mode()
+    def _put_back(self, slot: int) -> None:
+        """A running sequence waits again, before all others; what it has written is kept, what it has read is not."""
+        sequence = self._running[slot]
+        self._vacate(slot)
+        sequence.cached, sequence.is_current = 0, False
+        self._waiting.appendleft(sequence)
+
+    def _vacate(self, slot: int) -> None:
         last = self._running.pop()
         self._backend.free_slot(slot, len(self._running), length=last.cached)
         if slot < len(self._running):
             self._running[slot] = last
 
 
-def make_backend(runner: ModelRunner, end_ids: Sequence[int]) -> CacheBackend[Any]:
+def make_backend(runner: ModelRunner, end_ids: Sequence[int], *, max_bytes: int | None = None) -> CacheBackend[Any]:
     """Pages and CUDA graphs on a GPU, dense slots elsewhere."""
     if runner.device.type == "cuda":
         from reroll.infer.embedded.paged import PagedBackend  # Imports triton, which CPU builds of PyTorch lack.
 
-        return PagedBackend(runner, end_ids)
-    return SlotBackend(runner)
+        return PagedBackend(runner, end_ids, max_bytes=max_bytes)
+    return SlotBackend(runner, max_bytes=max_bytes)
 
 
 def _end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

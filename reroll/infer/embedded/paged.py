@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,6 +16,13 @@ from reroll.infer.embedded.kernels import PAGE, attend, store
 from reroll.infer.embedded.model_runner import ModelRunner
 from reroll.infer.embedded.sampler import RowSampling
 from reroll.models.attention import Scoring
+
+_FIRST_PAGES = 256
+
+_SHARE_OF_FREE = 0.7
+"""Of the device's free memory when the first page is taken: what a cache without a budget of its own may grow to."""
+
+log = logging.getLogger(__name__)
 
 
 class PagePool:
@@ -72,10 +81,17 @@ class SavedPages:
 
 class PagedBackend(CacheBackend[SavedPages]):
     """Slot i's tokens are in the pages `_tables[i]`, in order. Full pages may be shared; the last one, if it is being
-    written, is its slot's alone."""
+    written, is its slot's alone.
 
-    def __init__(self, runner: ModelRunner, end_ids: Sequence[int]) -> None:
-        self._runner = runner
+    With `max_bytes` so much is allocated, once, when the first page is taken. Without, pages double as they are needed, up to
+    a share of what the device had free then, or to what it has.
+    """
+
+    saves_in_place = True
+
+    def __init__(self, runner: ModelRunner, end_ids: Sequence[int], *, max_bytes: int | None = None) -> None:
+        self._runner, self._max_bytes = runner, max_bytes
+        self._max_pages: int | None = None
         self._data = self._zeros(1)
         self._pool = PagePool()
         self._tables: list[list[int]] = []
@@ -87,6 +103,20 @@ class PagedBackend(CacheBackend[SavedPages]):
     def bytes_per_token(self) -> int:
         data = self._data
         return data.shape[0] * 2 * data.shape[4] * data.shape[5] * data.element_size()
+
+    def surely_has_room(self, *, num_slots: int, num_new: int, num_newcomers: int = 0) -> bool:
+        # A newcomer that shares a part of a page has it copied.
+        return self._pool.num_free >= num_slots + 2 * num_newcomers + num_new // PAGE
+
+    def has_room(self, ends: Sequence[int], newcomers: Sequence[tuple[int, int]] = ()) -> bool:
+        num_needed = sum(
+            _pages(end) - len(table) for end, table in zip(ends, self._tables, strict=True) if end > len(table) * PAGE
+        )
+        num_needed += sum(_pages(end) - num_shared // PAGE for end, num_shared in newcomers)
+        while num_needed > self._pool.num_free:
+            if not self._grow():
+                return False
+        return True
 
     def forward_and_sample(
         self, starts: Sequence[int], uncached: Sequence[Sequence[int]], *, leaders: Sequence[int], rows: Sequence[RowSampling]
@@ -110,7 +140,7 @@ class PagedBackend(CacheBackend[SavedPages]):
         for slot, end in enumerate(ends):
             table = self._tables[slot]
             if end > len(table) * PAGE:
-                table += [self._take() for _ in range(-(-end // PAGE) - len(table))]
+                table += [self._take() for _ in range(_pages(end) - len(table))]
                 self._write_row(slot)
         self._flush_copies()
 
@@ -122,7 +152,7 @@ class PagedBackend(CacheBackend[SavedPages]):
         self._fill(target, self._tables[source], length=length)
 
     def save_prefix(self, slot: int, *, length: int) -> SavedPages:
-        return SavedPages(self._pool, self._tables[slot][: -(-length // PAGE)])
+        return SavedPages(self._pool, self._tables[slot][: _pages(length)])
 
     def restore_prefix(self, slot: int, saved: SavedPages, *, length: int) -> None:
         self._fill(slot, saved.pages, length=length)
@@ -142,6 +172,7 @@ class PagedBackend(CacheBackend[SavedPages]):
         self._graphs.invalidate()
         self._pool = PagePool()
         self._data = self._zeros(1)
+        self._max_pages = None
 
     def _fill(self, slot: int, pages: Sequence[int], *, length: int) -> None:
         """The next slot holds the first `length` places of these pages: full ones are shared, the last is copied."""
@@ -180,30 +211,58 @@ class PagedBackend(CacheBackend[SavedPages]):
             self._data[:, :, copies] = self._data[:, :, sources]
 
     def _take(self) -> int:
-        if not self._pool.num_free:
-            self._grow()
+        if not self._pool.num_free and not self._grow():
+            raise torch.OutOfMemoryError("the engine's cache is full: room must be asked for before it is taken")
         return self._pool.take()
 
-    def _grow(self) -> None:
-        """Twice the pages. Graphs hold addresses of the old ones: they are captured anew."""
-        old, num_pages = self._data, max(256, 2 * self._pool.num_pages)
+    def _grow(self) -> bool:
+        """More pages, unless the budget is used up. Graphs hold addresses of the old ones: they are captured anew."""
+        if self._max_pages is None:
+            self._max_pages = self._affordable_pages()
+        old, num_pages = self._data, self._max_pages
+        if self._max_bytes is None:
+            num_pages = min(num_pages, max(_FIRST_PAGES, 2 * self._pool.num_pages))
+        if num_pages <= self._pool.num_pages:
+            return False
         try:
             self._data = self._zeros(num_pages)
         except torch.OutOfMemoryError as error:
-            needed = num_pages * PAGE * self.bytes_per_token / 2**30
-            raise torch.OutOfMemoryError(
-                f"the engine's cache cannot grow to {needed:.1f} GiB: lower engine.max_running, rollout.max_tokens or "
-                f"max_prompt_tokens, or policy.strategy.micro_batch_tokens ({error})"
-            ) from error
+            if self._max_bytes is not None or self._pool.num_pages == 1:
+                needed = num_pages * PAGE * self.bytes_per_token / 2**30
+                raise torch.OutOfMemoryError(
+                    f"there is no room for an engine's cache of {needed:.1f} GiB: lower engine.cache_gib, or "
+                    f"policy.strategy.micro_batch_tokens ({error})"
+                ) from error
+            self._max_pages = self._pool.num_pages  # Who needs more gives way to others.
+            log.warning("the engine's cache stays at %.1f GiB: the device has no room for more", old.nbytes / 2**30)
+            return False
         self._data[:, :, : old.shape[2]] = old
         self._graphs.invalidate()
         self._pool.grow(num_pages)
+        return True
+
+    def _affordable_pages(self) -> int:
+        """Pages that the budget pays for, the one for padding among them."""
+        if self._max_bytes is None and self._runner.device.type != "cuda":
+            return sys.maxsize
+        num_bytes = _SHARE_OF_FREE * _free_bytes(self._runner.device) if self._max_bytes is None else self._max_bytes
+        return max(2, int(num_bytes) // (PAGE * self.bytes_per_token))
 
     def _zeros(self, num_pages: int) -> Tensor:
         """[layers, 2, pages, PAGE, heads, dim]"""
         runner = self._runner
         shape = (runner.num_layers, 2, num_pages, PAGE, runner.num_kv_heads, runner.head_dim)
         return torch.zeros(shape, dtype=runner.dtype, device=runner.device)
+
+
+def _pages(num_tokens: int) -> int:
+    return -(-num_tokens // PAGE)
+
+
+def _free_bytes(device: torch.device) -> int:
+    """What this process could still allocate."""
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + unused
 
 
 class PagedAttention:

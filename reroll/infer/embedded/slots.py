@@ -27,10 +27,10 @@ class KnownTokens:
 
 
 class SlotBackend(CacheBackend[Tensor]):
-    """One dense tensor of slots. A saved prefix is a copy."""
+    """One dense tensor of slots. A saved prefix is a copy. `max_bytes` bounds the slots in use; None: the host does."""
 
-    def __init__(self, runner: ModelRunner) -> None:
-        self._runner = runner
+    def __init__(self, runner: ModelRunner, *, max_bytes: int | None = None) -> None:
+        self._runner, self._max_bytes = runner, max_bytes
         self._cache = SlotCache(
             num_layers=runner.num_layers,
             num_heads=runner.num_kv_heads,
@@ -42,6 +42,13 @@ class SlotBackend(CacheBackend[Tensor]):
     @property
     def bytes_per_token(self) -> int:
         return self._cache.bytes_per_token
+
+    def surely_has_room(self, *, num_slots: int, num_new: int, num_newcomers: int = 0) -> bool:
+        return self._max_bytes is None
+
+    def has_room(self, ends: Sequence[int], newcomers: Sequence[tuple[int, int]] = ()) -> bool:
+        every = [*ends, *(end for end, _ in newcomers)]
+        return self._max_bytes is None or len(every) * max(every) * self.bytes_per_token <= self._max_bytes
 
     def forward_and_sample(
         self, starts: Sequence[int], uncached: Sequence[Sequence[int]], *, leaders: Sequence[int], rows: Sequence[RowSampling]

@@ -204,3 +204,40 @@ def test_a_thousand_faults_of_one_kind_are_not_all_told(run: Writer) -> None:
     found = run.audit()
     assert len(found.violations) == MAX_TOLD + 1
     assert found.violations[-1] == "out of order: 980 more"
+
+
+def test_tokens_that_samples_went_on_after_and_those_drawn_anew_are_counted(run: Writer) -> None:
+    run.admit(0)
+    run.journal.record("0.0", SampleState.GENERATING, kept=2)
+    run.journal.record("0.1", SampleState.GENERATING, discarded=5, reason="its weights were lost")
+    run.journal.record("0.1", SampleState.GENERATING)
+    run.end(0)
+    run.train(0, into=1)
+    found = run.audit()
+    assert found.violations == []
+    assert (found.num_continued_tokens, found.num_discarded_tokens) == (2, 5)
+    assert dict(describe(found))["tokens continued"].startswith("2: ")
+
+
+def test_a_sample_that_has_lost_tokens_which_it_went_on_after_is_found(run: Writer) -> None:
+    run.admit(0)
+    run.journal.record("0.0", SampleState.GENERATING, kept=4)
+    run.end(0)
+    assert run.audit().violations == ["lost: sample 0.0 went on after 4 tokens and has 3"]
+
+
+def test_tokens_that_an_environment_had_drawn_anew_after_all_are_not_missed(run: Writer) -> None:
+    run.admit(0)
+    run.journal.record("0.0", SampleState.GENERATING, kept=4)
+    run.journal.record(
+        "0.0", SampleState.GENERATING, discarded=4, reason="the policy was told something else than the last time"
+    )
+    run.end(0)
+    assert run.audit().violations == []
+
+
+def test_a_sample_that_ends_twice_in_one_admission_is_found(run: Writer) -> None:
+    run.admit(0)
+    run.end(0)
+    run.end(0, num=1)
+    assert run.audit().violations == ["drawn twice: sample 0.0 ended twice"]
