@@ -24,7 +24,7 @@ CONFIG_INTRO = f"""# Config reference
 {WRITTEN}
 
 Every field of every pipeline, as the code has it. The same from the command line, without a file:
-`reroll check --explain rollout.window`, `--explain loss.kind=ppo`. `reroll check FILE --expand` prints a config whole.
+`reroll check --explain rollout.take_window`, `--explain loss.kind=ppo`. `reroll check FILE --expand` prints a config whole.
 Editors complete by `reroll.schema.json` (`reroll schema`) where a file begins with `# yaml-language-server: $schema=PATH`.
 
 A field that is marked † is filled in by the preset of `algorithm`, which goes before the default that is given here;
