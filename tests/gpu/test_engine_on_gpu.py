@@ -1,5 +1,7 @@
 """The attention and the engine on a CUDA device, against the same on the CPU in fp32."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from reroll.models.load import load_model, load_tokenizer
 from reroll.models.tiny import make_tiny
 from reroll.tokens.batch import pack
 from reroll.training.shared_prefix import batch_hidden_states
-from reroll.types import Request, Sample, SamplingParams
+from reroll.types import Request, Sample, SamplingParams, WrittenTokens
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -113,3 +115,55 @@ def test_experts_in_half_precision_run_as_a_graph_and_in_fp32_without(tmp_path):
         scores = torch.log_softmax(packed_logits(model, [ids])[:-1], -1)
         want = scores.gather(1, ids[1:, None])[len(request.prompt_ids) - 1 :, 0]
         assert (torch.tensor(done[0].completion.logprobs) - want).abs().mean() < tolerance
+
+
+def written(engine, requests, *, weights=None):
+    """What comes of requests; after eight steps of the engine, weights come."""
+    for request in requests:
+        engine.submit(request)
+    done, num_steps = {}, 0
+    while engine.num_unfinished:
+        num_steps += 1
+        if weights is not None and num_steps == 8:
+            engine.load_weights(weights, version=1)
+        done |= {finished.request_id: finished.completion for finished in engine.step()}
+    return done
+
+
+def assert_same_completions(ours, expected):
+    assert {name: one.token_ids for name, one in ours.items()} == {name: one.token_ids for name, one in expected.items()}
+    for name, one in expected.items():
+        torch.testing.assert_close(torch.tensor(ours[name].logprobs), torch.tensor(one.logprobs), atol=1e-4, rtol=0)
+
+
+def test_a_tenth_of_the_cache_writes_the_same_tokens(folder):
+    model, tokenizer = load_model(folder, dtype=torch.float32, device="cuda"), load_tokenizer(folder)
+    requests = [
+        Request(id=str(i), prompt_ids=(5, 6, 7 + i // 2), sampling=SamplingParams(max_tokens=400, min_tokens=400, seed=i))
+        for i in range(32)
+    ]
+    free = EmbeddedEngine(model, tokenizer, max_running=32)
+    expected = written(free, requests)
+    tight = EmbeddedEngine(model, tokenizer, max_running=32, cache_bytes=free._backend.bytes_per_token * 32 * 403 // 10)
+    assert_same_completions(written(tight, requests), expected)
+    assert tight.counts.num_gave_way > 0
+
+
+def test_new_weights_that_read_contexts_anew_write_as_if_they_had_read_them_from_the_start(folder):
+    model, tokenizer = load_model(folder, dtype=torch.float32, device="cuda"), load_tokenizer(folder)
+    forty = SamplingParams(max_tokens=40, min_tokens=40)
+    weights = {name: 1.1 * parameter.detach() for name, parameter in model.named_parameters()}
+    requests = [Request(id=str(i), prompt_ids=tuple(range(5, 70 + i // 2)), sampling=replace(forty, seed=i)) for i in range(8)]
+    done = written(EmbeddedEngine(model, tokenizer, max_running=8, reads_again=True), requests, weights=weights)
+    fresh = EmbeddedEngine(load_model(folder, dtype=torch.float32, device="cuda"), tokenizer, max_running=8)
+    fresh.load_weights(weights, version=1)
+    begun = [
+        replace(request, written=WrittenTokens(
+            token_ids=done[request.id].token_ids[: done[request.id].versions[0][1]],
+            logprobs=done[request.id].logprobs[: done[request.id].versions[0][1]],
+            versions=done[request.id].versions[:1],
+        ))
+        for request in requests
+    ]  # fmt: skip
+    assert all(len(one.versions) == 2 for one in done.values())
+    assert_same_completions(written(fresh, begun), done)
