@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))  # scripts, no package
 
@@ -14,6 +16,7 @@ from chaos_faults import JUDGE, KILL, STOP  # noqa: E402
 FAULTS = [(JUDGE, ""), (STOP, "policy"), (KILL, "reward"), (KILL, "controller")]
 
 
+@pytest.mark.slow
 def test_a_run_in_processes_gets_over_a_few_faults_and_ends_as_if_there_had_been_none(tmp_path: Path) -> None:
     verdict = play(SCENARIOS["processes"], 3, num_faults=len(FAULTS), folder=tmp_path, only=FAULTS)
     assert verdict.problems == []
