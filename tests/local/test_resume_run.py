@@ -167,7 +167,7 @@ def test_a_requeued_run_waits_until_its_predecessor_has_saved(tree: Tree, monkey
         os.kill(other.pid, signal.SIGTERM)
         tree["run"]["steps"] = 1
         outcome = run(tree, resume=True)
-        assert other.wait(60) == 0
+        assert other.wait(300) == 0
         assert outcome.num_steps >= 2  # From where the other has left it.
     finally:
         other.kill()

@@ -21,7 +21,7 @@ class Keeper:
 
     def __init__(self, info: WorkerInfo, barrier: threading.Barrier | None = None) -> None:
         if barrier is not None:
-            barrier.wait(5)
+            barrier.wait(60)
         self.device = info.device
         self.thread = threading.current_thread().name
 
@@ -32,7 +32,7 @@ class Keeper:
         return None
 
     def wait_for(self, event: threading.Event) -> None:
-        event.wait(5)
+        event.wait(60)
 
 
 async def test_a_gpu_index_is_the_cuda_device_of_this_process() -> None:
