@@ -121,14 +121,14 @@ def test_a_run_goes_on_without_an_engines_node_and_the_engine_comes_back_on_a_sp
     engines: list[InferCluster] = []
     lost: list[str | None] = []
 
-    async def generate(self: InferCluster, request: Request, _generate: Any = InferCluster.generate) -> Completion:
+    async def generate(self: InferCluster, request: Request, *rest: Any, _generate: Any = InferCluster.generate) -> Completion:
         nonlocal num_asked
         num_asked += 1
         if num_asked == NUM_REQUESTS_BEFORE_LOSS:
             engines.append(self)
             lost.append(self._workers._actors[0].place.node_id)  # type: ignore[attr-defined]
             lose(cluster, lost[0])
-        completion: Completion = await _generate(self, request)
+        completion: Completion = await _generate(self, request, *rest)
         return completion
 
     async def push_when_all_are_back(self: WeightSync, *, version: int, _push: Any = WeightSync.push) -> Any:

@@ -290,7 +290,7 @@ async def test_a_worker_sees_its_own_gpus_and_its_share_of_the_cores(
 
 
 CONTROLLER = """
-    import asyncio, pathlib, subprocess, sys, time
+    import asyncio, pathlib, signal, subprocess, sys, time
     from reroll.runtime.base import Placement
     from reroll.runtime.processes import ProcessRuntime
 
@@ -312,6 +312,7 @@ CONTROLLER = """
         await workers.broadcast(Parent.hang)
 
     if __name__ == "__main__":
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # Who starts it in the background has it ignored.
         asyncio.run(main())
 """
 
