@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -75,7 +75,7 @@ def audit(folder: Path, *, max_staleness: int, on_segment: Callable[[], None] = 
     reader, numbers = _Auditor(found, max_staleness), count()
     for segment in segments(folder):
         for event, number in zip(read_events(segment), numbers, strict=False):
-            if not any(start <= number < end for start, end in undone):
+            if _counts(number, undone):
                 reader.take(event)
         if damage := damage_of(segment):
             found.violations.append(damage)
@@ -88,8 +88,13 @@ def counted_events(folder: Path) -> Iterator[Event]:
     """The events that no interruption undid, oldest first."""
     undone, _ = _undone(folder)
     for number, event in enumerate(read_journal(folder)):
-        if not any(start <= number < end for start, end in undone):
+        if _counts(number, undone):
             yield event
+
+
+def _counts(number: int, undone: Sequence[tuple[int, int]]) -> bool:
+    """Whether the event of this number is in no range that was undone."""
+    return not any(start <= number < end for start, end in undone)
 
 
 def _undone(folder: Path) -> tuple[list[tuple[int, int]], Audit]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from reroll.errors import RunFolderError
 from reroll.observe.audit import counted_events
-from reroll.observe.journal import STEPPED, Event, SampleState, read_stored, segments
+from reroll.observe.journal import BEGUN, STEPPED, Event, SampleState, read_journal, read_stored, segments
 from reroll.types import Group, Prompt, Trajectory
 
 
@@ -30,7 +30,8 @@ def num_recorded_steps(journal: Path) -> int:
     """How many steps a run had finished when its journal ends."""
     if not segments(journal):
         raise RunFolderError(f"{journal} holds no journal: the run drew no samples, or was made by an earlier version")
-    return max((event.detail["version"] for event in counted_events(journal) if event.state == STEPPED), default=0)
+    versions = [event.detail["version"] for event in read_journal(journal) if event.state in (BEGUN, STEPPED)]
+    return versions[-1] if versions else 0  # Where a run goes on from an earlier step, those after it are undone.
 
 
 def recorded_steps(journal: Path, *, start: int = 0) -> Iterator[tuple[int, list[Group]]]:

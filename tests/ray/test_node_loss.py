@@ -152,11 +152,7 @@ def test_a_run_goes_on_without_an_engines_node_and_the_engine_comes_back_on_a_sp
     assert set(trained(survived).values()) == {1}
 
 
-@pytest.mark.slow
-def test_a_run_that_loses_a_train_ranks_node_ends_clearly_and_resumes_on_the_nodes_left(
-    cluster: Cluster, nodes: list[Any], rlvr_tree: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = run(configured(rlvr_tree, name="whole"))
+def lose_a_rank_in_the_second_update(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train_cluster, "GRACE_S", 5.0)
     num_updates = 0
 
@@ -168,6 +164,14 @@ def test_a_run_that_loses_a_train_ranks_node_ends_clearly_and_resumes_on_the_nod
         return await _train(self, *args, **kwargs)
 
     monkeypatch.setattr(TrainCluster, "train", update)
+
+
+@pytest.mark.slow
+def test_a_run_that_loses_a_train_ranks_node_ends_clearly_and_resumes_on_the_nodes_left(
+    cluster: Cluster, nodes: list[Any], rlvr_tree: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = run(configured(rlvr_tree, name="whole"))
+    lose_a_rank_in_the_second_update(cluster, monkeypatch)
     policy = {"devices": "0-1", "strategy": {"kind": "fsdp2"}}
     tree = configured(rlvr_tree, name="bereft", runtime=on(cluster), policy=policy)
     tree["run"]["restarts"] = 0
@@ -184,17 +188,7 @@ def test_a_run_that_loses_a_train_ranks_node_goes_on_by_itself_on_the_nodes_left
     cluster: Cluster, nodes: list[Any], rlvr_tree: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = run(configured(rlvr_tree, name="whole"))
-    monkeypatch.setattr(train_cluster, "GRACE_S", 5.0)
-    num_updates = 0
-
-    async def update(self: TrainCluster, *args: Any, _train: Any = TrainCluster.train, **kwargs: Any) -> Any:
-        nonlocal num_updates
-        num_updates += 1
-        if num_updates == 2:
-            lose(cluster, self._workers._actors[1].place.node_id)  # type: ignore[attr-defined]
-        return await _train(self, *args, **kwargs)
-
-    monkeypatch.setattr(TrainCluster, "train", update)
+    lose_a_rank_in_the_second_update(cluster, monkeypatch)
     policy = {"devices": "0-1", "strategy": {"kind": "fsdp2"}}
     healed = run(configured(rlvr_tree, name="healed", runtime=on(cluster), policy=policy))
     assert healed.restarts >= 1
