@@ -19,6 +19,7 @@ from reroll.observe.journal import Journal
 from reroll.observe.metrics import Stats
 from reroll.rollout.play import play
 from reroll.rollout.scheduler import RolloutScheduler
+from reroll.rollout.seeds import stable_seed
 from reroll.rollout.token_keeper import TokenKeeper
 from reroll.runtime.devices import DeviceMap
 from reroll.tokens.renderer import Renderer
@@ -306,7 +307,7 @@ class Simulation:
         return trajectory
 
     async def _score(self, prompt: Prompt, trajectory: Trajectory) -> Score:
-        seed = hash(trajectory.id)
+        seed = stable_seed(*map(int, trajectory.id.split(".")))
         if (score_s := self._workload.score_s.of(seed)) > 0:
             await asyncio.sleep(score_s)
         if self._workload.failed and (seed * 0x9E3779B97F4A7C15 >> 20) % 10_000 < self._workload.failed * 10_000:
