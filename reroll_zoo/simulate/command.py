@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from reroll.config.tree import RlvrConfig
     from reroll_zoo.simulate.compare import Case
     from reroll_zoo.simulate.recorded import RecordedRun
+    from reroll_zoo.simulate.run import System
+    from reroll_zoo.simulate.workload import Workload
 
 
 def simulate(
@@ -91,19 +94,17 @@ class _Cases:
         self._recorded = self._calibrate(source) if source is not None else None
 
     def _calibrate(self, source: Path) -> RecordedRun:
-        from dataclasses import replace
-
         from reroll_zoo.simulate.compare import calibrated
         from reroll_zoo.simulate.recorded import read_run
 
         run = read_run(source)
         system, factor = calibrated(run)
-        self.notes.append(f"{source} took {run.step_s:.3g} s a step; its parts are timed {factor:.2f} times as long as it measured")
+        self.notes.append(
+            f"{source} took {run.step_s:.3g} s a step; its parts are timed {factor:.2f} times as it measured them"
+        )
         return replace(run, system=system)
 
     def case(self, changes: list[str]) -> Case:
-        from dataclasses import replace
-
         from reroll_zoo.simulate.compare import Case
         from reroll_zoo.simulate.planned import default_workload, planned_system
 
@@ -130,21 +131,17 @@ class _Cases:
             raise ConfigError([Violation("pipeline", "has no rollout to simulate", "give a config with pipeline: rlvr")])
         return config
 
-    def _with_drawn(self, workload):  # type: ignore[no-untyped-def]
-        from dataclasses import replace
-
+    def _with_drawn(self, workload: Workload) -> Workload:
         from reroll_zoo.simulate.workload import parse_drawn
 
-        changes = {
+        changes: dict[str, Any] = {
             name: parse_drawn(text, salt=salt, name=f"--{name.replace('_', '-')}", most=float("inf"))
             for salt, (name, text) in enumerate(self._drawn.items(), start=1)
             if text is not None
         }
         return replace(workload, **changes)
 
-    def _with_loss(self, system, cluster):  # type: ignore[no-untyped-def]
-        from dataclasses import replace
-
+    def _with_loss(self, system: System, cluster: ClusterConfig | None) -> System:
         if self._lose is None:
             return system
         at_s, _, node = self._lose.partition(":")
@@ -152,7 +149,8 @@ class _Cases:
         try:
             lost, seconds = int(node) if node else max(nodes), float(at_s)
         except ValueError:
-            raise ConfigError([Violation("--lose", f"{self._lose!r} is no time", "write e.g. --lose 120 or --lose 120:3")]) from None
+            problem = f"{self._lose!r} is no time"
+            raise ConfigError([Violation("--lose", problem, "write e.g. --lose 120 or --lose 120:3")]) from None
         ranks = tuple(rank for rank, place in enumerate(nodes) if place == lost)
         if not ranks or len(ranks) == len(nodes):
             problem = f"node {lost} holds {len(ranks)} of {len(nodes)} engines"

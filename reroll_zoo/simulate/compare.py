@@ -56,9 +56,7 @@ def slowed(system: System, factor: float) -> System:
     """All of its work takes so many times as long."""
     decode_s: Callable[[int], float] = system.engine.decode_s
     engine = replace(system.engine, decode_s=lambda num: factor * decode_s(num), prefill_s=factor * system.engine.prefill_s)
-    return replace(
-        system, engine=engine, train_s=factor * system.train_s, train_token_s=factor * system.train_token_s
-    )
+    return replace(system, engine=engine, train_s=factor * system.train_s, train_token_s=factor * system.train_token_s)
 
 
 def calibrated(run: RecordedRun) -> tuple[System, float]:

@@ -330,9 +330,7 @@ class ModelledEngine:
         total = sum(counts)
         tokens, logprobs = np.ones(total, dtype=np.uint32), np.full(total, -1.0)
         self._events.append(
-            TokenBlock(
-                request_ids=ids, starts=starts, counts=counts, versions=versions, token_ids=tokens, logprobs=logprobs
-            )
+            TokenBlock(request_ids=ids, starts=starts, counts=counts, versions=versions, token_ids=tokens, logprobs=logprobs)
         )
         self._has_events.set()
 

@@ -30,7 +30,8 @@ def planned_system(config: RlvrConfig, cluster: ClusterConfig, workload: Workloa
     """The fastest map that fits, as `reroll plan` finds it, and what its parts take."""
     plan = best_plan(config, cluster)
     engine = engine_of(plan.roles)
-    assert engine is not None and isinstance(plan.config, RlvrConfig)
+    assert engine is not None
+    assert isinstance(plan.config, RlvrConfig)
     rollout = plan.config.rollout
     update_s = sum(bar.seconds for bar in plan.bars if bar.phase in ("train", "score"))
     share = cluster.efficiency.length

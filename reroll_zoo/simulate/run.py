@@ -126,7 +126,7 @@ class Outcome:
         parts = {
             "generation": self.mean("wait_s"),
             "training": self.mean("train_s"),
-            "the push of weights": self.mean("push_s"),
+            "push": self.mean("push_s"),
         }
         return max(parts, key=lambda name: parts[name])
 
@@ -224,7 +224,6 @@ class Simulation:
         self.rollouts = RolloutScheduler(
             rollout, _Prompts(), episode=self._episode, score=self._score, journal=self.journal, seed=seed
         )
-        self._seeds: dict[str, int] = {}
         self.lengths: dict[str, int] = {}
         """Tokens of the samples in flight that have ended."""
         self.outcome = Outcome(num_devices=system.num_devices)

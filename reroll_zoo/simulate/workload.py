@@ -37,6 +37,7 @@ class Drawn:
 
 
 def fixed(value: float) -> Drawn:
+    """Always the same."""
     return Drawn(np.array([value]))
 
 
