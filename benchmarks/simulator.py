@@ -1,7 +1,8 @@
-"""Whether the simulator is right, and how far it goes: predictions beside measurements, and one controller at 8 to 4,096 GPUs.
+"""Whether the simulator is right, and how far it goes: predictions beside measurements; one controller at 8 to 4,096 GPUs.
 
 `overlap` and `long_tail` predict those benchmarks; `run` trains a tiny model asynchronously on this CPU, learns from the journal
-of one setting and predicts another; `scale` grows the simulated cluster with its batch (weak scaling).
+of one setting and predicts another;
+`scale` grows the simulated cluster with its batch (weak scaling).
 Run: python benchmarks/simulator.py overlap long_tail run scale
 """
 
@@ -135,7 +136,7 @@ def prepare(folder: Path, steps: int) -> None:
 
 
 def run_rows(folder: Path, steps: int) -> list[dict[str, Any]]:
-    """Learn from a run of one staleness budget, predict another; beside them the same again, to see what this machine varies."""
+    """Learn from one staleness budget, predict another; beside them the same again, to see what this machine varies."""
     prepare(folder, steps)
     rows = []
     for learned, asked in ((1, 0), (1, 3)):
@@ -168,7 +169,7 @@ def grown(num_gpus: int, *, samples_per_gpu: int) -> Outcome:
         train_token_s=60 / (samples_per_gpu / 2 * num_gpus * 1500),
         num_devices=num_gpus,
     )
-    return run_case(Case("", rollout, load, replace(system)), num_steps=5).outcome
+    return run_case(Case("", rollout, load, replace(system)), num_steps=4).outcome
 
 
 def scale_rows(sizes: list[int], samples_per_gpu: int) -> list[dict[str, Any]]:
