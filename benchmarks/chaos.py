@@ -57,20 +57,23 @@ class Scenario:
     runtime: str
     max_staleness: int = 0
     num_ranks: int = 1
-    cpus_of_other_node: int = 0
-    """If there is one. Ray fills the smaller node first, and engines come first: with two CPUs it has the engines, with one the
-    environments, and the first node has all the rest."""
+    on_other_node: str = ""
+    """`engines` or `environments`: who sits on a second node, alone."""
 
     @property
     def name(self) -> str:
         ranks = f", {self.num_ranks} ranks" if self.num_ranks > 1 else ""
-        nodes = ("", ", environments on a second node", ", engines on a second node")[self.cpus_of_other_node]
+        nodes = f", {self.on_other_node} on a second node" if self.on_other_node else ""
         return f"{self.runtime}, {'asynchronous' if self.max_staleness else 'synchronous'}{ranks}{nodes}"
+
+    @property
+    def num_engines(self) -> int:
+        return 1 if self.runtime == "local" else 3 if self.on_other_node == "engines" else 2
 
     @property
     def faults(self) -> list[tuple[str, str]]:
         """(kind, role), some likelier than others."""
-        if self.cpus_of_other_node:
+        if self.on_other_node:
             links = [(LINK, how) for how in TROUBLES]
             return [*links, *links, (NODE, ""), (NODE, ""), (KILL, "actor"), (STOP, "actor"), (KILL, "controller")]
         models = {"local": [], "processes": ["policy", "engine"], "ray": ["actor"]}[self.runtime]
@@ -90,10 +93,14 @@ SCENARIOS = {
     "ranks": Scenario("processes", num_ranks=2),
     "ray": Scenario("ray"),
     "ray-async": Scenario("ray", max_staleness=2),
-    "nodes-engines": Scenario("ray", cpus_of_other_node=2),
-    "nodes-envs": Scenario("ray", cpus_of_other_node=1),
-    "nodes-async": Scenario("ray", max_staleness=2, cpus_of_other_node=2),
+    "nodes-engines": Scenario("ray", on_other_node="engines"),
+    "nodes-envs": Scenario("ray", on_other_node="environments"),
+    "nodes-async": Scenario("ray", max_staleness=2, on_other_node="engines"),
 }
+
+CPUS = {"engines": (4, 5), "environments": (6, 5)}
+"""Of the head and of the second node. Ray gives a role to the node with the most CPUs left, and to the head where they are equal;
+first come the engines (three, or two), then the environments (one, or two), then rewards and the policy, one each."""
 
 
 @dataclass
@@ -144,7 +151,7 @@ def tree_of(
         "run": {"name": "run", "runs_dir": str(folder / "runs"), "steps": num_steps, "seed": 1, "log_samples": 0},
         "runtime": runtime,
         "policy": {"model": str(model), "devices": "cpu", "optim": {"lr": 1e-3}, **ranks},
-        "engine": {"devices": "cpu", "num_workers": 1 if scenario.runtime == "local" else 2},
+        "engine": {"devices": "cpu", "num_workers": scenario.num_engines},
         "data": {"train": [{"domain": "digits", **source}, {"domain": "judged", **source}, {"domain": "lake", "kind": "env"}]},
         "rewards": {
             "digits": {"kind": "import", "path": "chaos_reward:digits"},
@@ -155,7 +162,10 @@ def tree_of(
         },
         "reward_workers": {"num_processes": 1},
         "envs": {"lake": {"env": {"kind": "frozen_lake"}, "max_turns": 3}},
-        "env_workers": {"kind": "ray" if scenario.cpus_of_other_node else "processes", "num_workers": 1},
+        "env_workers": {
+            "kind": "ray" if scenario.on_other_node else "processes",
+            "num_workers": 2 if scenario.on_other_node == "environments" else 1,
+        },
         "rollout": {
             "prompts_per_step": 3,
             "group_size": 2,
@@ -247,7 +257,7 @@ class Run:
 def play(scenario: Scenario, seed: int, *, num_faults: int, folder: Path, only: list[tuple[str, str]] | None = None) -> Verdict:
     """Run it once in peace and once with so many faults, drawn from `only` or all, one after the other."""
     rng = random.Random(seed)
-    num_steps = (STEPS_PER_LINK_FAULT if scenario.cpus_of_other_node else STEPS_PER_FAULT) * num_faults + 2
+    num_steps = (STEPS_PER_LINK_FAULT if scenario.on_other_node else STEPS_PER_FAULT) * num_faults + 2
     verdict = Verdict(scenario.name, seed, num_steps)
     options: dict[str, Any] = {
         "model": make_tiny(folder / "model", hidden=32, layers=2, heads=4, kv_heads=2, seed=3),
@@ -255,7 +265,7 @@ def play(scenario: Scenario, seed: int, *, num_faults: int, folder: Path, only: 
     }
     with ExitStack() as stack:
         disk = stack.enter_context(own_disk(folder / "disturbed"))
-        nodes = stack.enter_context(two_nodes(8, scenario.cpus_of_other_node)) if scenario.cpus_of_other_node else None
+        nodes = stack.enter_context(two_nodes(*CPUS[scenario.on_other_node])) if scenario.on_other_node else None
         judge = nodes.at_head(lambda: Judge(HEAD)) if nodes else Judge()
         stack.callback(judge.close)
         tree = tree_of(scenario, disk.path, judge=judge.url, address=nodes and nodes.address, **options)
@@ -309,6 +319,8 @@ class Harness:
     def disturb(self, faults: list[tuple[str, str]]) -> None:
         """Strike again and again, then wait for the run's end."""
         self._until_further_than(0)
+        if self._nodes and not self._nodes.actors():
+            self._problem("nobody sits on the second node")
         with UseLog(lambda: self._run.workers("controller"), lambda: self._run.step) as log:
             for kind, role in faults:
                 if self._run.is_over or not self._get_over(Struck(kind, role, self._run.step)):
@@ -478,9 +490,9 @@ def main() -> None:
     )
     options = parser.parse_args()
     kinds = options.kinds
-    if any(SCENARIOS[kind].cpus_of_other_node for kind in kinds) and (reason := why_not()):
+    if any(SCENARIOS[kind].on_other_node for kind in kinds) and (reason := why_not()):
         print(f"without a second node: {reason}")
-        kinds = [kind for kind in kinds if not SCENARIOS[kind].cpus_of_other_node]
+        kinds = [kind for kind in kinds if not SCENARIOS[kind].on_other_node]
     verdicts = read_verdicts(options.verdicts)
     num_earlier = len(verdicts)
     while sum(len(verdict.faults) for verdict in verdicts[num_earlier:]) < options.faults:
