@@ -98,9 +98,9 @@ SCENARIOS = {
     "nodes-async": Scenario("ray", max_staleness=2, on_other_node="engines"),
 }
 
-CPUS = {"engines": (4, 5), "environments": (6, 5)}
-"""Of the head and of the second node. Ray gives a role to the node with the most CPUs left, and to the head where they are equal;
-first come the engines (three, or two), then the environments (one, or two), then rewards and the policy, one each."""
+CPUS = {"engines": (6, 5), "environments": (4, 4)}
+"""Of the head and of the second node. Ray gives a role to the node with the most CPUs left, and to the head where they are
+equal: first a reward worker, then environments (one, or three), then engines (three, or two), then the policy."""
 
 
 @dataclass
@@ -164,7 +164,7 @@ def tree_of(
         "envs": {"lake": {"env": {"kind": "frozen_lake"}, "max_turns": 3}},
         "env_workers": {
             "kind": "ray" if scenario.on_other_node else "processes",
-            "num_workers": 2 if scenario.on_other_node == "environments" else 1,
+            "num_workers": 3 if scenario.on_other_node == "environments" else 1,
         },
         "rollout": {
             "prompts_per_step": 3,
@@ -319,8 +319,8 @@ class Harness:
     def disturb(self, faults: list[tuple[str, str]]) -> None:
         """Strike again and again, then wait for the run's end."""
         self._until_further_than(0)
-        if self._nodes and not self._nodes.actors():
-            self._problem("nobody sits on the second node")
+        if self._nodes and (num_there := len(self._nodes.actors())) != 3:
+            self._problem(f"{num_there} actors sit on the second node, not 3")
         with UseLog(lambda: self._run.workers("controller"), lambda: self._run.step) as log:
             for kind, role in faults:
                 if self._run.is_over or not self._get_over(Struck(kind, role, self._run.step)):
