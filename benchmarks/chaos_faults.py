@@ -15,6 +15,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Literal
 
+from reroll.cli.supervisor import SPARE
+
 KILL, STOP, HANG, JUDGE = "kill", "stop", "hang", "judge"
 DISK, FULL, SLOW = "disk", "full", "slow"
 """A disk is filled, or slow for a while."""
@@ -87,17 +89,18 @@ def below(pid: int) -> Iterator[int]:
 
 
 def role_of(pid: int, waiting: int) -> str:
-    """`controller`, `policy`, `engine`, `reward`, `env`, `actor` (of Ray's); empty for what is none of the run's workers.
+    """`controller`, `spare` (the next controller), `policy`, `engine`, `reward`, `env`, `actor` (of Ray's); empty for others.
 
     `waiting` is the process that waits for the controller.
     """
     try:
         words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+        name = Path(f"/proc/{pid}/comm").read_text().strip()
         parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except OSError:
         return ""
     if parent == waiting and "train" in words:
-        return "controller"
+        return "spare" if name == SPARE else "controller"
     if words[0].startswith("ray::_Actor"):
         return "actor"
     names = [word.partition("[")[0] for word in words if word.endswith("]")]
