@@ -100,7 +100,7 @@ SCENARIOS = {
 
 CPUS = {"engines": (6, 5), "environments": (4, 4)}
 """Of the head and of the second node. Ray gives a role to the node with the most CPUs left, and to the head where they are
-equal (where it knows them in time): first a reward worker, then environments (one, or three), then engines (three, or two), then the policy."""
+equal: first a reward worker, then environments (one, or three), then engines (three, or two), then the policy."""
 
 
 @dataclass
