@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -103,7 +103,8 @@ class InferWorker:
         reads_again: bool = False,
     ) -> None:
         """After every `report_every` steps it tells what was written for requests that have not ended. `cache_gib`: what the
-        embedded engine may hold in its cache; `draft`: see its config. `external`: that engine, with these settings; None is the embedded one."""
+        embedded engine may hold in its cache; `draft`: as in its config. `external`: that engine, with these settings; None is
+        the embedded one."""
         self._device = torch.device(info.device)
         engine: Engine
         if external is not None:

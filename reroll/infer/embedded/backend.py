@@ -20,13 +20,10 @@ class PendingTokens(Protocol):
 
 
 def sampled_places(lengths: Sequence[int], leaders: Sequence[int], num_drafted: Sequence[int]) -> tuple[list[int], list[int]]:
-    """For each row of a step (see `CacheBackend.forward_and_sample`): its slot, and how many tokens of that slot precede the last
-    one that its prediction follows."""
+    """For each row of a step (see `CacheBackend.forward_and_sample`) its slot, and which new token of that predicts it."""
     if not num_drafted:
-        return [*range(len(lengths)), *leaders], [
-            *(length - 1 for length in lengths),
-            *(lengths[leader] - 1 for leader in leaders),
-        ]
+        slots = [*range(len(lengths)), *leaders]
+        return slots, [lengths[slot] - 1 for slot in slots]
     slots = [slot for slot, num in enumerate(num_drafted) for _ in range(num + 1)]
     return slots, [length - 1 - back for length, num in zip(lengths, num_drafted, strict=True) for back in range(num, -1, -1)]
 

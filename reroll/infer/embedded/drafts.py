@@ -1,8 +1,8 @@
 """Drafts: guesses at the next tokens of a sequence, from what its siblings, earlier answers and its own context say.
 
-A token is a function of seed, position and weights, so a guess is right exactly if it is the token that is drawn. An engine reads
-the guesses in one step with the newest token, draws at each of their places, and keeps what it drew up to the first wrong guess:
-the same tokens as without, in fewer steps. A poor guess costs time and nothing else.
+A token is a function of seed, position and weights, so a guess is right exactly if it is the token that is drawn. An engine
+reads the guesses in one step with the newest token, draws at each of their places, and keeps what it drew up to the first wrong
+guess: the same tokens as without, in fewer steps. A poor guess costs time and nothing else.
 """
 
 from __future__ import annotations

@@ -375,8 +375,7 @@ class EmbeddedEngine(Engine):
         return _RunningStep(pending, tuple(self._running), drafts, only_writes)
 
     def _draft(self) -> tuple[Draft, ...]:
-        """Guesses at the next tokens of each running sequence, as far as it may go on; none if there are none worth a step, or no
-        room for them."""
+        """Guesses at the next tokens of each running sequence, as far as it may go on. Nothing, if there is none or no room."""
         least = self._pace.bar(len(self._running)) if self._drafter is not None else None
         if self._drafter is None or least is None:
             return ()

@@ -80,8 +80,8 @@ class _Choice:
 
 
 class Pace:
-    """Decides how bold drafts are: tries the ways in turn, keeps to the quickest, and looks again at the others ever more seldom.
-    It is asked and told by the number of running sequences: what pays for one does not for fifty."""
+    """Decides how bold drafts are: tries the ways in turn, keeps to the quickest, looks again at the others ever more seldom.
+    It does so for each number of running sequences: what pays for one does not for fifty."""
 
     def __init__(self, *, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock

@@ -201,15 +201,17 @@ def test_weights_that_come_in_the_midst_write_the_same_from_the_same_place_on(fo
         if reads_again:
             fresh = make(folder)
             fresh.load_weights(weights, version=3)
-            written = WrittenTokens(completion.token_ids[:num_old], completion.logprobs[:num_old], ((0, num_old),))
+            written = WrittenTokens(
+                token_ids=completion.token_ids[:num_old], logprobs=completion.logprobs[:num_old], versions=((0, num_old),)
+            )
             assert_same({request.id: completion}, finish(fresh, [replace(request, written=written)]))
 
 
 def test_a_cache_that_is_too_small_for_all_writes_the_same_with_drafts(folder: str) -> None:
-    asked = requests(6, max_tokens=60, min_tokens=60)
+    asked = requests(6, max_tokens=120, min_tokens=120)
     expected = finish(make(folder), asked)
     for change in changes().values():
-        engine = make(folder, Guesses(expected, change), num_tokens=160)
+        engine = make(folder, Guesses(expected, change), num_tokens=196)
         assert_same(finish(engine, asked), expected)
         assert engine.counts.num_gave_way > 0
 
