@@ -1,8 +1,8 @@
 """Decoding with and without drafts, by one engine each, in one run: SmolLM2-135M-Instruct answers arithmetic questions.
 
 CPU: 8 questions × 8 siblings, 8 running, at temperatures 1, 0.6 and 0, and once more as the next epoch, with other seeds.
-`--tail` (a GPU): 64 questions × 8 siblings of heavy-tailed lengths up to 2,048 tokens, all running; the tail is what comes after
-nine tenths of the requests have ended. All write the same tokens but for rounding in bf16: seconds are compared for each token written.
+`--tail` (a GPU): 64 questions × 8 siblings of heavy-tailed lengths up to 2,048 tokens, all running; the tail is what comes
+after nine tenths of the requests have ended. All write the same tokens but for rounding in bf16: tokens per second compare.
 `python benchmarks/drafts.py [--tail] [--model FOLDER] [--rounds 2]`
 """
 

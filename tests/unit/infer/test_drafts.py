@@ -117,7 +117,7 @@ def test_any_draft_writes_the_tokens_that_none_writes(folder: str, case: str) ->
         assert_same(finish(engine, asked), expected)
         assert engine.counts.num_tokens == num_tokens, name
         if name == "right":
-            assert engine.counts.num_accepted > num_tokens / 2
+            assert engine.counts.num_accepted > num_tokens / 3
             assert engine.counts.num_steps < max(len(completion.token_ids) for completion in expected.values())
         elif name == "wrong":
             assert engine.counts.num_accepted == 0 < engine.counts.num_drafted
