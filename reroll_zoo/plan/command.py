@@ -13,9 +13,9 @@ from rich.table import Table
 
 from reroll.config.load import load_config
 from reroll.config.parts import ExternalEngineConfig
-from reroll.config.strategy import Fsdp2StrategyConfig
 from reroll.config.tree import AnyConfig, RlvrConfig
 from reroll.errors import ConfigError, Violation
+from reroll_zoo.fsdp2.config import Fsdp2StrategyConfig
 
 if TYPE_CHECKING:
     from reroll.config.cluster import ClusterConfig

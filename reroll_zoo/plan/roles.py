@@ -23,10 +23,11 @@ from reroll.config.parts import (
 from reroll.config.preference import DpoConfig, RewardModelConfig
 from reroll.config.reward_hosted import ModelRewardConfig
 from reroll.config.rewards import walk
-from reroll.config.strategy import Fsdp2StrategyConfig, RanksStrategyConfig, StrategyConfig
+from reroll.config.strategy import RanksStrategyConfig, StrategyConfig
 from reroll.config.tree import AnyConfig, RlvrConfig
 from reroll.errors import ConfigError, Violation
 from reroll.runtime.devices import DeviceMap, Ranks
+from reroll_zoo.fsdp2.config import Fsdp2StrategyConfig
 from reroll_zoo.judge.config import JudgeConfig
 from reroll_zoo.plan.memory import (
     GIB,

@@ -11,9 +11,10 @@ from reroll.config.base import Node
 from reroll.config.cluster import ClusterConfig
 from reroll.config.host import parse_devices
 from reroll.config.parts import EngineConfig, ExternalEngineConfig, LocalRuntimeConfig, ModelConfig, PolicyConfig
-from reroll.config.strategy import Fsdp2StrategyConfig, RanksStrategyConfig, StrategyConfig, TorchStrategyConfig
+from reroll.config.strategy import RanksStrategyConfig, StrategyConfig, TorchStrategyConfig
 from reroll.config.tree import AnyConfig, RlvrConfig
 from reroll.errors import Violation
+from reroll_zoo.fsdp2.config import Fsdp2StrategyConfig
 from reroll_zoo.plan.memory import GIB
 from reroll_zoo.plan.peaks import DeviceLoad
 from reroll_zoo.plan.plan import Plan, make_plan

@@ -34,7 +34,7 @@ from reroll.runtime.base import Placement, WorkerInfo, Workers
 from reroll.training.base import Needs, required
 from reroll.training.cluster import TrainWorker
 from reroll.training.loss import PolicyLoss, ValueLoss
-from reroll.training.parallel.ranks import Rendezvous
+from reroll.training.ranks import Rendezvous
 from reroll_zoo.deepspeed.config import DeepspeedConfig
 
 pytest.importorskip("ray")

@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from reroll.config.parts import CheckpointConfig, ModelConfig, OptimConfig, RayRuntimeConfig, RunConfig
-from reroll.config.strategy import Fsdp2StrategyConfig
 from reroll.errors import RunFolderError, WorkerDied
 from reroll.models.tiny import make_tiny
 from reroll.observe import manifest
@@ -29,8 +28,9 @@ from reroll.training import cluster as cluster_module
 from reroll.training.cluster import TrainCluster, TrainWorker
 from reroll.training.loss import SFT_LOSS
 from reroll.training.offload import in_background
-from reroll.training.parallel.ranks import Rendezvous
+from reroll.training.ranks import Rendezvous
 from reroll.types import Sample
+from reroll_zoo.fsdp2.config import Fsdp2StrategyConfig
 
 pytest.importorskip("ray")
 from reroll.runtime.ray import RayRuntime

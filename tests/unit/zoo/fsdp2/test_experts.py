@@ -16,12 +16,13 @@ from transformers import PreTrainedModel
 
 from reroll.config.load import parse_config
 from reroll.config.parts import LoraConfig
-from reroll.config.strategy import Fsdp2StrategyConfig
 from reroll.errors import ConfigError, ModelError
 from reroll.models.load import load_model
 from reroll.models.tiny import make_tiny
-from reroll.training.parallel.experts import EP, check_experts, lay_out_experts, split_experts
-from reroll.training.parallel.ranks import build_mesh, join_process_group
+from reroll.training.ranks import join_process_group
+from reroll_zoo.fsdp2.config import Fsdp2StrategyConfig
+from reroll_zoo.fsdp2.experts import EP, check_experts, lay_out_experts, split_experts
+from reroll_zoo.fsdp2.mesh import build_mesh
 
 NUM_TOKENS, NUM_EXPERTS, HIDDEN = 21, 8, 32
 

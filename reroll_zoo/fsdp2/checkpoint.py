@@ -8,21 +8,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
+from reroll.training.offload import as_shard_of
 from reroll.training.saved import readable, written_by_another
 
 SHARDS_FOLDER = "shards"
 """Inside a checkpoint: weights as they are trained, and the optimizer's state."""
-
-
-def as_shard_of(parameter: DTensor, local: Tensor) -> DTensor:
-    """A rank's own part of a tensor that is spread as `parameter` is, by reference."""
-    # Not `from_local`, which would copy a part that is kept on the host to the mesh's devices: read into, it would be lost.
-    return DTensor(local, parameter._spec, requires_grad=False)  # type: ignore[no-untyped-call]
 
 
 def sharded_state(

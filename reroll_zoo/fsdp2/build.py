@@ -12,73 +12,30 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import Shard
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import PreTrainedModel
 
-from reroll.config.parts import ModelConfig
-from reroll.config.strategy import Fsdp2StrategyConfig
-from reroll.models.attention import IMPLEMENTATION, check_supported
 from reroll.models.fused import fuse
-from reroll.models.heads import add_score_head, keep_padding_apart
-from reroll.models.load import DTYPES, Head, resolve_base
+from reroll.models.load import DTYPES
 from reroll.tokens.batch import Batch
 from reroll.training.base import Needs
-from reroll.training.parallel.experts import CUT_DIM, EP, check_experts, lay_out_experts, split_experts
-from reroll.training.parallel.ranks import REPLICA, SHARD, TP, sequence_group
-from reroll.training.parallel.sequence import SequenceShare, check_shares
-from reroll.training.parallel.tensor import check_splits, split_layer
-from reroll.training.predict import apply_heads
-from reroll.training.shared_prefix import batch_hidden_states
+from reroll.training.empty_model import PredictingModel
+from reroll_zoo.fsdp2.config import Fsdp2StrategyConfig
+from reroll_zoo.fsdp2.experts import CUT_DIM, EP, check_experts, lay_out_experts, split_experts
+from reroll_zoo.fsdp2.mesh import REPLICA, SHARD, TP, sequence_group
+from reroll_zoo.fsdp2.sequence import SequenceShare, check_shares
+from reroll_zoo.fsdp2.tensor import check_splits, split_layer
 
 
-def skeleton(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, *, head: Head) -> PreTrainedModel:
-    """The model that `load_model` gives, without its weights: it lives on no device."""
-    source = resolve_base(config.model)
-    auto = AutoModelForSequenceClassification if head == "score" else AutoModelForCausalLM
-    options = {"num_labels": 1} if head == "score" else {}
-    shape = AutoConfig.from_pretrained(source, **options)
-    with torch.device("meta"):
-        model: PreTrainedModel = auto.from_config(  # type: ignore[no-untyped-call]
-            shape, dtype=DTYPES[config.strategy.precision], attn_implementation=IMPLEMENTATION
-        )
-        if head == "language+score":
-            add_score_head(model, source)
-        if config.lora is not None:
-            from reroll.models.lora import add_lora
+class SequenceParallelModel(PredictingModel):
+    """A model whose ranks share the tokens of every sequence."""
 
-            add_lora(model, config.lora, base=config.model)
-    if head == "score":
-        keep_padding_apart(model, tokenizer)
-    check_supported(model)
-    return model.eval()  # type: ignore[no-any-return, no-untyped-call]
-
-
-class PredictingModel(nn.Module):
-    """A model with what it is asked inside its forward pass, so that FSDP has the heads gathered when they are used."""
-
-    def __init__(self, model: PreTrainedModel, *, chunk: int, sequence_group: dist.ProcessGroup | None) -> None:
-        super().__init__()
-        self.model, self._chunk, self._sequence_group = model, chunk, sequence_group
+    def __init__(self, model: PreTrainedModel, *, chunk: int, group: dist.ProcessGroup) -> None:
+        super().__init__(model, chunk=chunk)
+        self._group = group
 
     def forward(self, batch: Batch, needs: Needs) -> dict[str, Tensor]:
-        """The fields of Predictions: a plain dict, in which FSDP finds the tensors whose gradients it waits for."""
-        if self._sequence_group is None:
-            return self._apply_heads(batch_hidden_states(self.model, batch), batch, needs)
-        share = SequenceShare(batch, self._sequence_group)
-        return share.whole(self._apply_heads(share.hidden_states(self.model), share.batch, needs))
-
-    def _apply_heads(self, hidden: Tensor, batch: Batch, needs: Needs) -> dict[str, Tensor]:
-        answers = apply_heads(self.model, hidden, batch, needs, chunk=self._chunk)
-        if needs.logp and torch.is_grad_enabled() and not batch.loss_mask.any():
-            # No row reached the head, but the other ranks wait for this one's part of the head's gradient: zero.
-            head = self.model.get_output_embeddings()  # type: ignore[no-untyped-call]
-            answers["logp"] = answers["logp"] + 0.0 * head.weight.sum()
-        return answers
+        share = SequenceShare(batch, self._group)
+        return share.whole(self.apply_heads(share.hidden_states(self.model), share.batch, needs))
 
 
 def shard(
@@ -98,8 +55,8 @@ def shard(
     if experts_mesh is not None:
         check_experts(model, ep=config.ep, shards=experts_mesh[SHARD].size())
     filler, named = _Filler(model, full, device=device), _ParameterNames(model)
-    group = sequence_group(config, device=device)
-    root = PredictingModel(model, chunk=config.logprob_chunk, sequence_group=group)
+    group, chunk = sequence_group(config, device=device), config.logprob_chunk
+    root = SequenceParallelModel(model, chunk=chunk, group=group) if group else PredictingModel(model, chunk=chunk)
     units: dict[FSDPModule, list[str]] = {}
     for layer in model.base_model.get_submodule("layers").children():
         filler.fill(layer)

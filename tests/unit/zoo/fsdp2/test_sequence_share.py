@@ -13,17 +13,18 @@ import torch.distributed as dist
 from torch import Tensor
 
 from reroll.config.load import parse_config
-from reroll.config.strategy import Fsdp2StrategyConfig
 from reroll.errors import ConfigError, ModelError
 from reroll.models.attention import PackedAttention, Scoring
 from reroll.models.load import load_model
 from reroll.models.tiny import make_tiny
 from reroll.tokens.batch import Batch, pack
 from reroll.training.base import Needs, required
-from reroll.training.parallel.ranks import DataParallelRanks, build_mesh, join_process_group, sequence_group
-from reroll.training.parallel.sequence import SequenceParallelAttention, SequenceShare, check_shares
 from reroll.training.predict import apply_heads, predict
+from reroll.training.ranks import DataParallelRanks, join_process_group
 from reroll.types import Sample
+from reroll_zoo.fsdp2.config import Fsdp2StrategyConfig
+from reroll_zoo.fsdp2.mesh import build_mesh, sequence_group
+from reroll_zoo.fsdp2.sequence import SequenceParallelAttention, SequenceShare, check_shares
 
 NEEDS = Needs(entropy=True, value=True, score=True)
 

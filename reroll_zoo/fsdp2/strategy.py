@@ -13,7 +13,6 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from reroll.config.parts import OptimConfig
-from reroll.config.strategy import Fsdp2StrategyConfig
 from reroll.models.load import adapter_on, save_model
 from reroll.observe.files import sync_files
 from reroll.observe.metrics import Stats
@@ -21,12 +20,14 @@ from reroll.tokens.batch import Batch
 from reroll.training.base import Loss, Needs, Predictions, ShardedStrategy, Strategy
 from reroll.training.offload import HostCopies, PinnedOffload, synchronize
 from reroll.training.optimizer import adamw, prepare_step
-from reroll.training.parallel.build import shard
-from reroll.training.parallel.checkpoint import load_shards, save_shards, sharded_state
-from reroll.training.parallel.ranks import COLLECTIVE_TIMEOUT, SHARD, TP, DataParallelRanks, build_mesh
-from reroll.training.parallel.tensor import has_partial_gradient
+from reroll.training.ranks import COLLECTIVE_TIMEOUT, DataParallelRanks
 from reroll.training.saved import refuse_other_adapter
 from reroll.training.torch_strategy import enable_gradient_checkpointing
+from reroll_zoo.fsdp2.build import shard
+from reroll_zoo.fsdp2.checkpoint import load_shards, save_shards, sharded_state
+from reroll_zoo.fsdp2.config import Fsdp2StrategyConfig
+from reroll_zoo.fsdp2.mesh import SHARD, TP, build_mesh
+from reroll_zoo.fsdp2.tensor import has_partial_gradient
 
 
 def make_fsdp2(

@@ -12,15 +12,15 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 from reroll.config.parts import ModelConfig
-from reroll.config.strategy import Fsdp2StrategyConfig
 from reroll.errors import RunFolderError
 from reroll.models.load import load_model, stored_dtype
 from reroll.models.tiny import make_tiny
 from reroll.runtime.base import WorkerInfo
 from reroll.training.cluster import TrainWorker
 from reroll.training.offload import HostCopies
-from reroll.training.parallel.checkpoint import as_shard_of, load_shards, save_shards
-from reroll.training.parallel.ranks import join_process_group
+from reroll.training.ranks import join_process_group
+from reroll_zoo.fsdp2.checkpoint import as_shard_of, load_shards, save_shards
+from reroll_zoo.fsdp2.config import Fsdp2StrategyConfig
 
 
 @pytest.fixture

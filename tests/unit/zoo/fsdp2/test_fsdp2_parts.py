@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from reroll.config.load import parse_config
 from reroll.config.parts import FixedModelConfig, LoraConfig, ModelConfig
-from reroll.config.strategy import Fsdp2StrategyConfig, TorchStrategyConfig
+from reroll.config.strategy import TorchStrategyConfig
 from reroll.errors import ConfigError, ModelError
 from reroll.models.load import load_model, load_tokenizer
 from reroll.models.tiny import make_tiny
@@ -23,10 +23,12 @@ from reroll.runtime.local import LocalRuntime
 from reroll.tokens.batch import Batch, pack
 from reroll.training.base import Needs, Predictions, ZeroLoss
 from reroll.training.cluster import TrainWorker
-from reroll.training.parallel.build import skeleton
-from reroll.training.parallel.ranks import build_mesh, join_process_group, only_first
-from reroll.training.parallel.tensor import check_splits, has_partial_gradient
+from reroll.training.empty_model import skeleton
+from reroll.training.ranks import join_process_group, only_first
 from reroll.types import Sample
+from reroll_zoo.fsdp2.config import Fsdp2StrategyConfig
+from reroll_zoo.fsdp2.mesh import build_mesh
+from reroll_zoo.fsdp2.tensor import check_splits, has_partial_gradient
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from torch.func import functional_call
 from transformers import PretrainedConfig, PreTrainedModel
 
 from reroll.errors import ModelError
-from reroll.training.parallel.ranks import REPLICA, SHARD
+from reroll_zoo.fsdp2.mesh import REPLICA, SHARD
 
 FAMILIES = ("qwen3_moe",)
 """Those whose experts are the two stacks below, called with what the router chose."""
