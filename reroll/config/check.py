@@ -38,7 +38,6 @@ from reroll.config.parts import (
     ExternalEngineConfig,
     FixedModelConfig,
     ModelConfig,
-    RayRuntimeConfig,
 )
 from reroll.config.preference import DpoConfig, KtoLossConfig, RewardModelConfig
 from reroll.config.registry import package_violations
@@ -234,15 +233,13 @@ def _packages(config: AnyConfig) -> Iterator[Violation]:
     wanted: list[tuple[str, str, str]] = [
         ("run.trackers", tracker, "mlflow" if tracker == "mlflow" else "trackers") for tracker in config.run.trackers
     ]
-    if isinstance(config.runtime, RayRuntimeConfig):
-        wanted.append(("runtime.kind", "ray", "ray"))
     folder = model_folder(config.policy.model)
     if config.policy.lora or (folder and adapter_base(folder)):
         wanted.append(("policy.lora" if config.policy.lora else "policy.model", "peft", "lora"))
     if isinstance(config, RlvrConfig) and isinstance(config.critic, OwnCriticConfig) and config.critic.lora:
         wanted.append(("critic.lora", "peft", "lora"))
-    for where, source in named_sources(config):
-        yield from package_violations(where, source)
+    for where, node in [("runtime", config.runtime), *named_sources(config)]:
+        yield from package_violations(where, node)
     for where, package, extra in wanted:
         if importlib.util.find_spec(package) is None:
             yield Violation(where, f"needs the package {package}", f"pip install 'reroll[{extra}]'")
@@ -308,7 +305,7 @@ def _devices(config: AnyConfig, where: str, value: Devices, *, at_most: int | No
 
 
 def _selection(config: AnyConfig, where: str, value: DeviceSelectionConfig, *, at_most: int | None) -> Iterator[Violation]:
-    if not isinstance(config.runtime, RayRuntimeConfig):
+    if not config.runtime.spans_nodes:
         yield Violation(
             where, f"selects GPUs among nodes, and the {config.runtime.kind} runtime has one", "set runtime: {kind: ray}"
         )
@@ -325,11 +322,4 @@ def _selection(config: AnyConfig, where: str, value: DeviceSelectionConfig, *, a
 
 def _num_gpus(config: AnyConfig) -> int | None:
     """GPUs to check against; None when only the cluster knows."""
-    if isinstance(config.runtime, RayRuntimeConfig):
-        if config.runtime.num_gpus is not None:
-            return config.runtime.num_gpus
-        if config.cluster is not None:
-            return 0 if config.cluster.has_only_cpus else config.cluster.num_devices
-        if config.runtime.address is not None:
-            return None
-    return num_visible_gpus()
+    return config.runtime.num_gpus_in(config.cluster, here=num_visible_gpus())

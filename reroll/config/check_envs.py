@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from reroll.config.agents import FunctionAgentConfig
 from reroll.config.data import EnvSourceConfig
 from reroll.config.envs import ImportEnvConfig, RayEnvsConfig
-from reroll.config.parts import RayRuntimeConfig
 from reroll.config.registry import package_violations
 from reroll.config.tree import RlvrConfig
 from reroll.errors import Violation
@@ -60,7 +59,7 @@ def _limits(config: RlvrConfig) -> Iterator[Violation]:
             f"{config.max_total_tokens} is more than a micro-batch holds ({room})",
             "lower it, or raise policy.strategy.micro_batch_tokens",
         )
-    if isinstance(config.env_workers, RayEnvsConfig) and not isinstance(config.runtime, RayRuntimeConfig):
+    if isinstance(config.env_workers, RayEnvsConfig) and not config.runtime.spans_nodes:
         yield Violation("env_workers.kind", "is ray, but the runtime is not", "set runtime.kind to ray, or use processes")
 
 

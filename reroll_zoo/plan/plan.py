@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from reroll.config.cluster import DEVICES, ClusterConfig, DeviceSpecConfig
 from reroll.config.host import gpu_names, host_memory_bytes, num_visible_gpus
-from reroll.config.parts import RayRuntimeConfig
 from reroll.config.tree import AnyConfig
 from reroll_zoo.plan.memory import GIB
 from reroll_zoo.plan.peaks import DeviceLoad, loads_of
 from reroll_zoo.plan.phases import Bar, bars_of
 from reroll_zoo.plan.roles import Role, roles_of
 from reroll_zoo.plan.shape import COUNTED
+from reroll_zoo.ray.config import RayRuntimeConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,9 +1,9 @@
-"""Where Ray's actors go: room reserved on the cluster's CPUs, and its GPUs by index. This file and `ray.py` import ray."""
+"""Where Ray's actors go: room reserved on the cluster's CPUs, and its GPUs by index. This file and `runtime.py` import ray."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any, NamedTuple
@@ -12,12 +12,14 @@ import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from reroll.config.cluster import gpu_node
-from reroll.config.select import GpuNode
+from reroll.config.cluster import DEVICES
+from reroll.config.select import MEMORY_LABEL, TYPE_LABEL, GpuNode
 from reroll.errors import NoRoom, RerollError
 
 GPU_SHARE = 1 / 16
 """What one actor asks of its GPU: so many roles may share a device. Leases, not Ray, make them take turns."""
+RAY_KINDS = {"H100": "h100", "H200": "h200", "A100-80G": "a100", "L40S": "l40s", "GeForce-RTX-4090": "rtx4090"}
+"""What Ray calls them. Its plain `A100` is left out: there are two sizes, and Ray does not tell them apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,16 @@ def live_gpu_nodes() -> list[NodeGpus]:
         return [NodeGpus(node["NodeID"], gpu_node(int(node["Resources"]["GPU"]), node["Labels"])) for node in nodes]
     except ValueError as error:
         raise RerollError(str(error)) from error
+
+
+def gpu_node(num_gpus: int, labels: Mapping[str, str]) -> GpuNode:
+    """A node of a running cluster, by its labels. Raises ValueError if the one that gives its memory is no number."""
+    said, kind = labels.get(MEMORY_LABEL), RAY_KINDS.get(labels.get(TYPE_LABEL, ""))
+    try:
+        memory_gb = float(said) if said is not None else DEVICES[kind].sold_gb if kind else None
+    except ValueError:
+        raise ValueError(f"a node has the label {MEMORY_LABEL}={said}: give the GB of one GPU as a number") from None
+    return GpuNode(num_gpus, labels, memory_gb)
 
 
 class GpuPlaces:

@@ -1,4 +1,4 @@
-"""Workers as Ray actors, over one node or many. Only this file and `ray_places.py` import ray."""
+"""Workers as Ray actors, over one node or many. Only this file and `places.py` import ray."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ import ray
 from ray.exceptions import OutOfMemoryError, RayActorError, RayError
 from ray.util.placement_group import remove_placement_group
 
-from reroll.config.parts import RayRuntimeConfig
 from reroll.config.select import GpuNode
 from reroll.errors import RerollError, WorkerDied, WorkerError
 from reroll.runtime.base import A, Calls, P, Placement, Runtime, T, W, WorkerInfo, Workers
@@ -34,8 +33,9 @@ from reroll.runtime.cores import core_watch
 from reroll.runtime.cpu import OMP, keep_freed_memory, torch_threads
 from reroll.runtime.devices import num_usable_cores
 from reroll.runtime.failures import Raised, gather_all, guarded
-from reroll.runtime.ray_places import GpuPlaces, Place, live_gpu_nodes, reserve
 from reroll.runtime.watchdog import Waits, end_if_it_hangs, print_stacks_when_asked
+from reroll_zoo.ray.config import RayRuntimeConfig
+from reroll_zoo.ray.places import GpuPlaces, Place, live_gpu_nodes, reserve
 
 MIN_LOGICAL_CPUS = 4
 """Roles on a small machine share its cores: Ray must not refuse the third actor of a laptop."""
