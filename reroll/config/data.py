@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -99,15 +99,17 @@ class EnvSourceConfig(SourceConfig):
     """Instances are numbered from here; take held-out ones from 1,000,000 on, where no training source reaches."""
 
 
-class RowDataConfig(Node):
-    """Rows to train on and rows held out."""
+class SourcesConfig(Node):
+    """What the `data` of every pipeline has."""
 
-    train: list[RowSourceConfig] = Field(min_length=1)
-    """What to train on; several sources are mixed by their `weight`."""
-    eval: list[RowSourceConfig] = Field(default_factory=list)
-    """Held-out rows; measured before the first step, on schedule and at the end."""
-    shuffle: bool = True
-    """Go through a source in a new order every epoch; else in the order of its rows."""
+    train: Sequence[SourceConfig]
+    eval: Sequence[SourceConfig] = ()
+
+    def named(self) -> Iterator[tuple[str, SourceConfig]]:
+        """(path, config) of every source."""
+        for part, sources in (("train", self.train), ("eval", self.eval)):
+            for index, source in enumerate(sources):
+                yield f"data.{part}.{index}", source
 
 
 class MeasuringConfig(Node):
@@ -163,7 +165,7 @@ CurriculumConfig = Annotated[
 ]
 
 
-class DataConfig(Node):
+class DataConfig(SourcesConfig):
     """Prompts to train on and prompts held out."""
 
     train: list[SourceConfig] = Field(min_length=1)

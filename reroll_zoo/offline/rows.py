@@ -1,4 +1,4 @@
-"""Answers that were compared or judged: rows of chosen and rejected, or of one answer and a verdict."""
+"""Rows to learn from: conversations, chosen and rejected answers, or one answer and a verdict. Every one is checked."""
 
 from __future__ import annotations
 
@@ -9,7 +9,16 @@ from typing import Any
 
 from reroll.config.data import NamedColumnsConfig, RowSourceConfig
 from reroll.data.rows import BadRow
-from reroll.data.sources import Columns, check_messages, check_text, convert_rows, keys_of, read_messages, type_of
+from reroll.data.sources import (
+    Columns,
+    check_messages,
+    check_text,
+    convert_rows,
+    keys_of,
+    read_answer,
+    read_messages,
+    type_of,
+)
 from reroll.errors import DataError
 from reroll.types import Message
 
@@ -35,6 +44,25 @@ class JudgedAnswer:
     is_good: bool
 
 
+def load_conversations(config: RowSourceConfig) -> list[tuple[Message, ...]]:
+    """Conversations to learn from, each ending with the assistant's words.
+
+    A row whose messages end otherwise is completed by its answer column. Errors are those of `reroll.data.sources.load_source`.
+    """
+    columns = Columns.of(config)
+
+    def to_conversation(index: int, row: Mapping[str, Any]) -> tuple[Message, ...]:
+        messages = read_messages(row, columns, system=config.system)
+        if messages[-1]["role"] == "assistant":
+            return messages
+        answer = read_answer(row, columns)
+        if answer is None or not answer.strip():
+            raise BadRow(f"nothing to learn: no last assistant message and no `{columns.answer}`; {keys_of(row)}")
+        return (*messages, Message(role="assistant", content=answer))
+
+    return convert_rows(config, to_conversation)
+
+
 def load_pairs(config: RowSourceConfig, *, with_margin: bool = False) -> list[Pair]:
     """The pairs of one source, in file order; margins are read where asked for, and 0 where a row has none.
 
@@ -52,6 +80,11 @@ def load_pairs(config: RowSourceConfig, *, with_margin: bool = False) -> list[Pa
         return Pair(prompt=prompt, chosen=chosen, rejected=rejected, margin=margin)
 
     return convert_rows(config, to_pair)
+
+
+def load_pairs_with_margin(config: RowSourceConfig) -> list[Pair]:
+    """As `load_pairs`, with margins."""
+    return load_pairs(config, with_margin=True)
 
 
 def load_judged(config: RowSourceConfig) -> list[JudgedAnswer]:

@@ -1,16 +1,19 @@
 """Learning from preferences: the DPO family and KTO, and reward models.
 
-The fields of a loss are the options of the function of that name in `reroll.algo.preference`.
+The fields of a loss are the options of the function of that name in `preference_formulas`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from reroll.config.base import Node, PipelinePath
-from reroll.config.offline import OfflineConfig
+from reroll.config.data import NamedColumnsConfig
+from reroll.errors import Violation
+from reroll_zoo.offline.config import OfflineConfig
 
 
 class _PreferenceLossConfig(Node):
@@ -107,17 +110,45 @@ PairLossConfig = SigmoidLossConfig | IpoLossConfig | HingeLossConfig | SimpoLoss
 PreferenceLossConfig = Annotated[PairLossConfig | KtoLossConfig, Field(discriminator="kind")]
 
 
-class DpoConfig(OfflineConfig):
+class ComparedRowsConfig(OfflineConfig):
+    """What is learned from answers that were compared or judged."""
+
+    def violations(self) -> Iterator[Violation]:
+        for where, source in self.data.named():
+            if not isinstance(source, NamedColumnsConfig):
+                problem = f"is {source.kind}, whose rows compare no answers"
+                yield Violation(f"{where}.kind", problem, "use jsonl, parquet, datasets or import")
+
+
+class DpoConfig(ComparedRowsConfig):
     """Direct preference optimization: the policy learns from chosen and rejected answers without a reward model."""
+
+    runs: ClassVar[str] = "reroll_zoo.offline.preference:DpoPipeline"
 
     pipeline: Literal["dpo"] | PipelinePath
     """What is done, and so which fields there are; or `module:Class` of a pipeline of your own."""
     loss: PreferenceLossConfig = Field(default_factory=SigmoidLossConfig)
     """How preferences are learned."""
 
+    @property
+    def reads(self) -> str:
+        return f"reroll_zoo.offline.rows:{'load_judged' if isinstance(self.loss, KtoLossConfig) else 'load_pairs'}"
 
-class RewardModelConfig(OfflineConfig):
+    def violations(self) -> Iterator[Violation]:
+        yield from super().violations()
+        if isinstance(self.loss, KtoLossConfig) and self.rows_per_step < 2:
+            problem = "is 1, but kto also looks at answers to other prompts of the step"
+            yield Violation("rows_per_step", problem, "set it to 2 or more")
+
+
+class RewardModelConfig(ComparedRowsConfig):
     """A scalar head that learns to rank chosen above rejected (Bradley-Terry)."""
+
+    runs: ClassVar[str] = "reroll_zoo.offline.preference:RewardModelPipeline"
 
     pipeline: Literal["reward_model"] | PipelinePath
     """What is done, and so which fields there are; or `module:Class` of a pipeline of your own."""
+
+    @property
+    def reads(self) -> str:
+        return "reroll_zoo.offline.rows:load_pairs_with_margin"

@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reroll.data.sampler import Sampler
 from reroll.errors import DataError
+from reroll_zoo.offline.sampler import RowSampler
 
 weights = st.one_of(st.integers(1, 9).map(float), st.floats(0.01, 10))
 mixes = st.lists(st.tuples(st.integers(1, 7), weights), min_size=1, max_size=5)
 
 
-def make(mix: list[tuple[int, float]], *, seed: int = 0, shuffle: bool = True) -> Sampler[str]:
+def make(mix: list[tuple[int, float]], *, seed: int = 0, shuffle: bool = True) -> RowSampler[str]:
     sources = [([f"{source}/{item}" for item in range(size)], weight) for source, (size, weight) in enumerate(mix)]
-    return Sampler(sources, seed=seed, shuffle=shuffle)
+    return RowSampler(sources, seed=seed, shuffle=shuffle)
 
 
 @given(mixes, st.integers(0, 5), st.booleans(), st.integers(0, 40))
@@ -47,7 +47,7 @@ def test_every_epoch_holds_every_item_once(size, seed, shuffle):
 
 
 def test_each_epoch_each_source_and_each_seed_has_its_own_order():
-    def items(sampler: Sampler[str], num: int) -> list[str]:
+    def items(sampler: RowSampler[str], num: int) -> list[str]:
         return [sampler.next() for _ in range(num)]
 
     first, second = (lambda drawn: (drawn[:30], drawn[30:]))(items(make([(30, 1.0)]), 60))
@@ -94,6 +94,6 @@ def test_a_state_of_other_data_is_refused(other):
 
 def test_a_source_without_items_or_weight_is_refused():
     with pytest.raises(ValueError, match="source 1 is empty"):
-        Sampler([(["a"], 1.0), ([], 1.0)], seed=0, shuffle=True)
+        RowSampler([(["a"], 1.0), ([], 1.0)], seed=0, shuffle=True)
     with pytest.raises(ValueError, match="weights must be above 0"):
-        Sampler([(["a"], 0.0)], seed=0, shuffle=True)
+        RowSampler([(["a"], 0.0)], seed=0, shuffle=True)

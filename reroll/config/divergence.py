@@ -1,4 +1,4 @@
-"""Learning another model's distribution on a fixed table of rows."""
+"""How far the policy's distribution is from a teacher's."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from reroll.config.base import Node, PipelinePath
-from reroll.config.offline import OfflineConfig
-from reroll.config.parts import FixedModelConfig
+from reroll.config.base import Node
 
 
 class _DistanceConfig(Node):
@@ -71,27 +69,3 @@ DivergenceConfig = Annotated[
     | JensenShannonConfig,
     Field(discriminator="kind"),
 ]
-
-
-class DistillTeacherConfig(FixedModelConfig):
-    """The model to learn from. Its tokenizer must know every token of the policy's under the same id."""
-
-    top_k: int = Field(default=64, ge=0)
-    """Look at its likeliest tokens and one bucket for the rest; 0 looks at the whole vocabulary (and sends all of it)."""
-
-
-class DistillConfig(OfflineConfig):
-    """Distillation from a teacher's token distributions.
-
-    The loss is (1 - sft_weight) * temperature² * divergence + sft_weight * cross-entropy.
-    """
-
-    pipeline: Literal["distill"] | PipelinePath
-    """What is done, and so which fields there are; or `module:Class` of a pipeline of your own."""
-    teacher: DistillTeacherConfig
-    divergence: DivergenceConfig = Field(default_factory=ForwardKlConfig)
-    """Of the policy's distribution from the teacher's."""
-    temperature: float = Field(default=1.0, gt=0)
-    """Softens both distributions before they are compared; its square keeps the gradient's size. Imitation is at 1."""
-    sft_weight: float = Field(default=0.0, ge=0, lt=1)
-    """Share of imitation: the cross-entropy of the rows' own tokens."""

@@ -12,16 +12,10 @@ from typing import Generic, Self, TypeVar
 import numpy as np
 import torch
 
-from reroll.algo.preference import kto_reference_point
 from reroll.config.data import RowSourceConfig
-from reroll.config.offline import OfflineConfig
-from reroll.config.preference import DpoConfig, KtoLossConfig, PairLossConfig, RewardModelConfig
-from reroll.data.pairs import load_judged, load_pairs
-from reroll.data.sampler import Sampler
 from reroll.errors import DataError
 from reroll.observe.metrics import Stats
 from reroll.pipeline.base import RunContext
-from reroll.pipeline.offline import OfflinePipeline, Tokeniser, load_rows
 from reroll.pipeline.spawn import reference_of, spawn_model
 from reroll.runtime import make_runtime
 from reroll.runtime.base import Runtime
@@ -29,8 +23,14 @@ from reroll.tokens.batch import Batch, pack
 from reroll.tokens.samples import sft_sample
 from reroll.training.base import Loss, required
 from reroll.training.cluster import TrainCluster
-from reroll.training.preference import KtoLoss, PreferenceLoss, RankingLoss, sequence_sums
 from reroll.types import Message, Sample
+from reroll_zoo.offline.config import OfflineConfig
+from reroll_zoo.offline.pipeline import OfflinePipeline, Tokeniser, load_rows
+from reroll_zoo.offline.preference_config import DpoConfig, KtoLossConfig, PairLossConfig, RewardModelConfig
+from reroll_zoo.offline.preference_formulas import kto_reference_point
+from reroll_zoo.offline.preference_losses import KtoLoss, PreferenceLoss, RankingLoss, sequence_sums
+from reroll_zoo.offline.rows import load_judged, load_pairs
+from reroll_zoo.offline.sampler import RowSampler
 
 OC = TypeVar("OC", bound=OfflineConfig)
 R = TypeVar("R")
@@ -61,7 +61,7 @@ class PreferencePipeline(OfflinePipeline[OC, R], Generic[OC, R]):
         config: OC,
         context: RunContext,
         policy: TrainCluster,
-        rows: Sampler[R],
+        rows: RowSampler[R],
         held_out: list[R],
         *,
         loss: Loss,

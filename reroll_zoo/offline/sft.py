@@ -7,16 +7,16 @@ from contextlib import asynccontextmanager
 from typing import Self
 
 from reroll.config.data import RowSourceConfig
-from reroll.config.offline import SftConfig
-from reroll.data.sources import load_conversations
 from reroll.observe.metrics import Last, Stats
 from reroll.pipeline.base import RunContext
-from reroll.pipeline.offline import OfflinePipeline, Tokeniser, load_rows
 from reroll.pipeline.spawn import spawn_model
 from reroll.runtime import make_runtime
 from reroll.tokens.batch import Batch, pack
 from reroll.training.loss import SFT_LOSS
 from reroll.types import Sample
+from reroll_zoo.offline.config import SftConfig
+from reroll_zoo.offline.pipeline import OfflinePipeline, Tokeniser, load_rows
+from reroll_zoo.offline.rows import load_conversations
 
 SHOWN = {f"train/{name}" for name in ("loss", "grad_norm", "lr", "loss_tokens", "tokens_per_s")}
 

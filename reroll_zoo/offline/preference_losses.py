@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reroll.algo.preference import PREFERENCES, bradley_terry, kto, log_odds, negative_log_likelihood
 from reroll.algo.segments import segment_sum
 from reroll.observe.metrics import Last, Stats, Sum
 from reroll.tokens.batch import Batch
 from reroll.training.base import LossOutput, MicroBatchLoss, Needs, Predictions, required
 from reroll.training.loss import mean_of
+from reroll_zoo.offline.preference_formulas import PREFERENCES, bradley_terry, kto, log_odds, negative_log_likelihood
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from reroll.tokens.packing import micro_batches
 from reroll.tokens.samples import sft_sample
 from reroll.training.base import Loss, Predictions
 from reroll.training.predict import predict
-from reroll.training.preference import KtoLoss, PreferenceLoss, RankingLoss
+from reroll_zoo.offline.preference_losses import KtoLoss, PreferenceLoss, RankingLoss
 
 LENGTHS = (5, 21, 9, 13, 30, 4, 17, 8, 11, 6, 7, 15, 12, 12, 19, 10)
 """Eight pairs, or sixteen answers."""

@@ -4,23 +4,58 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Self
 
-from reroll.config.distill import DistillConfig
-from reroll.data.sampler import Sampler
 from reroll.models.load import shared_vocabulary
-from reroll.observe.metrics import Last, Stats
+from reroll.observe.metrics import Last, Stats, Sum
 from reroll.pipeline.base import RunContext
-from reroll.pipeline.offline import OfflinePipeline, load_rows
-from reroll.pipeline.sft import imitation_rows
 from reroll.pipeline.spawn import spawn_fixed, spawn_model
 from reroll.runtime import make_runtime
 from reroll.tokens.batch import Batch, pack
-from reroll.training.base import Divergence, Needs, required
+from reroll.training.base import Divergence, LossOutput, MicroBatchLoss, Needs, Predictions, required
 from reroll.training.cluster import TrainCluster
-from reroll.training.loss import DistillLoss
+from reroll.training.loss import mean_of, reduced
 from reroll.types import Sample
+from reroll_zoo.offline.config import DistillConfig
+from reroll_zoo.offline.pipeline import OfflinePipeline, load_rows
+from reroll_zoo.offline.sampler import RowSampler
+from reroll_zoo.offline.sft import imitation_rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DistillLoss(MicroBatchLoss):
+    """(1 - sft_weight) * temperature² * divergence + sft_weight * cross-entropy, over all tokens alike.
+
+    `batch.target_logp` must be the teacher's at the same temperature and vocabulary; the cross-entropy is at the batch's
+    temperature. Softening shrinks a gradient by about 1 / temperature²; the factor keeps the two terms in proportion.
+    """
+
+    divergence: Divergence
+    temperature: float = 1.0
+    vocabulary: int | None = None
+    """Ids that student and teacher share."""
+    sft_weight: float = 0.0
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(
+            logp=self.sft_weight > 0,
+            divergence=self.divergence,
+            temperature=self.temperature,
+            vocabulary=self.vocabulary,
+        )
+
+    def __call__(self, batch: Batch, model: Predictions) -> LossOutput:
+        divergence, mask = required(model.divergence), batch.loss_mask
+        per_token = (1 - self.sft_weight) * self.temperature**2 * divergence
+        stats = Stats({"divergence": mean_of(divergence.detach()[mask])})
+        if self.sft_weight:
+            logp = required(model.logp)
+            per_token = per_token - self.sft_weight * logp
+            stats += Stats({"cross_entropy": mean_of(-logp.detach()[mask])})
+        loss = reduced(per_token, batch, mode="token_mean")
+        return LossOutput(loss, stats + Stats({"loss": Sum(float(loss.detach()))}))
 
 
 class DistillPipeline(OfflinePipeline[DistillConfig, Sample]):
@@ -45,7 +80,7 @@ class DistillPipeline(OfflinePipeline[DistillConfig, Sample]):
         config: DistillConfig,
         context: RunContext,
         policy: TrainCluster,
-        rows: Sampler[Sample],
+        rows: RowSampler[Sample],
         held_out: list[Sample],
         *,
         teacher: TrainCluster,

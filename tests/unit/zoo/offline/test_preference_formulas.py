@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from reroll.algo.preference import (
+from reroll_zoo.offline.preference_config import PairLossConfig
+from reroll_zoo.offline.preference_formulas import (
     PREFERENCES,
     bradley_terry,
     hinge,
@@ -24,7 +25,6 @@ from reroll.algo.preference import (
     sigmoid,
     simpo,
 )
-from reroll.config.preference import PairLossConfig
 
 MARGINS = [-30.0, -4.0, -0.7, 0.0, 0.3, 2.5, 9.0, 40.0]
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from reroll.config.data import JsonlSourceConfig
-from reroll.data.pairs import load_judged, load_pairs
 from reroll.errors import DataError
 from reroll.types import Message
+from reroll_zoo.offline.rows import load_conversations, load_judged, load_pairs
 from reroll_zoo.reasoning_gym.config import ReasoningGymSourceConfig
 
 GOOD_PAIR = {"prompt": "hi", "chosen": "yes", "rejected": "no"}
@@ -110,3 +110,12 @@ def test_a_judged_row_needs_an_answer_and_a_verdict(tmp_path: Path) -> None:
 def test_a_source_that_compares_nothing_is_refused() -> None:
     with pytest.raises(DataError, match="reasoning-gym chain_sum: has no chosen and rejected"):
         load_pairs(ReasoningGymSourceConfig(kind="reasoning_gym", name="chain_sum"))
+
+
+def test_conversations_come_from_messages_or_from_a_prompt_and_its_answer(tmp_path: Path) -> None:
+    ask, reply = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}
+    rows = source(tmp_path, {"messages": [ask, reply]}, {"prompt": "hi", "answer": "hello"})
+    assert load_conversations(rows) == [(ask, reply), (ask, reply)]
+    rows = source(tmp_path, {"prompt": "hi"}, {"messages": [ask], "answer": " "})
+    with pytest.raises(DataError, match=r"(?s)line 1: nothing to learn.*line 2: nothing to learn"):
+        load_conversations(rows)

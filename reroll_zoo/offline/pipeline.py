@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from reroll.config.data import RowSourceConfig
-from reroll.config.offline import OfflineConfig
-from reroll.data.sampler import Sampler
 from reroll.errors import DataError
 from reroll.models.load import load_tokenizer
 from reroll.observe.metrics import Stats, Sum
@@ -20,6 +18,8 @@ from reroll.tokens.samples import sft_sample
 from reroll.training.base import Loss
 from reroll.training.cluster import TrainCluster
 from reroll.types import Message, Sample
+from reroll_zoo.offline.config import OfflineConfig
+from reroll_zoo.offline.sampler import RowSampler
 
 OC = TypeVar("OC", bound=OfflineConfig)
 R = TypeVar("R")
@@ -30,7 +30,7 @@ class OfflinePipeline(Pipeline[OC], Generic[OC, R]):
 
     loss: Loss
 
-    def __init__(self, config: OC, context: RunContext, policy: TrainCluster, rows: Sampler[R], held_out: list[R]) -> None:
+    def __init__(self, config: OC, context: RunContext, policy: TrainCluster, rows: RowSampler[R], held_out: list[R]) -> None:
         super().__init__(config, context)
         self.policy = policy
         self.rows = rows
@@ -99,7 +99,7 @@ class Tokeniser:
         return sft_sample(ids, mask)
 
 
-def load_rows(config: OfflineConfig, rows_of: Callable[[RowSourceConfig, Tokeniser], list[R]]) -> tuple[Sampler[R], list[R]]:
+def load_rows(config: OfflineConfig, rows_of: Callable[[RowSourceConfig, Tokeniser], list[R]]) -> tuple[RowSampler[R], list[R]]:
     """What `rows_of` makes of each source of `config.data`: to train on, and held out."""
     renderer = Renderer(load_tokenizer(config.policy.model))
 
@@ -108,4 +108,4 @@ def load_rows(config: OfflineConfig, rows_of: Callable[[RowSourceConfig, Tokenis
 
     sources = [(rows("train", index, source), source.weight) for index, source in enumerate(config.data.train)]
     held_out = [row for index, source in enumerate(config.data.eval) for row in rows("eval", index, source)]
-    return Sampler(sources, seed=config.run.seed, shuffle=config.data.shuffle), held_out
+    return RowSampler(sources, seed=config.run.seed, shuffle=config.data.shuffle), held_out
