@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Iterator
 
-from reroll.config.agents import FunctionAgentConfig
 from reroll.config.data import EnvSourceConfig
 from reroll.config.envs import ImportEnvConfig, RayEnvsConfig
 from reroll.config.registry import package_violations
@@ -66,13 +64,12 @@ def _limits(config: RlvrConfig) -> Iterator[Violation]:
 def _code(config: RlvrConfig, module_exists: Callable[[str], bool]) -> Iterator[Violation]:
     for domain, entry in config.envs.items():
         yield from package_violations(f"envs.{domain}.env", entry.env)
-    named = [(f"envs.{domain}.env.path", entry.env) for domain, entry in config.envs.items()]
-    for where, node in [*named, *((f"agents.{domain}.path", agent) for domain, agent in config.agents.items())]:
-        if isinstance(node, ImportEnvConfig | FunctionAgentConfig) and not module_exists(node.path):
-            yield Violation(
-                where,
-                f"no module {node.path.partition(':')[0]!r} beside the YAML, in the working directory or installed",
-                "give it as module:name",
-            )
-    if config.agents and importlib.util.find_spec("aiohttp") is None:
-        yield Violation("agents", "needs the package aiohttp", "pip install 'reroll[agents]'")
+    for domain, agent in config.agents.items():
+        yield from package_violations(f"agents.{domain}", agent)
+    envs = ((f"envs.{domain}.env", entry.env) for domain, entry in config.envs.items())
+    named = [(where, env.path) for where, env in envs if isinstance(env, ImportEnvConfig)]
+    named += [(f"agents.{domain}", agent.code) for domain, agent in config.agents.items() if agent.code]
+    for where, path in named:
+        if not module_exists(path):
+            problem = f"no module {path.partition(':')[0]!r} beside the YAML, in the working directory or installed"
+            yield Violation(f"{where}.path", problem, "give it as module:name")

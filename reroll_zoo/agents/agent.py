@@ -10,21 +10,22 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import IO, TYPE_CHECKING, Any
 
-from reroll.config.agents import AgentConfig, FunctionAgentConfig
+from reroll.config.agents import EndpointConfig
 from reroll.config.imports import import_object
 from reroll.errors import RerollError, RewardError
-from reroll.rollout.conversation import Conversation
-from reroll.rollout.endpoint import Endpoint
-from reroll.rollout.openai_protocol import reported_score
-from reroll.rollout.play import Generate
+from reroll.rollout.play import AgentEpisode, Generate
 from reroll.runtime.children import kill_group, last_lines
 from reroll.types import Prompt, SamplingParams, Status, Trajectory
+from reroll_zoo.agents.config import CommandAgentConfig, EndpointAgentConfig, FunctionAgentConfig
+from reroll_zoo.agents.conversation import Conversation
+from reroll_zoo.agents.endpoint import Endpoint
+from reroll_zoo.agents.openai_protocol import reported_score
 
 if TYPE_CHECKING:  # It loads transformers, which a simulated run does not need.
     from reroll.tokens.renderer import Renderer
@@ -59,8 +60,8 @@ class AgentFailed(Exception):
 
 async def play_agent(
     agent: Agent,
-    prompt: Prompt,
     endpoint: Endpoint,
+    prompt: Prompt,
     generate: Generate,
     renderer: Renderer,
     sampling: SamplingParams,
@@ -97,16 +98,34 @@ async def play_agent(
     return ended.scored(score if score.parts else replace(score, parts={"agent": score.value}))
 
 
-def make_agent(config: AgentConfig) -> Agent:
-    """The agent that a config describes. Raises RerollError if there is no such function or program."""
-    if isinstance(config, FunctionAgentConfig):
-        try:
-            function = import_object(config.path)
-        except (ImportError, AttributeError) as error:
-            raise RerollError(f"the agent {config.path} cannot be imported: {error}") from error
-        if not callable(function):
-            raise RerollError(f"the agent {config.path} is no function: name a function, as module:function")
-        return partial(_call_function, function, config.options)
+@asynccontextmanager
+async def open_agents(
+    nodes: Mapping[str, EndpointAgentConfig], endpoint: EndpointConfig
+) -> AsyncIterator[dict[str, AgentEpisode]]:
+    """How the agent of each domain plays an episode, while the endpoint is open that all of them share."""
+    agents = {domain: node.make() for domain, node in nodes.items()}
+    async with Endpoint(endpoint) as opened:
+
+        def episode_of(domain: str) -> AgentEpisode:
+            limits = {"timeout_s": nodes[domain].timeout_s, "max_turns": nodes[domain].max_turns}
+            return partial(play_agent, agents[domain], opened, **limits)
+
+        yield {domain: episode_of(domain) for domain in nodes}
+
+
+def function_agent(config: FunctionAgentConfig) -> Agent:
+    """The user's function as an agent. Raises RerollError if there is none."""
+    try:
+        function = import_object(config.path)
+    except (ImportError, AttributeError) as error:
+        raise RerollError(f"the agent {config.path} cannot be imported: {error}") from error
+    if not callable(function):
+        raise RerollError(f"the agent {config.path} is no function: name a function, as module:function")
+    return partial(_call_function, function, config.options)
+
+
+def command_agent(config: CommandAgentConfig) -> Agent:
+    """The user's program as an agent. Raises RerollError if there is none."""
     environment = {**os.environ, **config.env}
     if shutil.which(config.argv[0], path=environment.get("PATH")) is None:
         raise RerollError(f"the agent's program {config.argv[0]!r} is not installed here: install it or give its whole path")

@@ -6,10 +6,10 @@ import os
 
 from reroll.config.agents import EndpointConfig
 from reroll.models.tiny import tiny_tokenizer
-from reroll.rollout.conversation import Conversation
-from reroll.rollout.endpoint import Endpoint
 from reroll.tokens.renderer import Renderer
 from reroll.types import Completion, FinishReason, Prompt, SamplingParams
+from reroll_zoo.agents.conversation import Conversation
+from reroll_zoo.agents.endpoint import Endpoint
 
 TOKENIZER = tiny_tokenizer(words=("ok",))
 RENDERER = Renderer(TOKENIZER)

@@ -10,9 +10,9 @@ from typing import Any
 
 from reroll.errors import RewardError
 from reroll.rewards.base import as_score
-from reroll.rollout.conversation import ChatExchange, ChatReply, ChatRequest, Conversation, RequestRefused
 from reroll.tokens.tool_calls import Call
 from reroll.types import Message, Score, ToolSchema
+from reroll_zoo.agents.conversation import ChatExchange, ChatReply, ChatRequest, Conversation, RequestRefused
 
 Json = dict[str, Any]
 

@@ -7,11 +7,11 @@ from agent_fakes import RENDERER, Policy, conversation, say, spelled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reroll.rollout.conversation import ChatReply, ChatRequest, RequestRefused
 from reroll.rollout.seeds import stable_seed
 from reroll.tokens.samples import rows_of
 from reroll.tokens.tool_calls import Call
 from reroll.types import FinishReason, Group, Prompt, SamplingParams, Status, Trajectory
+from reroll_zoo.agents.conversation import ChatReply, ChatRequest, RequestRefused
 
 HI = say("user", "hi")
 MORE = say("user", "more")

@@ -9,8 +9,8 @@ from agent_fakes import RENDERER, Policy, conversation, say, serving, until
 
 from reroll.config.agents import EndpointConfig
 from reroll.errors import RerollError, WorkerDied
-from reroll.rollout.endpoint import Endpoint
 from reroll.types import FinishReason, SamplingParams, Score
+from reroll_zoo.agents.endpoint import Endpoint
 
 HI = say("user", "hi")
 CHAT = {"model": "any", "messages": [HI]}

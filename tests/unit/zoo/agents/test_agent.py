@@ -20,14 +20,14 @@ from reroll.infer.cluster import CONCURRENCY, InferCluster
 from reroll.infer.worker import InferWorker
 from reroll.models.load import load_tokenizer
 from reroll.models.tiny import make_tiny
-from reroll.rollout.agent import make_agent, play_agent
 from reroll.runtime.base import Placement
 from reroll.runtime.local import LocalRuntime
 from reroll.tokens.renderer import Renderer
 from reroll.tokens.samples import rows_of
 from reroll.types import FinishReason, Group, Prompt, Request, SamplingParams, Score, Status
+from reroll_zoo.agents.agent import play_agent
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "agent_loop.py"
+EXAMPLE = Path(__file__).parents[4] / "examples" / "agent_loop.py"
 
 
 async def ask(access, *, times=1):
@@ -45,7 +45,7 @@ async def play(agent, *, policy=None, endpoint=None, timeout_s=TIMEOUT_S, **limi
     async def run(endpoint):
         limits_ = {"max_turns": 4, **limits}
         return await play_agent(
-            agent, PROMPT, endpoint, policy or Policy("ok"), RENDERER, SAMPLING, id="3.1", timeout_s=timeout_s, **limits_
+            agent, endpoint, PROMPT, policy or Policy("ok"), RENDERER, SAMPLING, id="3.1", timeout_s=timeout_s, **limits_
         )
 
     if endpoint is not None:
@@ -62,11 +62,11 @@ def config(**tree):
 
 def function(name, **options):
     """An agent from a function of this module, as a config names it."""
-    return make_agent(config(kind="function", path=f"{__name__}:{name}", options=options))
+    return config(kind="function", path=f"{__name__}:{name}", options=options).make()
 
 
 def command(code, *args, **fields):
-    return make_agent(config(kind="command", argv=[sys.executable, "-c", code, *args], **fields))
+    return config(kind="command", argv=[sys.executable, "-c", code, *args], **fields).make()
 
 
 def asks_in_a_thread(prompt, *, base_url, api_key, reward=0.5):
@@ -335,7 +335,7 @@ async def test_a_scheduler_takes_groups_that_agents_played_and_stops_the_rest_wi
 
         async def episode(prompt, id, seed):
             sampling = replace(SAMPLING, seed=seed)
-            return await play_agent(agent, prompt, endpoint, policy, RENDERER, sampling, id=id, timeout_s=20, max_turns=2)
+            return await play_agent(agent, endpoint, prompt, policy, RENDERER, sampling, id=id, timeout_s=20, max_turns=2)
 
         async def as_reported(prompt, trajectory):
             return Score(value=trajectory.reward, parts=trajectory.reward_parts)
@@ -354,21 +354,21 @@ async def test_a_scheduler_takes_groups_that_agents_played_and_stops_the_rest_wi
 
 def test_what_is_not_there_is_refused_before_any_episode():
     with pytest.raises(RerollError, match="cannot be imported"):
-        make_agent(config(kind="function", path="no_such_module:agent"))
+        config(kind="function", path="no_such_module:agent").make()
     with pytest.raises(RerollError, match="cannot be imported"):
-        make_agent(config(kind="function", path="reroll.types:agent"))
+        config(kind="function", path="reroll.types:agent").make()
     with pytest.raises(RerollError, match="is no function"):
-        make_agent(config(kind="function", path=f"{__name__}:PROMPT"))
+        config(kind="function", path=f"{__name__}:PROMPT").make()
     with pytest.raises(RerollError, match="'no-such-program' is not installed"):
-        make_agent(config(kind="command", argv=["no-such-program"]))
+        config(kind="command", argv=["no-such-program"]).make()
     with pytest.raises(ValidationError, match="at least 1 item"):
         config(kind="command", argv=[])
 
 
 async def test_the_example_plays_as_a_function_and_as_a_program(monkeypatch):
     monkeypatch.syspath_prepend(str(EXAMPLE.parent))
-    as_function = make_agent(config(kind="function", path="agent_loop:solve", options={"max_tries": 3}))
-    as_program = make_agent(config(kind="command", argv=[sys.executable, str(EXAMPLE)]))
+    as_function = config(kind="function", path="agent_loop:solve", options={"max_tries": 3}).make()
+    as_program = config(kind="command", argv=[sys.executable, str(EXAMPLE)]).make()
     for agent in (as_function, as_program):
         result = await play(agent, policy=Policy("is it 5", "maybe 6", "it is 7"))
         assert (result.status, result.reason) == (Status.COMPLETED, "")
@@ -411,8 +411,8 @@ async def test_what_an_agent_did_with_a_real_engine_is_what_the_model_gives_thos
             *(
                 play_agent(
                     function("real_agent"),
-                    prompt,
                     endpoint,
+                    prompt,
                     cluster.generate,
                     renderer,
                     SamplingParams(max_tokens=12, seed=seed),
@@ -454,7 +454,7 @@ async def test_a_real_engine_forgets_the_request_of_an_agent_that_is_stopped(eng
         sampling = SamplingParams(max_tokens=400, min_tokens=400)
         result = asyncio.create_task(
             play_agent(
-                agent, PROMPT, endpoint, cluster.generate, renderer, sampling, id="9.9", timeout_s=TIMEOUT_S, max_turns=1
+                agent, endpoint, PROMPT, cluster.generate, renderer, sampling, id="9.9", timeout_s=TIMEOUT_S, max_turns=1
             )
         )
         while not (await status()).num_unfinished:

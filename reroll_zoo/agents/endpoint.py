@@ -21,8 +21,8 @@ except ImportError as error:
 
 from reroll.config.agents import EndpointConfig
 from reroll.errors import RerollError, RewardError
-from reroll.rollout.conversation import ChatExchange, Conversation, PreparedRequest, RequestRefused
-from reroll.rollout.openai_protocol import (
+from reroll_zoo.agents.conversation import ChatExchange, Conversation, PreparedRequest, RequestRefused
+from reroll_zoo.agents.openai_protocol import (
     DONE,
     Json,
     ReplyOptions,
