@@ -27,7 +27,7 @@ from reroll.config.losses import Aggregation, CorrectionConfig, LossConfig, PpoL
 from reroll.config.parts import EmbeddedEngineConfig, EngineConfig, EvalConfig, FixedModelConfig, RolloutConfig
 from reroll.config.pipeline import PipelineConfig
 from reroll.config.reward_base import RewardConfig
-from reroll.config.reward_hosted import HostedJudgeConfig, ModelRewardConfig, OpenedRewardConfig
+from reroll.config.reward_hosted import HostedJudgeConfig, OpenedRewardConfig
 from reroll.config.rewards import RewardWorkersConfig, walk
 from reroll.config.weights import WeightsConfig
 
@@ -150,10 +150,9 @@ class RlvrConfig(PipelineConfig):
         for name, teacher in self.teachers.items():
             yield f"teachers.{name}", teacher
         for name, node in walk(self.rewards):
-            if isinstance(node, ModelRewardConfig):
-                yield f"rewards.{name}", node
-            elif isinstance(node, OpenedRewardConfig) and node.hosted is not None:
-                yield f"rewards.{name}.model", node.hosted
+            if isinstance(node, OpenedRewardConfig) and node.hosted is not None:
+                path, model = node.hosted
+                yield ".".join(filter(None, ("rewards", name, path))), model
 
     @property
     def max_total_tokens(self) -> int:

@@ -20,7 +20,7 @@ from reroll.config.parts import (
     ModelConfig,
 )
 from reroll.config.pipeline import PipelineConfig
-from reroll.config.reward_hosted import ModelRewardConfig
+from reroll.config.reward_hosted import HostedJudgeConfig
 from reroll.config.rewards import walk
 from reroll.config.strategy import RanksStrategyConfig, StrategyConfig
 from reroll.config.tree import RlvrConfig
@@ -41,6 +41,7 @@ from reroll_zoo.plan.memory import (
     train_memory,
 )
 from reroll_zoo.plan.shape import ModelShape, shape_of
+from reroll_zoo.reward_model.config import ModelRewardConfig
 
 VALUE_BYTES = {"fp32": 4, "bf16": 2}
 
@@ -137,8 +138,8 @@ class _Reader:
         for name, node in walk(config.rewards):
             if isinstance(node, ModelRewardConfig):
                 yield self._fixed(f"reward {name}", f"rewards.{name}", node, node.model, has_language_head=False)
-            elif isinstance(node, JudgeConfig) and node.hosted is not None:
-                judge = node.hosted
+            elif isinstance(node, JudgeConfig) and isinstance(node.model, HostedJudgeConfig):
+                judge = node.model
                 shape, size = shape_of(judge.model), VALUE_BYTES[judge.precision]
                 devices = self._devices(f"rewards.{name}.model", judge.devices)
                 ranks = tuple((devices[rank % len(devices)],) for rank in range(judge.num_workers))

@@ -10,10 +10,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
-from reroll.config.reward_hosted import ModelRewardConfig
 from reroll.rewards.base import RewardContext
 from reroll.rewards.transcript import conversation
 from reroll.types import Message, Prompt, Score, Trajectory
+from reroll_zoo.reward_model.config import ModelRewardConfig
 
 Ids = tuple[int, ...]
 Render = Callable[[Sequence[Message]], Ids]

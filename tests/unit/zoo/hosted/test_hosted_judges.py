@@ -18,12 +18,14 @@ from reroll.config.reward_base import RewardConfig
 from reroll.errors import ModelError, RewardError
 from reroll.models.load import load_model, load_tokenizer, save_model
 from reroll.models.tiny import END, START
-from reroll.pipeline.judges import HostedModel, SpecialTokenEscaper, open_hosts
-from reroll.rewards.hosted import Complete
-from reroll.rewards.reward_model import ScoreModel
+from reroll.pipeline.judges import open_hosts
 from reroll.runtime import make_runtime
 from reroll.tokens.renderer import Renderer
 from reroll.types import Message, SamplingParams
+from reroll_zoo.judge.answer import Complete
+from reroll_zoo.judge.escape import SpecialTokenEscaper
+from reroll_zoo.judge.hosted import HostedModel
+from reroll_zoo.reward_model.reward import ScoreModel
 
 JUDGE_NODE = {"kind": "judge", "template": "{answer}"}
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from reroll.config.reward_hosted import ModelRewardConfig
 from reroll.errors import WorkerDied
-from reroll.rewards.reward_model import Ids, RewardModel, ScoreModel
 from reroll.types import Completion, FinishReason, Message, Prompt, Status, Trajectory, Turn
+from reroll_zoo.reward_model.config import ModelRewardConfig
+from reroll_zoo.reward_model.reward import Ids, RewardModel, ScoreModel
 
 DONE = Completion(token_ids=(1,), logprobs=(0.0,), finish_reason=FinishReason.STOP, versions=((0, 1),))
 
@@ -94,7 +94,7 @@ async def test_equal_conversations_get_equal_scores_and_are_scored_once() -> Non
 
 
 async def test_only_so_many_scores_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reroll.rewards.reward_model._MAX_REMEMBERED", 2)
+    monkeypatch.setattr("reroll_zoo.reward_model.reward._MAX_REMEMBERED", 2)
     model = Model()
     it = scores(model)
     for text in "abcca":
