@@ -105,12 +105,10 @@ async def open_agents(
     """How the agent of each domain plays an episode, while the endpoint is open that all of them share."""
     agents = {domain: node.make() for domain, node in nodes.items()}
     async with Endpoint(endpoint) as opened:
-
-        def episode_of(domain: str) -> AgentEpisode:
-            limits = {"timeout_s": nodes[domain].timeout_s, "max_turns": nodes[domain].max_turns}
-            return partial(play_agent, agents[domain], opened, **limits)
-
-        yield {domain: episode_of(domain) for domain in nodes}
+        yield {
+            domain: partial(play_agent, agents[domain], opened, timeout_s=node.timeout_s, max_turns=node.max_turns)
+            for domain, node in nodes.items()
+        }
 
 
 def function_agent(config: FunctionAgentConfig) -> Agent:
