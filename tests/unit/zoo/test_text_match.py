@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from reroll.config.reward_match import ExactRewardConfig, NumericRewardConfig
 from reroll.errors import RewardError
-from reroll.rewards.match import Exact, Numeric, extract, last_number
+from reroll.rewards.match import extract
 from reroll.types import Completion, FinishReason, Prompt, Status, Trajectory, Turn
+from reroll_zoo.text.match import Exact, ExactRewardConfig, Numeric, NumericRewardConfig, last_number
 
 
 def prompt(answer: str | None) -> Prompt:
