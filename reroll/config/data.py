@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -14,6 +14,8 @@ from reroll.config.data_base import NamedColumnsConfig as NamedColumnsConfig
 from reroll.config.data_base import RowSourceConfig as RowSourceConfig
 from reroll.config.data_base import SourceConfig as SourceConfig
 from reroll.config.imports import import_object
+from reroll.config.registry import KindConfig
+from reroll.errors import Violation
 
 
 class TableConfig(NamedColumnsConfig):
@@ -112,57 +114,17 @@ class SourcesConfig(Node):
                 yield f"data.{part}.{index}", source
 
 
-class MeasuringConfig(Node):
-    """What curricula share: how well a prompt goes is the share of its group's samples that pass."""
+class CurriculumConfig(KindConfig):
+    """What all curricula are. What one `runs` is called with the node and all `Level`s, and gives a
+    `reroll.data.curriculum.Curriculum`. Kinds are found by their entry points, group `reroll.curricula`."""
 
-    threshold: float = 1.0
-    """A sample passes when its reward reaches this."""
+    group: ClassVar[str] = "reroll.curricula"
+    uses_levels: ClassVar[bool] = False
+    """Whether it goes by the `level` of sources."""
 
-
-class RememberingConfig(MeasuringConfig):
-    """A curriculum that keeps a pass rate for every prompt."""
-
-    ema_weight: float = Field(default=0.5, gt=0, le=1)
-    """Weight of the newest group in a prompt's pass rate, an exponential mean; 1 forgets all earlier ones."""
-
-
-class FilterCurriculumConfig(RememberingConfig):
-    """Pass over prompts that are too easy or too hard, and try them again now and then."""
-
-    kind: Literal["filter"]
-    low: float = Field(default=0.05, ge=0, le=1)
-    """Prompts that pass less often are too hard."""
-    high: float = Field(default=0.95, ge=0, le=1)
-    """Prompts that pass more often are too easy."""
-    retry_epochs: int = Field(default=4, ge=1)
-    """A prompt outside the range is tried again every so many epochs of its source."""
-
-
-class TargetCurriculumConfig(RememberingConfig):
-    """Prefer prompts whose pass rate is near a target: each is drawn with a chance that falls with its distance."""
-
-    kind: Literal["target"]
-    target: float = Field(default=0.5, ge=0, le=1)
-    """The pass rate that is sought."""
-    width: float = Field(default=0.2, gt=0)
-    """At this distance from the target the chance is 0.61, at twice the distance 0.14: a bell curve."""
-    floor: float = Field(default=0.05, gt=0, le=1)
-    """The least chance, so that no prompt is given up for good. A prompt never tried has the chance 1."""
-
-
-class LadderCurriculumConfig(MeasuringConfig):
-    """Begin with each domain's lowest `level`; the next one joins when the highest open one goes well enough."""
-
-    kind: Literal["ladder"]
-    opens_at: float = Field(default=0.7, gt=0, le=1)
-    """Mean pass rate of the highest open level at which the next one opens."""
-    groups: int = Field(default=32, ge=1)
-    """The mean is over so many of its latest groups; before there are as many, nothing opens."""
-
-
-CurriculumConfig = Annotated[
-    FilterCurriculumConfig | TargetCurriculumConfig | LadderCurriculumConfig, Field(discriminator="kind")
-]
+    def violations(self) -> Iterator[Violation]:
+        """What is wrong with it; paths are below the node."""
+        yield from ()
 
 
 class DataConfig(SourcesConfig):
