@@ -21,12 +21,7 @@ from reroll.config.check_engine import engine_violations, weights_violations
 from reroll.config.check_envs import env_violations
 from reroll.config.check_rewards import reward_violations
 from reroll.config.check_strategy import strategy_violations
-from reroll.config.data import (
-    DatasetsSourceConfig,
-    ImportSourceConfig,
-    JsonlSourceConfig,
-    ParquetSourceConfig,
-)
+from reroll.config.data import ImportSourceConfig
 from reroll.config.host import adapter_base, is_path, model_card, model_folder, num_visible_gpus, parse_devices
 from reroll.config.imports import ObjectPath
 from reroll.config.parts import (
@@ -187,14 +182,8 @@ def _sources(config: PipelineConfig, *, module_exists: Callable[[str], bool]) ->
         if isinstance(source, ImportSourceConfig) and not module_exists(source.path):
             problem = f"no module {source.path.partition(':')[0]!r} beside the YAML, in the working directory or installed"
             yield Violation(f"{where}.path", problem, "give it as module:name")
-        if isinstance(source, JsonlSourceConfig | ParquetSourceConfig) and not source.path.is_file():
-            is_folder = source.path.is_dir()
-            problem = f"{source.path} {'is a folder' if is_folder else 'does not exist'}"
-            fix = "name a file in it" if is_folder else f"relative paths are taken from the working directory, {Path.cwd()}"
-            yield Violation(f"{where}.path", problem, fix)
-        elif isinstance(source, DatasetsSourceConfig) and not source.path.is_dir() and not source.is_hub_name:
-            fix = "give a folder written by save_to_disk, or a name of the hub such as openai/gsm8k"
-            yield Violation(f"{where}.path", f"{source.path} is no folder", fix)
+        for fault in source.violations():
+            yield Violation(f"{where}.{fault.path}", fault.problem, fault.fix)
 
 
 def _packages(config: PipelineConfig) -> Iterator[Violation]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -28,41 +28,18 @@ class TableConfig(NamedColumnsConfig):
     def title(self) -> str:
         return str(self.path)
 
+    def violations(self) -> Iterator[Violation]:
+        if not self.path.is_file():
+            is_folder = self.path.is_dir()
+            problem = f"{self.path} {'is a folder' if is_folder else 'does not exist'}"
+            fix = "name a file in it" if is_folder else f"relative paths are taken from the working directory, {Path.cwd()}"
+            yield Violation("path", problem, fix)
+
 
 class JsonlSourceConfig(TableConfig):
     """One JSON object a line."""
 
     kind: Literal["jsonl"] = "jsonl"
-
-
-class ParquetSourceConfig(TableConfig):
-    """A Parquet file."""
-
-    packages: ClassVar[Mapping[str, str]] = {"pyarrow": "reroll[data]"}
-
-    kind: Literal["parquet"] = "parquet"
-
-
-class DatasetsSourceConfig(TableConfig):
-    """A data set of the Hugging Face hub by its name (`path: openai/gsm8k`), or a folder: one that
-    `datasets.Dataset.save_to_disk` wrote, or one that is laid out as on the hub."""
-
-    packages: ClassVar[Mapping[str, str]] = {"datasets": "reroll[data]"}
-
-    kind: Literal["datasets"] = "datasets"
-    subset: str | None = None
-    """Which configuration, if there are several, e.g. `main` of GSM8K."""
-    split: str | None = None
-    """Which split, if there are several, e.g. `train`, or a slice such as `train[:1000]`."""
-    revision: str | None = None
-    """Which commit, tag or branch of the hub."""
-
-    @property
-    def is_hub_name(self) -> bool:
-        """Whether the path can only mean a data set of the hub: `owner/name`, or a name of its oldest ones."""
-        return (
-            not self.path.exists() and not self.path.is_absolute() and len(self.path.parts) <= 2 and self.path.parts[0] != ".."
-        )
 
 
 class ImportSourceConfig(NamedColumnsConfig):
