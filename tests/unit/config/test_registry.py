@@ -22,10 +22,18 @@ from reroll.config.load_part import load_env
 from reroll.config.registry import KindConfig, find_kind, kinds
 from reroll.errors import ConfigError
 
-GROUPS = ("reroll.envs", "reroll.rewards", "reroll.data", "reroll.strategies", "reroll.engines", "reroll.runtimes")
+GROUPS = (
+    "reroll.envs",
+    "reroll.rewards",
+    "reroll.data",
+    "reroll.strategies",
+    "reroll.engines",
+    "reroll.runtimes",
+    "reroll.agents",
+)
 NODES = [(group, name) for group in GROUPS for name in kinds(group)]
 
-PUT_TOGETHER = {"stack", "cascade", "judge", "reward_model", "env", "jsonl", "parquet", "datasets", "torch", "embedded"}
+PUT_TOGETHER = {"stack", "cascade", "judge", "reward_model", "env", "jsonl", "torch", "embedded"}
 """Kinds that the core makes of more than their node."""
 
 PLUG_IN = """
