@@ -12,6 +12,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Concatenate
 
@@ -34,7 +35,7 @@ from reroll.runtime.cores import core_watch
 from reroll.runtime.cpu import OMP, keep_freed_memory, torch_threads
 from reroll.runtime.devices import num_usable_cores
 from reroll.runtime.failures import Raised, gather_all, guarded
-from reroll.runtime.ray_places import GpuPlaces, Place, live_gpu_nodes, reserve
+from reroll.runtime.ray_places import GpuPlaces, Place, live_gpu_nodes, reserve, spare_cpus
 from reroll.runtime.watchdog import Waits, end_if_it_hangs, print_stacks_when_asked
 
 MIN_LOGICAL_CPUS = 4
@@ -47,6 +48,8 @@ STOP_TIMEOUT_S = 5.0
 """How long a worker may take to close before its process is killed."""
 REVIVAL_TIMEOUT_S = 30.0
 """How long to wait for room for a worker that is started anew."""
+SPARE_TIMEOUT_S = 5.0
+"""How long to wait for room that looks free for a worker that may join: another job may have it."""
 REVIVAL_POLL_S = 1.0
 """Between two looks for it."""
 _NODE_DIED = "its node has died"
@@ -98,8 +101,30 @@ class RayRuntime(Runtime):
         ]
         # Pickled here and not by Ray, so that an actor can set its number of threads before torch is unpickled.
         recipe = ray.put((search_path(), ray.cloudpickle.dumps((worker_class, args, kwargs))))
-        workers: RayWorkers[W] = RayWorkers(actors, group, again=partial(self._again, recipe))
-        return await self._once_built(workers, workers.build(recipe))
+        again = partial(self._again, recipe)
+        workers: RayWorkers[W] = RayWorkers(actors, group, recipe, again=again, more=self._more, give_back=self._give_back)
+        return await self._once_built(workers, workers.build())
+
+    async def _more(self, actors: Sequence[_Handle], at_most: int) -> list[_Handle]:
+        """Actors for more workers like these, in places that nobody has."""
+        places = await asyncio.to_thread(self._spare_places, actors, at_most)
+        infos = [replace(actors[0].info, rank=len(actors) + number) for number in range(len(places))]
+        return [_Handle(info, place, actors[0].placement, waits=self._waits) for info, place in zip(infos, places, strict=True)]
+
+    def _spare_places(self, actors: Sequence[_Handle], at_most: int) -> list[Place]:
+        """Spare GPUs if these have GPUs; else one place on each node that has none of them."""
+        role, first = actors[0].info.role, actors[0].place
+        if first.device != "cpu":
+            return self._gpus.spare(at_most, num_gpus=len(first.gpu_ids), role=role, timeout_s=SPARE_TIMEOUT_S)
+        taken = [actor.place for actor in actors if not actor.has_left]
+        return spare_cpus(taken, at_most, what=f"role {role}", timeout_s=SPARE_TIMEOUT_S)
+
+    def _give_back(self, place: Place) -> None:
+        """The place of a worker that had joined."""
+        if place.device != "cpu":
+            self._gpus.give_back(place)
+        elif ray.is_initialized():
+            remove_placement_group(place.group)
 
     async def _again(self, recipe: Any, gone: _Handle) -> _Handle:
         """Another actor for the worker of one that is gone."""
@@ -149,16 +174,27 @@ class RayRuntime(Runtime):
 class RayWorkers(Workers[W]):
     """Workers in actors."""
 
-    def __init__(self, actors: Sequence[_Handle], group: Any, *, again: Callable[[_Handle], Awaitable[_Handle]]) -> None:
-        """`again` makes another actor for the worker of one that is gone."""
+    def __init__(
+        self,
+        actors: Sequence[_Handle],
+        group: Any,
+        recipe: Any,
+        *,
+        again: Callable[[_Handle], Awaitable[_Handle]],
+        more: Callable[[Sequence[_Handle], int], Awaitable[list[_Handle]]],
+        give_back: Callable[[Place], None],
+    ) -> None:
+        """`again` makes another actor for the worker of one that is gone; `more`, actors beside these, so many at most, whose
+        places are given back when they leave."""
         super().__init__(len(actors))
         self._actors = list(actors)
-        self._group = group
-        self._again = again
+        self._num_spawned = len(actors)
+        self._group, self._recipe = group, recipe
+        self._again, self._more, self._give_back = again, more, give_back
 
-    async def build(self, recipe: Any) -> None:
+    async def build(self) -> None:
         """Make every worker, each in its actor."""
-        await gather_all([actor.build(recipe) for actor in self._actors])
+        await gather_all([actor.build(self._recipe) for actor in self._actors])
 
     def broadcast(self, method: Callable[Concatenate[W, P], T], *args: P.args, **kwargs: P.kwargs) -> Calls[T]:
         # Stored once and read by every actor; passed directly, large arguments would be stored once per actor.
@@ -187,8 +223,38 @@ class RayWorkers(Workers[W]):
             actor.kill()
         self._actors[rank] = actor
 
+    async def join(self, at_most: int) -> list[RerollError | None]:
+        made = await self._more(self._actors, at_most)
+        first = self.size
+        self._actors += made
+        self._num_lives += [1] * len(made)
+        self.size += len(made)
+        return await asyncio.gather(*(self._built(rank) for rank in range(first, self.size)))
+
+    async def _built(self, rank: int) -> RerollError | None:
+        actor = self._actors[rank]
+        try:
+            await asyncio.wait_for(actor.started(), REVIVAL_TIMEOUT_S)
+            await actor.build(self._recipe)
+            return None
+        except TimeoutError:
+            error = RerollError(f"Ray has not started {actor.name} within {REVIVAL_TIMEOUT_S:g} s")
+        except RerollError as failure:
+            error = failure
+        await self.leave(rank)
+        return error
+
+    async def leave(self, rank: int) -> None:
+        actor = self._actors[rank]
+        if not actor.has_left:
+            actor.has_left = True
+            actor.kill()
+            self._give_back(actor.place)
+
     async def stop(self, *, at_once: bool = False) -> None:
         await asyncio.gather(*(actor.stop(at_once=at_once) for actor in self._actors))
+        for rank in range(self._num_spawned, self.size):
+            await self.leave(rank)
         group, self._group = self._group, None
         if group is not None and ray.is_initialized():
             remove_placement_group(group)
@@ -201,7 +267,7 @@ class _Handle:
         self._waits, self._is_watched = waits, not placement.runs_user_code  # Which has time limits of its own.
         self.name = f"{info.role}[{info.rank}]"
         self.info, self.place, self.placement = info, place, placement
-        self.is_stopped = False
+        self.is_stopped = self.has_left = False
         actor_class = ray.remote(_Actor).options(max_concurrency=placement.concurrency, **place.options())
         watchdog_s = waits.limit_s if self._is_watched else None
         self._actor = actor_class.remote(info, os.environ.get(OMP), place.gpu_ids, placement.runs_user_code, watchdog_s)
@@ -212,7 +278,8 @@ class _Handle:
 
     def kill(self) -> None:
         """End its process now; harmless if it has ended."""
-        ray.kill(self._actor)
+        if ray.is_initialized():
+            ray.kill(self._actor)
 
     def build(self, recipe: Any) -> Awaitable[None]:
         """Make the worker inside the actor."""
