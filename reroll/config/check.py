@@ -29,10 +29,12 @@ from reroll.config.data import (
     ParquetSourceConfig,
     SourceConfig,
 )
-from reroll.config.distill import DistillConfig
+from reroll.config.elastic import elastic_violations
 from reroll.config.host import adapter_base, is_path, model_card, model_folder, num_visible_gpus, parse_devices
 from reroll.config.imports import ObjectPath
+from reroll.config.models import named_models
 from reroll.config.parts import (
+    ELASTIC,
     Devices,
     DeviceSelectionConfig,
     ExternalEngineConfig,
@@ -89,6 +91,7 @@ def _rules(config: AnyConfig, folder: Path) -> list[Callable[[Any], Iterable[Vio
             partial(domain_violations, rollout_rules=_drawing_rules, eval_rules=_evaluation),
             partial(algorithm_violations, module_exists=is_there),
             _engine_devices,
+            elastic_violations,
             engine_violations,
             weights_violations,
         ]
@@ -98,6 +101,8 @@ def _rules(config: AnyConfig, folder: Path) -> list[Callable[[Any], Iterable[Vio
 
 
 def _engine_devices(config: RlvrConfig) -> Iterator[Violation]:
+    if config.engine.devices == ELASTIC:
+        return
     width = config.engine.tp if isinstance(config.engine, ExternalEngineConfig) else 1
     yield from _devices(config, "engine.devices", config.engine.devices, at_most=config.engine.num_workers * width)
 
@@ -151,23 +156,6 @@ def _token_limits(config: RlvrConfig) -> Iterator[Violation]:
             "(max_prompt_tokens + max_tokens)",
             f"set it to at least {-(-total // num_sharing)}, or lower the token limits",
         )
-
-
-def named_models(config: AnyConfig) -> Iterator[tuple[str, FixedModelConfig | HostedJudgeConfig]]:
-    """(path, config) of every model of the run."""
-    yield "policy", config.policy
-    if isinstance(config, DistillConfig):
-        yield "teacher", config.teacher
-    if isinstance(config, RlvrConfig):
-        if isinstance(config.critic, OwnCriticConfig):
-            yield "critic", config.critic
-        for name, teacher in config.teachers.items():
-            yield f"teachers.{name}", teacher
-        for name, node in walk(config.rewards):
-            if isinstance(node, ModelRewardConfig):
-                yield f"rewards.{name}", node
-            elif isinstance(node, OpenedRewardConfig) and node.hosted is not None:
-                yield f"rewards.{name}.model", node.hosted
 
 
 def _models(config: AnyConfig) -> Iterator[Violation]:

@@ -11,7 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from reroll.config.check import named_models, named_sources, notes_of
+from reroll.config.check import named_sources, notes_of
+from reroll.config.models import named_models
 from reroll.config.distill import DistillConfig
 from reroll.config.host import model_folder
 from reroll.config.imports import search_in
