@@ -7,6 +7,7 @@ import gc
 import logging
 import os
 import pickle
+import signal
 import sys
 import time
 import uuid
@@ -19,6 +20,7 @@ from typing import Any, Concatenate
 import ray
 from ray.exceptions import OutOfMemoryError, RayActorError, RayError
 from ray.util.placement_group import remove_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from reroll.config.parts import RayRuntimeConfig
 from reroll.config.select import GpuNode
@@ -36,7 +38,7 @@ from reroll.runtime.cpu import OMP, keep_freed_memory, torch_threads
 from reroll.runtime.devices import num_usable_cores
 from reroll.runtime.failures import Raised, gather_all, guarded
 from reroll.runtime.ray_places import GpuPlaces, Place, live_gpu_nodes, reserve, spare_cpus
-from reroll.runtime.watchdog import Waits, end_if_it_hangs, print_stacks_when_asked
+from reroll.runtime.watchdog import NUM_LOOKS, Waits, end_if_it_hangs, is_stopped, print_stacks_when_asked
 
 MIN_LOGICAL_CPUS = 4
 """Roles on a small machine share its cores: Ray must not refuse the third actor of a laptop."""
@@ -52,6 +54,8 @@ SPARE_TIMEOUT_S = 5.0
 """How long to wait for room that looks free for a worker that may join: another job may have it."""
 REVIVAL_POLL_S = 1.0
 """Between two looks for it."""
+WATCH = "watch"
+"""The thread of an actor that only says that it is there."""
 _NODE_DIED = "its node has died"
 """Ray's words for it, which it tells in no other way."""
 
@@ -268,7 +272,14 @@ class _Handle:
         self.name = f"{info.role}[{info.rank}]"
         self.info, self.place, self.placement = info, place, placement
         self.is_stopped = self.has_left = False
-        actor_class = ray.remote(_Actor).options(max_concurrency=placement.concurrency, **place.options())
+        self._num_calls = 0
+        """That somebody waits for."""
+        self._watch: asyncio.Task[None] | None = None
+        self._home: tuple[str, int] | None = None
+        """Its node and process, once its worker is built."""
+        self._end: str | None = None
+        """What became of it, if it was ended from here."""
+        actor_class = ray.remote(concurrency_groups={WATCH: 1})(_Actor).options(max_concurrency=placement.concurrency, **place.options())
         watchdog_s = waits.limit_s if self._is_watched else None
         self._actor = actor_class.remote(info, os.environ.get(OMP), place.gpu_ids, placement.runs_user_code, watchdog_s)
 
@@ -281,9 +292,10 @@ class _Handle:
         if ray.is_initialized():
             ray.kill(self._actor)
 
-    def build(self, recipe: Any) -> Awaitable[None]:
+    async def build(self, recipe: Any) -> None:
         """Make the worker inside the actor."""
-        return self._result(self._actor.build.remote(recipe), "its start")
+        await self._result(self._actor.build.remote(recipe), "its start")
+        self._home = await self._result(self._actor.where.remote(), "its start")
 
     def call(self, method: Callable[..., Any], arguments: Any) -> Awaitable[Any]:
         """Send a call now; its result is awaited."""
@@ -311,7 +323,7 @@ class _Handle:
             log.warning("worker %s failed to close: %s", self.name, error)
 
     async def _result(self, reference: Any, what: str) -> Any:
-        wait = self._waits.begin(self.name, what)
+        wait = self._begin(what)
         try:
             outcome = await reference
         except (RayActorError, OutOfMemoryError) as error:
@@ -319,14 +331,41 @@ class _Handle:
         except RayError as error:
             raise WorkerError(f"a call to worker {self.name} could not be carried: {error}") from None
         finally:
-            self._waits.end(wait)
+            self._is_over(wait)
         if isinstance(outcome, Raised):
             raise outcome.as_error()
         return outcome
 
+    def _begin(self, what: str) -> int:
+        self._num_calls += 1
+        if self._num_calls == 1 and self._is_watched and self._home and self._waits.limit_s is not None:
+            self._watch = asyncio.create_task(self._look_whether_it_answers(self._waits.limit_s, *self._home))
+        return self._waits.begin(self.name, what)
+
+    def _is_over(self, wait: int) -> None:
+        self._waits.end(wait)
+        self._num_calls -= 1
+        if not self._num_calls and self._watch is not None:
+            self._watch.cancel()
+
+    async def _look_whether_it_answers(self, limit_s: float, node_id: str, pid: int) -> None:
+        """While somebody waits for it: one that a signal has stopped cannot end itself, and is ended when the limit is over."""
+        try:
+            while True:
+                await asyncio.wait_for(self._actor.where.remote(), limit_s)
+                await asyncio.sleep(limit_s / NUM_LOOKS)
+        except TimeoutError:
+            self._waits.tell(self.name)
+            self._end = f"was stopped by a signal, or its node is out of reach: it did not answer within {limit_s:g} s"
+            self.kill()  # Ray asks the process itself to end, which one that is stopped does not hear.
+            on_its_node = NodeAffinitySchedulingStrategy(node_id, soft=False)
+            ray.remote(_kill_stopped).options(num_cpus=0, scheduling_strategy=on_its_node).remote(pid)
+        except RayError:
+            return  # It is gone: whoever waits for it is told.
+
     def _died(self, error: RayError) -> WorkerDied:
-        how = "was killed, ran out of memory or crashed, or its node was lost"
-        if self._is_watched and self._waits.may_hang(self.name):
+        how = self._end or "was killed, ran out of memory or crashed, or its node was lost"
+        if self._end is None and self._is_watched and self._waits.may_hang(self.name):
             self._waits.tell(self.name)
             how = f"hung in {self._waits.of(self.name)} and ended itself, its stacks in Ray's log of it; or {how}"
         return WorkerDied(
@@ -379,6 +418,11 @@ class _Actor:
         args, kwargs = arguments
         return self._guard(lambda: getattr(self._worker, method_name)(*args, **kwargs))
 
+    @ray.method(concurrency_group=WATCH)
+    def where(self) -> tuple[str, int]:
+        """Its node and process. Answered beside whatever it does."""
+        return ray.get_runtime_context().get_node_id(), self._pid
+
     def close(self) -> Any:
         close = getattr(self._worker, "close", None)
         return self._guard(close) if close is not None else None
@@ -388,6 +432,12 @@ class _Actor:
         if os.getpid() != self._pid:
             os._exit(1)  # A fork of the worker's that came back here: the original answers.
         return outcome
+
+
+def _kill_stopped(pid: int) -> None:
+    """On the node of a process."""
+    if is_stopped(pid):
+        os.kill(pid, signal.SIGKILL)
 
 
 def _set_threads(num_threads: str | None, *, num_workers: int) -> None:

@@ -23,6 +23,8 @@ from reroll.pipeline.weight_sync import WeightSync
 from reroll.runtime import make_runtime
 from reroll.runtime.base import Placement, WorkerInfo
 
+pytestmark = pytest.mark.slow
+
 SOON = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "health_check_failure_threshold": 3}
 
 
@@ -85,7 +87,7 @@ def test_an_engine_joins_on_a_node_that_comes_serves_and_leaves_with_it(
     async def push(self: WeightSync, *, version: int, _push: Any = WeightSync.push) -> Any:
         if version == 1:  # The first step went by with one engine.
             assert len(engines[0]._states) == 1
-            nodes.append(await asyncio.to_thread(cluster.add_node, num_cpus=0, num_gpus=1))
+            nodes.append(cluster.add_node(num_cpus=0, num_gpus=1))
             while len(engines[0]._states) == 1:
                 await asyncio.sleep(0.05)
         return await _push(self, version=version)
