@@ -38,14 +38,12 @@ from reroll.config.parts import (
     Devices,
     DeviceSelectionConfig,
     ExternalEngineConfig,
-    FixedModelConfig,
     ModelConfig,
     RayRuntimeConfig,
 )
 from reroll.config.preference import DpoConfig, KtoLossConfig, RewardModelConfig
 from reroll.config.registry import package_violations
-from reroll.config.reward_hosted import HostedJudgeConfig, ModelRewardConfig, OpenedRewardConfig
-from reroll.config.rewards import walk
+from reroll.config.reward_hosted import HostedJudgeConfig
 from reroll.config.select import select_gpus
 from reroll.config.strategy import TorchStrategyConfig
 from reroll.config.tree import AnyConfig, RlvrConfig

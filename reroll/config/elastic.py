@@ -16,7 +16,9 @@ def elastic_violations(config: RlvrConfig) -> Iterator[Violation]:
     engine = config.engine
     if engine.devices != ELASTIC:
         if engine.max_workers is not None:
-            yield Violation("engine.max_workers", "is set, but no engine joins", "leave it out, or set engine.devices to elastic")
+            yield Violation(
+                "engine.max_workers", "is set, but no engine joins", "leave it out, or set engine.devices to elastic"
+            )
         return
     if not isinstance(config.runtime, RayRuntimeConfig):
         problem = f"is elastic, and the {config.runtime.kind} runtime is one machine, which does not grow"
@@ -31,8 +33,8 @@ def elastic_violations(config: RlvrConfig) -> Iterator[Violation]:
 
 
 def begin_elastic(config: RlvrConfig, devices_of: Callable[[Devices], tuple[str, ...]]) -> RlvrConfig:
-    """The config with named devices in the place of `elastic`: the first GPUs that no model names, or the CPU where there is none.
-    Others may join the engines that begin there, up to `max_workers`.
+    """The config with named devices in the place of `elastic`: the first GPUs that no model names, or the CPU where there are
+    none. Others may join the engines that begin there, up to `max_workers`.
 
     `devices_of` looks devices up where the run is to be. Raises NoRoom if there are too few.
     """

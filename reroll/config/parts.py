@@ -149,8 +149,9 @@ class EngineConfig(KindConfig):
     default_kind: ClassVar[str | None] = "embedded"
 
     devices: Devices = "auto"
-    """As of a model. Or `elastic` (on Ray): engines begin on GPUs that no model names, and others join while the run goes on, on
-    every GPU that is free or comes with a new node (where there are none, one on each node's CPUs); each leaves with its node."""
+    """As of a model. Or `elastic` (on Ray): engines begin on GPUs that no model names, and others join while the run goes on,
+    on every GPU that is free or comes with a new node (on a cluster without GPUs, one on each node); each leaves with its
+    node."""
     num_workers: int = Field(default=1, ge=1)
     """Independent engines; samples are spread over them by load. Of elastic ones, how many the run begins with."""
     max_workers: int | None = Field(default=None, ge=1)

@@ -179,7 +179,8 @@ class InferCluster:
     async def close(self) -> None:
         """Stop the workers; whoever still waits for a completion gets WorkerError. Safe to call twice."""
         self._fail(WorkerError("the engine was closed"))
-        tasks = [*self._restarts, *([self._joining] if self._joining else []), *(task for worker in self._states for task in worker.tasks)]
+        joining = [self._joining] if self._joining else []
+        tasks = [*self._restarts, *joining, *(task for worker in self._states for task in worker.tasks)]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -365,9 +366,15 @@ class InferCluster:
         while num_in_vain < MAX_RESTARTS:
             await asyncio.sleep(JOIN_PAUSE_S)
             num_here = sum(not (worker.is_dead and worker.has_joined) for worker in self._states)
-            for error in await self._workers.join(self._max_workers - num_here):
-                self._welcome(error)
-                num_in_vain = 0 if error is None else num_in_vain + 1
+            try:
+                outcomes = await self._workers.join(self._max_workers - num_here)
+            except RerollError as error:
+                log.warning("engines could not join: %s", error)
+                num_in_vain += 1
+                continue
+            for outcome in outcomes:
+                self._welcome(outcome)
+                num_in_vain = 0 if outcome is None else num_in_vain + 1
         log.warning("no more engines join: %d in a row could not be started", num_in_vain)
 
     def _welcome(self, error: RerollError | None) -> None:

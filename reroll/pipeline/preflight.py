@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from reroll.config.check import named_sources, notes_of
-from reroll.config.models import named_models
 from reroll.config.distill import DistillConfig
 from reroll.config.host import model_folder
 from reroll.config.imports import search_in
+from reroll.config.models import named_models
 from reroll.config.offline import SftConfig
 from reroll.config.preference import DpoConfig, KtoLossConfig
 from reroll.config.tree import AnyConfig, RlvrConfig

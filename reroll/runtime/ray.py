@@ -111,7 +111,10 @@ class RayRuntime(Runtime):
 
     async def _more(self, actors: Sequence[_Handle], at_most: int) -> list[_Handle]:
         """Actors for more workers like these, in places that nobody has."""
-        places = await asyncio.to_thread(self._spare_places, actors, at_most)
+        try:
+            places = await asyncio.to_thread(self._spare_places, actors, at_most)
+        except RayError as error:
+            raise RerollError(f"Ray does not say where there is room: {error}") from None
         infos = [replace(actors[0].info, rank=len(actors) + number) for number in range(len(places))]
         return [_Handle(info, place, actors[0].placement, waits=self._waits) for info, place in zip(infos, places, strict=True)]
 
@@ -279,7 +282,9 @@ class _Handle:
         """Its node and process, once its worker is built."""
         self._end: str | None = None
         """What became of it, if it was ended from here."""
-        actor_class = ray.remote(concurrency_groups={WATCH: 1})(_Actor).options(max_concurrency=placement.concurrency, **place.options())
+        actor_class = ray.remote(concurrency_groups={WATCH: 1})(_Actor).options(
+            max_concurrency=placement.concurrency, **place.options()
+        )
         watchdog_s = waits.limit_s if self._is_watched else None
         self._actor = actor_class.remote(info, os.environ.get(OMP), place.gpu_ids, placement.runs_user_code, watchdog_s)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from reroll.config.parts import RayRuntimeConfig
 from reroll.infer.cluster import InferCluster
 from reroll.observe.audit import audit
 from reroll.observe.journal import SampleState, read_journal
+from reroll.pipeline.base import Outcome
 from reroll.pipeline.run import train
 from reroll.pipeline.weight_sync import WeightSync
 from reroll.runtime import make_runtime
@@ -25,6 +27,7 @@ from reroll.runtime.base import Placement, WorkerInfo
 
 pytestmark = pytest.mark.slow
 
+NUM_STEPS = 4
 SOON = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "health_check_failure_threshold": 3}
 
 
@@ -68,9 +71,21 @@ async def test_workers_join_on_nodes_that_have_none_and_leave_their_place_to_oth
     cluster.remove_node(node)
 
 
+def run(tree: dict[str, Any], *, name: str, **parts: Any) -> Outcome:
+    folder = Path(tree["run"]["runs_dir"]).parent
+    run_part = {**tree["run"], "name": name, "steps": NUM_STEPS}
+    return train(parse_config(tree | parts | {"run": run_part}, folder=folder), code_folder=folder)
+
+
+def curve(outcome: Outcome) -> list[float]:
+    rows = [json.loads(line) for line in (outcome.folder / "metrics.jsonl").read_text().splitlines()]
+    return [row["reward/mean"] for row in rows if "reward/mean" in row]
+
+
 def test_an_engine_joins_on_a_node_that_comes_serves_and_leaves_with_it(
     cluster: Cluster, rlvr_tree: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    alone = run(rlvr_tree, name="alone")
     engines: list[InferCluster] = []
     nodes: list[Any] = []
     served: list[bool] = []
@@ -95,12 +110,9 @@ def test_an_engine_joins_on_a_node_that_comes_serves_and_leaves_with_it(
     monkeypatch.setattr(InferCluster, "generate", generate)
     monkeypatch.setattr(WeightSync, "push", push)
     monkeypatch.setattr("reroll.infer.cluster.JOIN_PAUSE_S", 0.5)
-    rlvr_tree["runtime"] = {"kind": "ray", "address": cluster.address}
-    rlvr_tree["engine"] = {"devices": "elastic", "report_every": 1}
-    rlvr_tree["run"]["steps"] = 4
-    folder = Path(rlvr_tree["run"]["runs_dir"]).parent
+    parts = {"runtime": {"kind": "ray", "address": cluster.address}, "engine": {"devices": "elastic", "report_every": 1}}
     with caplog.at_level(logging.WARNING, "reroll.infer.cluster"):
-        outcome = train(parse_config(rlvr_tree, folder=folder), code_folder=folder)
+        outcome = run(rlvr_tree, name="joined", **parts)
     said = " ".join(record.getMessage() for record in caplog.records)
     assert "engine[1] has joined: it serves with the next push" in said
     assert served, "requests were routed to it"
@@ -109,5 +121,6 @@ def test_an_engine_joins_on_a_node_that_comes_serves_and_leaves_with_it(
     events = read_journal(outcome.folder / "journal")
     trained = collections.Counter(event.sample_id for event in events if event.state is SampleState.TRAINED)
     assert set(trained.values()) == {1}
-    assert len(trained) == 4 * 16
+    assert len(trained) == NUM_STEPS * 16
+    assert curve(outcome) == curve(alone), "whoever writes a token, it is the same"
     assert not audit(outcome.folder / "journal", max_staleness=0).violations

@@ -514,3 +514,18 @@ async def test_engines_that_cannot_be_started_are_not_tried_for_ever(monkeypatch
     await until(lambda: "no more engines join" in caplog.text)
     assert await cluster.generate(ask("second", prompt=(7,)))
     await cluster.close()
+
+
+async def test_a_cluster_that_does_not_say_where_there_is_room_ends_joining_and_not_the_run(monkeypatch, caplog):
+    async def unreachable(at_most):
+        raise RerollError("nobody answers")
+
+    monkeypatch.setattr("reroll.infer.cluster.JOIN_PAUSE_S", 0.001)
+    workers = ScriptedWorkers(1)
+    monkeypatch.setattr(workers, "join", unreachable)
+    cluster = InferCluster(workers, max_workers=9)
+    await cluster.generate(ask("first"))
+    await until(lambda: "no more engines join" in caplog.text)
+    assert "engines could not join: nobody answers" in caplog.text
+    assert await cluster.generate(ask("second", prompt=(7,)))
+    await cluster.close()
