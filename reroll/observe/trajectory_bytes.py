@@ -55,14 +55,15 @@ def decode_ids(data: bytes) -> tuple[int, ...]:
 def encode(trajectory: Trajectory) -> bytes:
     """All but the ids of the first prompt, which siblings share, and the texts, which follow from the tokens."""
     arrays: list[bytes] = []
-    turns, context = [], trajectory.turns[0].prompt_ids if trajectory.turns else ()
-    for turn in trajectory.turns:
+    turns: list[dict[str, Any]] = []
+    for number, turn in enumerate(trajectory.turns):
+        before = trajectory.turns[number - 1] if number else None
+        context = before.prompt_ids + before.completion.token_ids if before else turn.prompt_ids
         num_shared = _num_shared(context, turn.prompt_ids)
         own, completion = turn.prompt_ids[num_shared:], turn.completion
         exact, logprobs = encode_floats(completion.logprobs)
         arrays += [encode_ids(own) if own else b"", encode_ids(completion.token_ids), logprobs]
         turns.append(_turn_header(turn, num_shared=num_shared, num_own=len(own), exact=exact))
-        context = turn.prompt_ids + completion.token_ids
     head = {
         "status": trajectory.status,
         "reason": trajectory.reason,
