@@ -22,9 +22,11 @@ from reroll.config.check_envs import env_violations
 from reroll.config.check_rewards import reward_violations
 from reroll.config.check_strategy import strategy_violations
 from reroll.config.data import ImportSourceConfig
+from reroll.config.elastic import elastic_violations
 from reroll.config.host import adapter_base, is_path, model_card, model_folder, num_visible_gpus, parse_devices
 from reroll.config.imports import ObjectPath
 from reroll.config.parts import (
+    ELASTIC,
     Devices,
     DeviceSelectionConfig,
     ExternalEngineConfig,
@@ -78,6 +80,7 @@ def _rules(config: PipelineConfig, folder: Path) -> list[Callable[[Any], Iterabl
             partial(domain_violations, rollout_rules=_drawing_rules, eval_rules=_evaluation),
             partial(algorithm_violations, module_exists=is_there),
             _engine_devices,
+            elastic_violations,
             engine_violations,
             weights_violations,
         ]
@@ -85,6 +88,8 @@ def _rules(config: PipelineConfig, folder: Path) -> list[Callable[[Any], Iterabl
 
 
 def _engine_devices(config: RlvrConfig) -> Iterator[Violation]:
+    if config.engine.devices == ELASTIC:
+        return
     width = config.engine.tp if isinstance(config.engine, ExternalEngineConfig) else 1
     yield from _devices(config, "engine.devices", config.engine.devices, at_most=config.engine.num_workers * width)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from reroll.config.host import parse_devices
-from reroll.config.parts import Devices, DeviceSelectionConfig, ExternalEngineConfig, LocalRuntimeConfig
+from reroll.config.parts import ELASTIC, Devices, DeviceSelectionConfig, ExternalEngineConfig, LocalRuntimeConfig
 from reroll.config.registry import package_violations
 from reroll.config.tree import RlvrConfig
 from reroll.errors import Violation
@@ -38,7 +38,7 @@ def _num_named(devices: Devices) -> int | None:
     """GPUs that are named; None where they are not: `auto`, the CPU, or what is no device at all."""
     if isinstance(devices, DeviceSelectionConfig):
         return devices.gpus
-    if devices in ("auto", "cpu"):
+    if devices in ("auto", "cpu", ELASTIC):
         return None
     try:
         return len(parse_devices(devices))
@@ -87,7 +87,7 @@ def _devices(config: RlvrConfig) -> Iterator[Violation]:
 
 def _gpus(value: Devices) -> tuple[str, ...] | None:
     """The GPUs that are named, none for the CPU; None where they are chosen later, or cannot be read (told elsewhere)."""
-    if value == "auto":
+    if value in ("auto", ELASTIC):
         return None
     try:
         return tuple(device for device in parse_devices(value) if device != "cpu")

@@ -39,6 +39,9 @@ def _devices_form(value: object) -> str:
     return "selection" if isinstance(value, dict | DeviceSelectionConfig) else "indices"
 
 
+ELASTIC = "elastic"
+"""The devices of engines that come and go with the nodes of a cluster."""
+
 _Indices = Annotated[str | int | list[int], Field(union_mode="left_to_right")]
 Devices = Annotated[
     Annotated[_Indices, Tag("indices")] | Annotated[DeviceSelectionConfig, Tag("selection")],
@@ -150,8 +153,13 @@ class EngineConfig(KindConfig):
     default_kind: ClassVar[str | None] = "embedded"
 
     devices: Devices = "auto"
+    """As of a model. Or `elastic` (on Ray): engines begin on GPUs that no model names, and others join while the run goes on,
+    on every GPU that is free or comes with a new node (on a cluster without GPUs, one on each node); each leaves with its
+    node."""
     num_workers: int = Field(default=1, ge=1)
-    """Independent engines; samples are spread over them by load."""
+    """Independent engines; samples are spread over them by load. Of elastic ones, how many the run begins with."""
+    max_workers: int | None = Field(default=None, ge=1)
+    """How many elastic engines there may be; null: as many as there is room for."""
     max_running: int = Field(default=64, ge=1)
     """Sequences decoded together."""
     precision: Literal["same", "fp32", "bf16"] = "same"

@@ -34,6 +34,9 @@ MAX_RESTARTS = 5
 RESTART_PAUSE_S = 5.0
 """Before each try: the cluster needs a moment to know that a node is lost, or to get another."""
 
+JOIN_PAUSE_S = 5.0
+"""Between two looks for room for more engines."""
+
 _POLL_S = 1.0
 """How long a worker holds an exchange that has nothing to report."""
 
@@ -62,15 +65,20 @@ class InferCluster:
     would have drawn, unless the weights have changed since. The worker is started anew where there is room, and serves again
     from the next push on. When the last one dies the cluster fails. A worker that raises fails it too: the next one would
     raise as well.
+
+    Engines may join while the run goes on, wherever the runtime finds room: they serve from the next push on. One that has
+    joined and dies is let go; when there is room again another joins.
     """
 
-    def __init__(self, workers: Workers[InferWorker]) -> None:
-        self._workers = workers
+    def __init__(self, workers: Workers[InferWorker], *, max_workers: int = 0) -> None:
+        """`max_workers`: engines join until there are so many."""
+        self._workers, self._max_workers = workers, max_workers
+        self._joining: asyncio.Task[None] | None = None
         self._states = [WorkerState(rank) for rank in range(workers.size)]
         self._pending: dict[str, PendingRequest] = {}
         self._affinities: PrefixIndex[Affinity] = PrefixIndex(max_entries=_MAX_REMEMBERED, max_tokens=_MAX_REMEMBERED_TOKENS)
         self._restarts: set[asyncio.Task[None]] = set()
-        self._num_tries = [0] * workers.size
+        self._num_tries = [0] * workers.size  # Of those that the run began with.
         self._has_pushed_weights = False
         self._all_receivers: list[WorkerState] = []
         self._has_group = False
@@ -171,7 +179,8 @@ class InferCluster:
     async def close(self) -> None:
         """Stop the workers; whoever still waits for a completion gets WorkerError. Safe to call twice."""
         self._fail(WorkerError("the engine was closed"))
-        tasks = [*self._restarts, *(task for worker in self._states for task in worker.tasks)]
+        joining = [self._joining] if self._joining else []
+        tasks = [*self._restarts, *joining, *(task for worker in self._states for task in worker.tasks)]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -244,6 +253,8 @@ class InferCluster:
         return affinity.worker
 
     def _start_tasks(self) -> None:
+        if self._max_workers > len(self._states) and self._joining is None:
+            self._joining = asyncio.create_task(self._join_loop())
         for worker in self._states:
             if not worker.tasks:
                 worker.tasks = [asyncio.create_task(self._send_loop(worker)), asyncio.create_task(self._receive_loop(worker))]
@@ -318,7 +329,7 @@ class InferCluster:
             worker.load -= 1
             pending.worker = self._route(pending.request.prompt_ids)
             self._dispatch(pending)
-        restart = asyncio.create_task(self._restart(worker))
+        restart = asyncio.create_task(self._let_go(worker) if worker.has_joined else self._restart(worker))
         self._restarts.add(restart)
         restart.add_done_callback(self._restarts.discard)
 
@@ -344,9 +355,45 @@ class InferCluster:
         for task in gone.tasks:
             task.cancel()
         self._states[gone.rank] = fresh
+        self._start_tasks()
         self._reported.pop(gone.rank, None)
         since = "with the next push of weights" if fresh.needs_weights else "at once"
         log.warning("engine[%d] was started anew: it serves again %s", gone.rank, since)
+
+    async def _join_loop(self) -> None:
+        """Again and again: engines where there is room, until too many in a row could not be started."""
+        num_in_vain = 0
+        while num_in_vain < MAX_RESTARTS:
+            await asyncio.sleep(JOIN_PAUSE_S)
+            num_here = sum(not (worker.is_dead and worker.has_joined) for worker in self._states)
+            try:
+                outcomes = await self._workers.join(self._max_workers - num_here)
+            except RerollError as error:
+                log.warning("engines could not join: %s", error)
+                num_in_vain += 1
+                continue
+            for outcome in outcomes:
+                self._welcome(outcome)
+                num_in_vain = 0 if outcome is None else num_in_vain + 1
+        log.warning("no more engines join: %d in a row could not be started", num_in_vain)
+
+    def _welcome(self, error: RerollError | None) -> None:
+        """The next rank was tried: it has joined, unless for an error."""
+        worker = WorkerState(
+            len(self._states), has_joined=True, is_dead=error is not None, needs_weights=self._has_pushed_weights
+        )
+        self._states.append(worker)
+        if error is not None:
+            log.warning("engine[%d] could not join: %s", worker.rank, error)
+            return
+        self._start_tasks()
+        since = "with the next push of weights" if worker.needs_weights else "at once"
+        log.warning("engine[%d] has joined: it serves %s", worker.rank, since)
+
+    async def _let_go(self, worker: WorkerState) -> None:
+        for task in worker.tasks:
+            task.cancel()
+        await self._workers.leave(worker.rank)
 
     def _fail(self, error: RerollError) -> None:
         self._failure = self._failure or error

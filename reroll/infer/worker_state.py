@@ -30,6 +30,8 @@ class WorkerState:
     """Its process is gone, and its requests were sent to the others."""
     needs_weights: bool = False
     """It was restarted and holds the weights of the model folder: it serves again from the next push on."""
+    has_joined: bool = False
+    """It came while the run went on, and is let go when it dies."""
     load: int = 0
     """Requests sent or queued whose answer is awaited."""
     has_load: asyncio.Event = field(default_factory=asyncio.Event)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reroll.observe.files import UNFINISHED_PREFIX, explained
-from reroll.observe.trajectory_bytes import ID_BYTES, decode_floats, decode_ids, encode_floats, encode_id_array
+from reroll.observe.trajectory_bytes import ID_BYTES, decode_floats, decode_ids, encode_float_array, encode_id_array
 from reroll.types import Completion, FinishReason, PartialCompletion, Request, Versions
 
 IN_FLIGHT = "in-flight.tokens"
@@ -226,7 +226,7 @@ class PartialSamples:
                 yield from turns.items()
 
     def _write(self, file: BinaryIO, rows: _RowBuffer) -> None:
-        is_exact, logprobs = encode_floats(np.concatenate(rows.logprobs))
+        is_exact, logprobs = encode_float_array(np.concatenate(rows.logprobs))
         ids, names = encode_id_array(np.concatenate(rows.ids)), "\n".join(rows.names).encode()
         head = _HEAD.pack(len(rows.names), len(names), len(ids) // ID_BYTES, not is_exact)
         table = np.array(rows.rows, dtype=_ROW_TYPE).tobytes()

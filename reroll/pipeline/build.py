@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from reroll.config.algorithm import OwnCriticConfig, SharedCriticConfig
+from reroll.config.elastic import begin_elastic
 from reroll.config.tree import RlvrConfig
 from reroll.data.sources import load_eval, load_train
 from reroll.infer.cluster import InferCluster
@@ -69,7 +70,7 @@ async def build_rlvr(config: RlvrConfig, *, folder: Path, code_folder: Path, att
     _check_vocabularies(config)
     async with AsyncExitStack() as stack:
         runtime = await stack.enter_async_context(make_runtime(config.runtime))
-        config = assign_devices(config, num_gpus=runtime.num_gpus)
+        config = assign_devices(begin_elastic(config, runtime.devices), num_gpus=runtime.num_gpus)
         episode_runner = await stack.enter_async_context(open_episode_runner(config, runtime, code_folder, run_folder=folder))
         policy = await _policy(config, runtime)
         weights = _weight_sync(config, runtime, policy, episode_runner.engine, folder)
@@ -114,7 +115,7 @@ async def build_replay(config: RlvrConfig, *, folder: Path, draw: bool) -> Async
     _check_vocabularies(config)
     async with AsyncExitStack() as stack:
         runtime = await stack.enter_async_context(make_runtime(config.runtime))
-        config = assign_devices(config, num_gpus=runtime.num_gpus)
+        config = assign_devices(begin_elastic(config, runtime.devices), num_gpus=runtime.num_gpus)
         policy, engine, weights = await _policy(config, runtime), None, None
         devices = DeviceMap({"policy": train_devices(runtime, config.policy)})
         if draw:

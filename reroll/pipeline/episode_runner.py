@@ -193,4 +193,4 @@ async def spawn_engine(runtime: Runtime, engine: EngineConfig, policy: PolicyCon
         external=engine if isinstance(engine, ExternalEngineConfig) else None,
         reads_again=engine.reads_again,
     )
-    return InferCluster(workers)
+    return InferCluster(workers, max_workers=engine.max_workers or 0)

@@ -77,7 +77,8 @@ def finished_before(folder: RunFolder, num_steps: int) -> tuple[Checkpoint, dict
 def sampling_fingerprint(config: PipelineConfig) -> str:
     """Equal for configs that draw the same samples from the same checkpoint, wherever they run and whatever they log."""
     elsewhere = {"run", "checkpoint", "eval", "runtime", "cluster", "reward_workers", "env_workers"}
-    deciding = config.model_dump(mode="json", exclude={**dict.fromkeys(elsewhere, True), "engine": {"report_every"}})
+    places = {"report_every", "devices", "num_workers", "max_workers"}
+    deciding = config.model_dump(mode="json", exclude={**dict.fromkeys(elsewhere, True), "engine": places})
     deciding["run"] = {"seed": config.run.seed, "steps": config.run.steps}  # Learning rates may depend on how many there are.
     return hashlib.sha256(json.dumps(deciding, sort_keys=True, default=str).encode()).hexdigest()[:16]
 

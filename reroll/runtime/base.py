@@ -125,6 +125,18 @@ class Workers(ABC, Generic[W]):
     @abstractmethod
     async def _restart(self, rank: int) -> None: ...
 
+    async def join(self, at_most: int) -> list[RerollError | None]:
+        """Build more workers, as these were spawned, in places that nobody has: on a cluster that has grown, or has room.
+
+        They get the ranks from `size` on, which grows by as many as were tried. For each: what kept it from being built, or
+        None. A machine of its own does not grow.
+        """
+        return []
+
+    async def leave(self, rank: int) -> None:
+        """End a worker that has joined, for good: its place is free for another. Calls to it give WorkerDied."""
+        raise NotImplementedError("nobody joins here")
+
     def _expect_one_each(self, shards: Sequence[object]) -> None:
         if len(shards) != self.size:
             raise ValueError(f"scatter needs one shard per worker: got {len(shards)} shards for {self.size} workers")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from reroll.config.algorithm import OwnCriticConfig
 from reroll.config.base import Node
 from reroll.config.cluster import ClusterConfig
+from reroll.config.elastic import begin_elastic
 from reroll.config.host import parse_devices
 from reroll.config.parts import EngineConfig, ExternalEngineConfig, LocalRuntimeConfig, ModelConfig, PolicyConfig
 from reroll.config.pipeline import PipelineConfig
@@ -32,6 +34,9 @@ _MIN_RUNNING = 8
 
 def best_plan(config: PipelineConfig, cluster: ClusterConfig) -> Plan:
     """The fastest map that fits among those that the config leaves open with `auto`; if none fits, the one nearest to it."""
+    if isinstance(config, RlvrConfig):
+        num_gpus = 0 if cluster.has_only_cpus else cluster.num_devices
+        config = begin_elastic(config, partial(parse_devices, num_gpus=num_gpus, nodes=cluster.gpu_nodes))
     plans = [make_plan(candidate, cluster) for candidate in candidates(config, cluster)]
     fitting = [plan for plan in plans if plan.fits]
     if not fitting:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any, NamedTuple
 
 import ray
-from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from reroll.config.cluster import DEVICES
@@ -86,11 +87,11 @@ class GpuPlaces:
         self._places: dict[int, Place] = {}
         self._given: set[int] = set()
 
-    def find(self, seat: Sequence[str], *, role: str) -> Place:
-        """The place of a worker on one GPU, or on several of one node. Raises RerollError where there is none."""
+    def find(self, seat: Sequence[str], *, role: str, timeout_s: float | None = None) -> Place:
+        """The place of a worker on one GPU, or on several of one node. Raises RerollError where there is none in time."""
         indices = [int(device) for device in seat]
         if any(index not in self._places for index in indices):
-            self._reserve_node_of(indices, role=role)
+            self._reserve_node_of(indices, role=role, timeout_s=timeout_s or self._timeout_s)
         places = [self._places[index] for index in indices]
         if len({place.node_id for place in places}) > 1:
             raise self._torn(indices, role=role)
@@ -103,13 +104,27 @@ class GpuPlaces:
         live = {node.node_id for node in live_gpu_nodes()}
         if place.node_id is None or place.node_id in live:
             return place
-        first, num_gpus = 0, len(place.gpu_ids)
-        for node in self._row():
-            spare = [index for index in range(first, first + node.gpus.num_gpus) if index not in self._given]
-            if node.node_id in live and len(spare) >= num_gpus:
-                return self.find([str(index) for index in spare[:num_gpus]], role=role)
-            first += node.gpus.num_gpus
+        num_gpus = len(place.gpu_ids)
+        for seat in self._spare_seats(num_gpus, live):
+            return self.find(seat, role=role)
         raise NoRoom(f"the node of a worker of {role} is lost, and no other has {num_gpus} spare GPUs")
+
+    def spare(self, at_most: int, *, num_gpus: int, role: str, timeout_s: float) -> list[Place]:
+        """Places of so many GPUs each that no worker has been given, and that no other job holds."""
+        places: list[Place] = []
+        for seat in self._spare_seats(num_gpus, {node.node_id for node in live_gpu_nodes()}):
+            if len(places) < at_most:
+                with suppress(NoRoom):
+                    places.append(self.find(seat, role=role, timeout_s=timeout_s))
+        return places
+
+    def give_back(self, place: Place) -> None:
+        """What a worker had is spare again."""
+        self._given -= {
+            index
+            for index, known in self._places.items()
+            if known.node_id == place.node_id and known.gpu_ids[0] in place.gpu_ids
+        }
 
     def free(self) -> None:
         """Give every GPU back."""
@@ -119,13 +134,23 @@ class GpuPlaces:
         self._places.clear()
         self._given.clear()
 
+    def _spare_seats(self, num_gpus: int, live: Collection[str]) -> list[list[str]]:
+        """GPUs of live nodes that no worker has been given, so many of one node at a time."""
+        seats, first = [], 0
+        for node in self._row():
+            spare = [str(index) for index in range(first, first + node.gpus.num_gpus) if index not in self._given]
+            if node.node_id in live:
+                seats += [spare[start : start + num_gpus] for start in range(0, len(spare) - num_gpus + 1, num_gpus)]
+            first += node.gpus.num_gpus
+        return seats
+
     def _row(self) -> list[NodeGpus]:
         """Every node in the order of indices. Lost ones keep theirs, and new ones come last: an index never changes hands."""
         known = {node.node_id for node in self._nodes}
         self._nodes += [node for node in live_gpu_nodes() if node.node_id not in known]
         return self._nodes
 
-    def _reserve_node_of(self, indices: Sequence[int], *, role: str) -> None:
+    def _reserve_node_of(self, indices: Sequence[int], *, role: str, timeout_s: float) -> None:
         first = 0
         for node_id, gpus in self._row():
             inside = [index for index in indices if first <= index < first + gpus.num_gpus]
@@ -133,7 +158,7 @@ class GpuPlaces:
                 raise self._torn(indices, role=role)
             if inside:
                 what = f"the {gpus.num_gpus} GPUs of node {node_id}"
-                group = reserve([{"GPU": 1}] * gpus.num_gpus, what=what, timeout_s=self._timeout_s, node_id=node_id)
+                group = reserve([{"GPU": 1}] * gpus.num_gpus, what=what, timeout_s=timeout_s, node_id=node_id)
                 self._groups.append(group)
                 for offset, (bundle, gpu_id) in enumerate(_bundles_by_gpu_id(group, gpus.num_gpus)):
                     self._places[first + offset] = Place(group, bundle, "cuda:0", node_id, (gpu_id,))
@@ -159,6 +184,19 @@ def _bundles_by_gpu_id(group: Any, num_bundles: int) -> list[tuple[int, str]]:
     strategies = [PlacementGroupSchedulingStrategy(group, index) for index in range(num_bundles)]
     ids = ray.get([probe.options(num_cpus=0, num_gpus=1, scheduling_strategy=strategy).remote() for strategy in strategies])
     return sorted(enumerate(ids), key=lambda found: (len(found[1]), found[1]))
+
+
+def spare_cpus(taken: Sequence[Place], at_most: int, *, what: str, timeout_s: float) -> list[Place]:
+    """A place on each live node that has none of those taken, and a CPU to spare."""
+    nodes = {node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")}
+    nodes -= {place.node_id or placement_group_table(place.group)["bundles_to_node_id"][place.index] for place in taken}
+    places: list[Place] = []
+    for node_id in sorted(nodes):
+        if len(places) < at_most:
+            with suppress(NoRoom):
+                group = reserve([{"CPU": 1}], what=what, timeout_s=timeout_s, node_id=node_id)
+                places.append(Place(group, 0, "cpu", node_id))
+    return places
 
 
 def reserve(bundles: list[dict[str, float]], *, what: str, timeout_s: float, node_id: str | None = None) -> Any:

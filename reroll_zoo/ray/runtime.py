@@ -7,17 +7,20 @@ import gc
 import logging
 import os
 import pickle
+import signal
 import sys
 import time
 import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Concatenate
 
 import ray
 from ray.exceptions import OutOfMemoryError, RayActorError, RayError
 from ray.util.placement_group import remove_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from reroll.config.select import GpuNode
 from reroll.errors import RerollError, WorkerDied, WorkerError
@@ -33,9 +36,9 @@ from reroll.runtime.cores import core_watch
 from reroll.runtime.cpu import OMP, keep_freed_memory, torch_threads
 from reroll.runtime.devices import num_usable_cores
 from reroll.runtime.failures import Raised, gather_all, guarded
-from reroll.runtime.watchdog import Waits, end_if_it_hangs, print_stacks_when_asked
+from reroll.runtime.watchdog import NUM_LOOKS, Waits, end_if_it_hangs, is_stopped, print_stacks_when_asked
 from reroll_zoo.ray.config import RayRuntimeConfig
-from reroll_zoo.ray.places import GpuPlaces, Place, live_gpu_nodes, reserve
+from reroll_zoo.ray.places import GpuPlaces, Place, live_gpu_nodes, reserve, spare_cpus
 
 MIN_LOGICAL_CPUS = 4
 """Roles on a small machine share its cores: Ray must not refuse the third actor of a laptop."""
@@ -47,8 +50,12 @@ STOP_TIMEOUT_S = 5.0
 """How long a worker may take to close before its process is killed."""
 REVIVAL_TIMEOUT_S = 30.0
 """How long to wait for room for a worker that is started anew."""
+SPARE_TIMEOUT_S = 5.0
+"""How long to wait for room that looks free for a worker that may join: another job may have it."""
 REVIVAL_POLL_S = 1.0
 """Between two looks for it."""
+WATCH = "watch"
+"""The thread of an actor that only says that it is there."""
 _NODE_DIED = "its node has died"
 """Ray's words for it, which it tells in no other way."""
 
@@ -98,8 +105,33 @@ class RayRuntime(Runtime):
         ]
         # Pickled here and not by Ray, so that an actor can set its number of threads before torch is unpickled.
         recipe = ray.put((search_path(), ray.cloudpickle.dumps((worker_class, args, kwargs))))
-        workers: RayWorkers[W] = RayWorkers(actors, group, again=partial(self._again, recipe))
-        return await self._once_built(workers, workers.build(recipe))
+        again = partial(self._again, recipe)
+        workers: RayWorkers[W] = RayWorkers(actors, group, recipe, again=again, more=self._more, give_back=self._give_back)
+        return await self._once_built(workers, workers.build())
+
+    async def _more(self, actors: Sequence[_Handle], at_most: int) -> list[_Handle]:
+        """Actors for more workers like these, in places that nobody has."""
+        try:
+            places = await asyncio.to_thread(self._spare_places, actors, at_most)
+        except RayError as error:
+            raise RerollError(f"Ray does not say where there is room: {error}") from None
+        infos = [replace(actors[0].info, rank=len(actors) + number) for number in range(len(places))]
+        return [_Handle(info, place, actors[0].placement, waits=self._waits) for info, place in zip(infos, places, strict=True)]
+
+    def _spare_places(self, actors: Sequence[_Handle], at_most: int) -> list[Place]:
+        """Spare GPUs if these have GPUs; else one place on each node that has none of them."""
+        role, first = actors[0].info.role, actors[0].place
+        if first.device != "cpu":
+            return self._gpus.spare(at_most, num_gpus=len(first.gpu_ids), role=role, timeout_s=SPARE_TIMEOUT_S)
+        taken = [actor.place for actor in actors if not actor.has_left]
+        return spare_cpus(taken, at_most, what=f"role {role}", timeout_s=SPARE_TIMEOUT_S)
+
+    def _give_back(self, place: Place) -> None:
+        """The place of a worker that had joined."""
+        if place.device != "cpu":
+            self._gpus.give_back(place)
+        elif ray.is_initialized():
+            remove_placement_group(place.group)
 
     async def _again(self, recipe: Any, gone: _Handle) -> _Handle:
         """Another actor for the worker of one that is gone."""
@@ -149,16 +181,27 @@ class RayRuntime(Runtime):
 class RayWorkers(Workers[W]):
     """Workers in actors."""
 
-    def __init__(self, actors: Sequence[_Handle], group: Any, *, again: Callable[[_Handle], Awaitable[_Handle]]) -> None:
-        """`again` makes another actor for the worker of one that is gone."""
+    def __init__(
+        self,
+        actors: Sequence[_Handle],
+        group: Any,
+        recipe: Any,
+        *,
+        again: Callable[[_Handle], Awaitable[_Handle]],
+        more: Callable[[Sequence[_Handle], int], Awaitable[list[_Handle]]],
+        give_back: Callable[[Place], None],
+    ) -> None:
+        """`again` makes another actor for the worker of one that is gone; `more`, actors beside these, so many at most, whose
+        places are given back when they leave."""
         super().__init__(len(actors))
         self._actors = list(actors)
-        self._group = group
-        self._again = again
+        self._num_spawned = len(actors)
+        self._group, self._recipe = group, recipe
+        self._again, self._more, self._give_back = again, more, give_back
 
-    async def build(self, recipe: Any) -> None:
+    async def build(self) -> None:
         """Make every worker, each in its actor."""
-        await gather_all([actor.build(recipe) for actor in self._actors])
+        await gather_all([actor.build(self._recipe) for actor in self._actors])
 
     def broadcast(self, method: Callable[Concatenate[W, P], T], *args: P.args, **kwargs: P.kwargs) -> Calls[T]:
         # Stored once and read by every actor; passed directly, large arguments would be stored once per actor.
@@ -187,8 +230,38 @@ class RayWorkers(Workers[W]):
             actor.kill()
         self._actors[rank] = actor
 
+    async def join(self, at_most: int) -> list[RerollError | None]:
+        made = await self._more(self._actors, at_most)
+        first = self.size
+        self._actors += made
+        self._num_lives += [1] * len(made)
+        self.size += len(made)
+        return await asyncio.gather(*(self._built(rank) for rank in range(first, self.size)))
+
+    async def _built(self, rank: int) -> RerollError | None:
+        actor = self._actors[rank]
+        try:
+            await asyncio.wait_for(actor.started(), REVIVAL_TIMEOUT_S)
+            await actor.build(self._recipe)
+            return None
+        except TimeoutError:
+            error = RerollError(f"Ray has not started {actor.name} within {REVIVAL_TIMEOUT_S:g} s")
+        except RerollError as failure:
+            error = failure
+        await self.leave(rank)
+        return error
+
+    async def leave(self, rank: int) -> None:
+        actor = self._actors[rank]
+        if not actor.has_left:
+            actor.has_left = True
+            actor.kill()
+            self._give_back(actor.place)
+
     async def stop(self, *, at_once: bool = False) -> None:
         await asyncio.gather(*(actor.stop(at_once=at_once) for actor in self._actors))
+        for rank in range(self._num_spawned, self.size):
+            await self.leave(rank)
         group, self._group = self._group, None
         if group is not None and ray.is_initialized():
             remove_placement_group(group)
@@ -201,8 +274,17 @@ class _Handle:
         self._waits, self._is_watched = waits, not placement.runs_user_code  # Which has time limits of its own.
         self.name = f"{info.role}[{info.rank}]"
         self.info, self.place, self.placement = info, place, placement
-        self.is_stopped = False
-        actor_class = ray.remote(_Actor).options(max_concurrency=placement.concurrency, **place.options())
+        self.is_stopped = self.has_left = False
+        self._num_calls = 0
+        """That somebody waits for."""
+        self._watch: asyncio.Task[None] | None = None
+        self._home: tuple[str, int] | None = None
+        """Its node and process, once its worker is built."""
+        self._end: str | None = None
+        """What became of it, if it was ended from here."""
+        actor_class = ray.remote(concurrency_groups={WATCH: 1})(_Actor).options(
+            max_concurrency=placement.concurrency, **place.options()
+        )
         watchdog_s = waits.limit_s if self._is_watched else None
         self._actor = actor_class.remote(info, os.environ.get(OMP), place.gpu_ids, placement.runs_user_code, watchdog_s)
 
@@ -212,11 +294,13 @@ class _Handle:
 
     def kill(self) -> None:
         """End its process now; harmless if it has ended."""
-        ray.kill(self._actor)
+        if ray.is_initialized():
+            ray.kill(self._actor)
 
-    def build(self, recipe: Any) -> Awaitable[None]:
+    async def build(self, recipe: Any) -> None:
         """Make the worker inside the actor."""
-        return self._result(self._actor.build.remote(recipe), "its start")
+        await self._result(self._actor.build.remote(recipe), "its start")
+        self._home = await self._result(self._actor.where.remote(), "its start")
 
     def call(self, method: Callable[..., Any], arguments: Any) -> Awaitable[Any]:
         """Send a call now; its result is awaited."""
@@ -244,7 +328,7 @@ class _Handle:
             log.warning("worker %s failed to close: %s", self.name, error)
 
     async def _result(self, reference: Any, what: str) -> Any:
-        wait = self._waits.begin(self.name, what)
+        wait = self._begin(what)
         try:
             outcome = await reference
         except (RayActorError, OutOfMemoryError) as error:
@@ -252,14 +336,41 @@ class _Handle:
         except RayError as error:
             raise WorkerError(f"a call to worker {self.name} could not be carried: {error}") from None
         finally:
-            self._waits.end(wait)
+            self._is_over(wait)
         if isinstance(outcome, Raised):
             raise outcome.as_error()
         return outcome
 
+    def _begin(self, what: str) -> int:
+        self._num_calls += 1
+        if self._num_calls == 1 and self._is_watched and self._home and self._waits.limit_s is not None:
+            self._watch = asyncio.create_task(self._look_whether_it_answers(self._waits.limit_s, *self._home))
+        return self._waits.begin(self.name, what)
+
+    def _is_over(self, wait: int) -> None:
+        self._waits.end(wait)
+        self._num_calls -= 1
+        if not self._num_calls and self._watch is not None:
+            self._watch.cancel()
+
+    async def _look_whether_it_answers(self, limit_s: float, node_id: str, pid: int) -> None:
+        """While somebody waits for it: one that a signal has stopped cannot end itself, and is ended when the limit is over."""
+        try:
+            while True:
+                await asyncio.wait_for(self._actor.where.remote(), limit_s)
+                await asyncio.sleep(limit_s / NUM_LOOKS)
+        except TimeoutError:
+            self._waits.tell(self.name)
+            self._end = f"was stopped by a signal, or its node is out of reach: it did not answer within {limit_s:g} s"
+            self.kill()  # Ray asks the process itself to end, which one that is stopped does not hear.
+            on_its_node = NodeAffinitySchedulingStrategy(node_id, soft=False)
+            ray.remote(_kill_stopped).options(num_cpus=0, scheduling_strategy=on_its_node).remote(pid)
+        except RayError:
+            return  # It is gone: whoever waits for it is told.
+
     def _died(self, error: RayError) -> WorkerDied:
-        how = "was killed, ran out of memory or crashed, or its node was lost"
-        if self._is_watched and self._waits.may_hang(self.name):
+        how = self._end or "was killed, ran out of memory or crashed, or its node was lost"
+        if self._end is None and self._is_watched and self._waits.may_hang(self.name):
             self._waits.tell(self.name)
             how = f"hung in {self._waits.of(self.name)} and ended itself, its stacks in Ray's log of it; or {how}"
         return WorkerDied(
@@ -312,6 +423,11 @@ class _Actor:
         args, kwargs = arguments
         return self._guard(lambda: getattr(self._worker, method_name)(*args, **kwargs))
 
+    @ray.method(concurrency_group=WATCH)  # type: ignore[untyped-decorator]
+    def where(self) -> tuple[str, int]:
+        """Its node and process. Answered beside whatever it does."""
+        return ray.get_runtime_context().get_node_id(), self._pid
+
     def close(self) -> Any:
         close = getattr(self._worker, "close", None)
         return self._guard(close) if close is not None else None
@@ -321,6 +437,12 @@ class _Actor:
         if os.getpid() != self._pid:
             os._exit(1)  # A fork of the worker's that came back here: the original answers.
         return outcome
+
+
+def _kill_stopped(pid: int) -> None:
+    """On the node of a process."""
+    if is_stopped(pid):
+        os.kill(pid, signal.SIGKILL)
 
 
 def _set_threads(num_threads: str | None, *, num_workers: int) -> None:

@@ -36,6 +36,7 @@ class ScriptedWorkers(Workers[InferWorker]):
         self.errors = {}
         self.revivals = collections.Counter()
         self.has_room = True
+        self.arrivals, self.left = [], []
         self.stopped = False
 
     async def one(self, rank, method, commands=(), *, wait_s=0.0, **_):
@@ -73,6 +74,17 @@ class ScriptedWorkers(Workers[InferWorker]):
         if not self.has_room:
             raise RerollError("no room")
         self.errors.pop(rank, None)
+
+    async def join(self, at_most):
+        outcomes, self.arrivals = self.arrivals[:at_most], self.arrivals[at_most:]
+        for _ in outcomes:
+            self.commands.append([])
+            self.events.append(asyncio.Queue())
+        self.size += len(outcomes)
+        return outcomes
+
+    async def leave(self, rank):
+        self.left.append(rank)
 
     async def stop(self, *, at_once=False):
         self.stopped = True
@@ -458,3 +470,62 @@ async def test_real_workers_generate_pause_and_take_weights(folder):
         stats = cluster.stats()
         assert stats["engine/tokens"].value >= 24 * 5
         await cluster.close()
+
+
+async def until(condition):
+    while not condition():
+        await asyncio.sleep(0.001)
+
+
+async def test_an_engine_that_joins_serves_from_the_next_push_on_and_is_let_go_when_it_dies(monkeypatch):
+    monkeypatch.setattr("reroll.infer.cluster.JOIN_PAUSE_S", 0.001)
+    workers = ScriptedWorkers(1)
+    cluster = InferCluster(workers, max_workers=2)
+    await cluster.load_weights({}, version=0)
+    await cluster.generate(ask("first"))
+    workers.arrivals = [None, None]
+    await until(lambda: workers.size == 2)
+    assert len(workers.arrivals) == 1, "there may be two"
+    await cluster.generate(ask("second", prompt=(7,)))
+    assert not workers.commands[1], "it holds no weights of the policy yet"
+    await cluster.load_weights({}, version=1)
+    workers.answers = False
+    tasks = [asyncio.create_task(cluster.generate(ask(name, prompt=(number,)))) for number, name in enumerate("abcd")]
+    await until(lambda: len(workers.commands[1]) == 2)
+    assert cluster.stats()["engine/alive"].value == 2
+    workers.answers = True
+    workers.errors[1] = WorkerDied("its node went", how="died")
+    workers.events[1].put_nowait(Failed("nobody", "wakes the one who waits"))
+    await until(lambda: workers.size == 3)
+    assert workers.left == [1]
+    assert sum(isinstance(command, Submit) for command in workers.commands[0]) == 6, "its requests went to the other"
+    for command in workers.commands[0][2:]:
+        workers.events[0].put_nowait(Finished(command.request.id, completion(1)))
+    assert len(await asyncio.gather(*tasks)) == 4
+    await cluster.close()
+
+
+async def test_engines_that_cannot_be_started_are_not_tried_for_ever(monkeypatch, caplog):
+    monkeypatch.setattr("reroll.infer.cluster.JOIN_PAUSE_S", 0.001)
+    workers = ScriptedWorkers(1)
+    cluster = InferCluster(workers, max_workers=9)
+    workers.arrivals = [RerollError("no such driver")] * 20
+    await cluster.generate(ask("first"))
+    await until(lambda: "no more engines join" in caplog.text)
+    assert await cluster.generate(ask("second", prompt=(7,)))
+    await cluster.close()
+
+
+async def test_a_cluster_that_does_not_say_where_there_is_room_ends_joining_and_not_the_run(monkeypatch, caplog):
+    async def unreachable(at_most):
+        raise RerollError("nobody answers")
+
+    monkeypatch.setattr("reroll.infer.cluster.JOIN_PAUSE_S", 0.001)
+    workers = ScriptedWorkers(1)
+    monkeypatch.setattr(workers, "join", unreachable)
+    cluster = InferCluster(workers, max_workers=9)
+    await cluster.generate(ask("first"))
+    await until(lambda: "no more engines join" in caplog.text)
+    assert "engines could not join: nobody answers" in caplog.text
+    assert await cluster.generate(ask("second", prompt=(7,)))
+    await cluster.close()
