@@ -1,6 +1,7 @@
 """Writes docs/models.md: what each family of models does here, measured on a tiny random model of it.
 
-Run: python scripts/model_families.py (ten minutes on two busy cores). The quick tests hold some families to it, the slow ones all.
+Run: python scripts/model_families.py (five to ten minutes on two busy cores).
+The quick tests hold some families to it, the slow ones all.
 """
 
 from __future__ import annotations
@@ -182,7 +183,7 @@ def _training_gaps(ours: PreTrainedModel, plain: PreTrainedModel) -> tuple[float
     for logp in (got, want):
         logp.gather(1, ids[:, None]).sum().backward()
     shares = [_share(*pair) for pair in zip(ours.parameters(), plain.parameters(), strict=True)]
-    return float((got - want).abs().max()), max(shares)
+    return float((got - want).detach().abs().max()), max(shares)
 
 
 def _share(ours: Tensor, plain: Tensor) -> float:
@@ -226,8 +227,8 @@ def page(measured: Mapping[str, Measured]) -> str:
     lines = [
         "# Models",
         "",
-        f"Written by `scripts/model_families.py` with transformers {version}: a tiny random model of each family (three layers, fp32,",
-        "on a CPU; windows shorter than the sequences) beside Hugging Face's own with eager attention. The largest gaps:",
+        f"Written by `scripts/model_families.py` with transformers {version}: a tiny random model of each family (three layers,",
+        "fp32, on a CPU; windows shorter than the sequences) beside Hugging Face's own with eager attention. The largest gaps:",
         "",
         "- *packed*: log-probs of sequences packed into one row, as they are trained on, against each alone",
         "- *gradient*: of these log-probs, of every weight, as a share of its largest entry",
@@ -239,11 +240,18 @@ def page(measured: Mapping[str, Measured]) -> str:
     ]
     for family, found in taken.items():
         engine = f"{found.engine:.0e} | {found.pushed:.0e} | {found.num_same}"
-        lines.append(
-            f"| {family} | {found.packed:.0e} | {found.gradient:.0e} | {'refused | |' if found.engine_refused else engine} |"
-        )
-    lines += ["", "A family that is not listed may work: `train/sampler_gap_current` of a first step tells, and `guard` ends a run in which",
-              "engine and trainer disagree.", "", "## Refused", "", "| family | by | what is said |", "|---|---|---|"]  # fmt: skip
+        engine = "refused | |" if found.engine_refused else engine
+        lines.append(f"| {family} | {found.packed:.0e} | {found.gradient:.0e} | {engine} |")
+    lines += [
+        "",
+        "A family that is not listed may work: `train/sampler_gap_current` of a first step tells, and `guard` ends a run in",
+        "which engine and trainer disagree.",
+        "",
+        "## Refused",
+        "",
+        "| family | by | what is said |",
+        "|---|---|---|",
+    ]
     for family, found in measured.items():
         if reason := found.refused or found.engine_refused:
             lines.append(f"| {family} | {'all' if found.refused else 'the embedded engine'} | {reason} |")
@@ -251,6 +259,7 @@ def page(measured: Mapping[str, Measured]) -> str:
 
 
 def main() -> None:
+    """Measure every family, and write the page."""
     warnings.simplefilter("ignore")
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     measured = {}

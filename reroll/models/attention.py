@@ -104,7 +104,8 @@ def check_supported(model: PreTrainedModel) -> None:
     family = model.config.model_type
     if reason := _why_unfit(model):
         raise ModelError(
-            f"models of family {family!r} are not supported, {reason}: use a decoder with plain attention, such as Llama or Qwen3"
+            f"models of family {family!r} are not supported, {reason}: "
+            "use a decoder with plain attention, such as Llama or Qwen3"
         )
 
 

@@ -1,4 +1,4 @@
-"""Families of models beside Hugging Face's own: packed training, gradients, generation, pushed weights; docs/models.md has all."""
+"""Families of models beside Hugging Face's own: packed training, gradients, generation, pushed weights."""
 
 import sys
 from pathlib import Path
