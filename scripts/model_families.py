@@ -227,8 +227,9 @@ def page(measured: Mapping[str, Measured]) -> str:
     lines = [
         "# Models",
         "",
-        f"Written by `scripts/model_families.py` with transformers {version}: a tiny random model of each family (three layers,",
-        "fp32, on a CPU; windows shorter than the sequences) beside Hugging Face's own with eager attention. The largest gaps:",
+        f"Written by `scripts/model_families.py` with transformers {version}: a tiny random model of each family (three",
+        "layers, fp32, on a CPU; windows shorter than the sequences) beside Hugging Face's own with eager",
+        "attention. The largest gaps:",
         "",
         "- *packed*: log-probs of sequences packed into one row, as they are trained on, against each alone",
         "- *gradient*: of these log-probs, of every weight, as a share of its largest entry",
