@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -48,9 +49,11 @@ def supervise(restarts: Restarts) -> None:
     parent, spare = os.getpid(), None
     while True:
         pid = spare.call() if spare else None
-        if pid is None and (pid := _fork()) == 0:
-            _be_controller(parent, before)
-            return
+        if pid is None:
+            pid = _fork()
+            if pid == 0:
+                _be_controller(parent, before)
+                return
         code, spare = _exit_code(pid, stops, restarts)
         if spare and spare.is_me:
             _be_controller(parent, before)
@@ -72,7 +75,7 @@ def _fork() -> int:
     return os.fork()
 
 
-def _be_controller(parent: int, mask: set[signal.Signals]) -> None:
+def _be_controller(parent: int, mask: Iterable[int]) -> None:
     """In a process that `parent` has forked: take signals as a controller does, with this mask."""
     follow_parent(parent)
     signal.signal(signal.SIGINT, lambda *_: None)

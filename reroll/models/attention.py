@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention, softmax
+from torch.nn.functional import pad, scaled_dot_product_attention, softmax
 from transformers import AttentionInterface, PreTrainedModel
 
 from reroll.errors import ModelError
@@ -43,6 +43,15 @@ _IGNORED = {
 
 _SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
 
+_UNFIT = {
+    "diffllama": "each of its layers attends twice",
+    "doge": "its attention masks are learned",
+    "hrm_text": "it runs through its layers several times",
+    "nemotron": "its layers do not pass on what our attention needs",
+    "phimoe": "its sliding windows stand in masks that are not made here",
+}
+"""Families that look like all others and are not."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scoring:
@@ -53,6 +62,8 @@ class Scoring:
     """So many tokens back, itself counted, may be looked at; None: all."""
     softcap: float | None = None
     """Scores are bent to stay within ± this."""
+    sinks: Tensor | None = None
+    """[H] the score of a place that each head may look at beside all others, where there is nothing to see."""
 
 
 class Attention(Protocol):
@@ -91,11 +102,24 @@ def shape_logits(model: PreTrainedModel, output: Tensor) -> Tensor:
 def check_supported(model: PreTrainedModel) -> None:
     """Raise ModelError if some layer of this model does not go through our attention."""
     family = model.config.model_type
-    layers = set(getattr(model.config, "layer_types", None) or ())
-    if not model._supports_attention_backend or not layers <= _SUPPORTED_LAYERS:
+    if reason := _why_unfit(model):
         raise ModelError(
-            f"models of family {family!r} are not supported: use a decoder with plain attention, such as Llama or Qwen3"
+            f"models of family {family!r} are not supported, {reason}: "
+            "use a decoder with plain attention, such as Llama or Qwen3"
         )
+
+
+def _why_unfit(model: PreTrainedModel) -> str:
+    """What keeps a model's layers from our attention; empty if nothing does."""
+    others = set(getattr(model.config, "layer_types", None) or ()) - _SUPPORTED_LAYERS
+    if others:
+        return f"since they have layers of kind {', '.join(sorted(others))}"
+    if any(isinstance(module, nn.Conv1d) for module in model.modules()):
+        return "since their layers carry a state from token to token"
+    if not model._supports_attention_backend:
+        return "since transformers lets nobody replace their attention"
+    reason = _UNFIT.get(model.config.model_type)
+    return f"since {reason}" if reason else ""
 
 
 class PackedAttention:
@@ -142,7 +166,7 @@ class VarlenAttention:
     def takes(value: Tensor, scoring: Scoring) -> bool:
         """Whether the kernel can do this: half precision on CUDA."""
         is_half_on_cuda = value.is_cuda and value.dtype in (torch.bfloat16, torch.float16)
-        return varlen_attn is not None and is_half_on_cuda and scoring.softcap is None
+        return varlen_attn is not None and is_half_on_cuda and scoring.softcap is None and scoring.sinks is None
 
     @staticmethod
     def copies_of_each_key(query: Tensor, key: Tensor) -> int:
@@ -195,7 +219,7 @@ def _padding(bounds: Sequence[int], device: torch.device) -> tuple[list[Tensor],
 
 def _causal(query: Tensor, key: Tensor, value: Tensor, *, scoring: Scoring) -> Tensor:
     """Causal attention of right-padded rows [N, heads, L, D]."""
-    is_plain = scoring.sliding_window is None and scoring.softcap is None
+    is_plain = scoring.sliding_window is None and scoring.softcap is None and scoring.sinks is None
     if is_plain and query.device.type == "cpu":
         # The CPU kernel's backward pass in bf16 takes twice its time in fp32, casts included.
         wide = torch.promote_types(value.dtype, torch.float32)
@@ -209,7 +233,8 @@ def _causal(query: Tensor, key: Tensor, value: Tensor, *, scoring: Scoring) -> T
     offsets = torch.arange(query.shape[2], device=query.device)
     behind = offsets[:, None] - offsets[None, :]
     visible = (behind >= 0) & (behind < (scoring.sliding_window or query.shape[2]))
-    return attend_visible(query, key, value, visible, scoring)
+    sinks = None if scoring.sinks is None else scoring.sinks[:, None, None]
+    return attend_visible(query, key, value, visible, scoring, sinks)
 
 
 def _for_all_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -218,14 +243,24 @@ def _for_all_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, T
     return (key, value) if groups == 1 else (key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1))
 
 
-def attend_visible(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, scoring: Scoring) -> Tensor:
-    """Attention to the keys that `visible` [..., Q, L] (True: may look) allows; the window is in it already."""
+def attend_visible(
+    query: Tensor, key: Tensor, value: Tensor, visible: Tensor, scoring: Scoring, sinks: Tensor | None = None
+) -> Tensor:
+    """Attention to the keys that `visible` [..., Q, L] (True: may look) allows; the window is in it already.
+
+    `sinks` [..., Q or 1, 1] are those of the scoring, by row of the query.
+    """
     softcap = scoring.softcap
-    if softcap is None:
+    if softcap is None and sinks is None:
         return scaled_dot_product_attention(query, key, value, attn_mask=visible, scale=scoring.scaling)
     scores = query @ key.transpose(-1, -2) * scoring.scaling
-    scores = (torch.tanh(scores / softcap) * softcap).masked_fill(~visible, float("-inf"))
-    return softmax(scores.float(), -1).to(value.dtype) @ value
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    scores = scores.masked_fill(~visible, float("-inf")).float()
+    if sinks is None:
+        return softmax(scores, -1).to(value.dtype) @ value
+    with_sinks = torch.cat([scores, sinks.float().expand(*scores.shape[:-1], 1)], -1)
+    return softmax(with_sinks, -1)[..., :-1].to(value.dtype) @ value
 
 
 def _forward(
@@ -238,22 +273,33 @@ def _forward(
     scaling: float,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
     reroll_attention: Attention | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """The function transformers calls in every layer: [1, heads, T, D] in, [1, T, heads, D] out."""
+    """The function transformers calls in every layer: [1, heads, T, D] in, [1, T, heads, D] out.
+
+    Where keys are longer than values, or the reverse, zeros make them equal: they change no score and no sum.
+    """
     if reroll_attention is None:
         raise ModelError("a model loaded by reroll runs through reroll.models.attention.hidden_states, not by calling it")
     if unknown := [name for name, value in others.items() if value is not None and name not in _IGNORED]:
         raise ModelError(
             f"this model's attention needs {', '.join(unknown)}, which reroll does not support: use another family"
         )
+    if attention_mask is not None:
+        raise ModelError("this model makes an attention mask of its own, which reroll does not support: use another family")
+    if s_aux is not None and len(s_aux) != query.shape[1]:
+        raise ModelError(f"{len(s_aux)} attention sinks do not fit {query.shape[1]} heads: set strategy.tp to 1")
+    key_dim, value_dim = key.shape[-1], value.shape[-1]
+    if key_dim != value_dim:
+        query, key, value = (pad(each, (0, max(key_dim, value_dim) - each.shape[-1])) for each in (query, key, value))
     # Not `[0]`: its gradient is a copy, where that of `squeeze` is a view.
     packed = [tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value)]
     layer: int = module.layer_idx  # type: ignore[assignment]
-    scoring = Scoring(scaling=scaling, sliding_window=sliding_window, softcap=softcap)
+    scoring = Scoring(scaling=scaling, sliding_window=sliding_window, softcap=softcap, sinks=s_aux)
     output = reroll_attention.attend(layer, *packed, scoring=scoring)
-    return output.unsqueeze(0), None
+    return output[..., :value_dim].unsqueeze(0), None
 
 
 AttentionInterface.register(IMPLEMENTATION, _forward)

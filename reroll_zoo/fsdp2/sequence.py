@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -98,6 +99,8 @@ class SequenceParallelAttention:
         by_token = self._exchange(by_rank).flatten(0, 1)[: self._num_tokens]
         parts = torch.split(by_token, [tensor[0].numel() // sp for tensor in whole], -1)
         mine = [part.view(self._num_tokens, -1, tensor.shape[2]) for part, tensor in zip(parts, whole, strict=True)]
+        if scoring.sinks is not None:  # Those of this rank's heads.
+            scoring = replace(scoring, sinks=scoring.sinks.view(sp, -1)[self._group.rank()])
         output = self._attention.attend(layer, *mine, scoring=scoring)
         padded = pad(output.flatten(1), (0, 0, 0, sp * width - self._num_tokens))
         by_head = self._exchange(padded.view(sp, width, -1)).transpose(0, 1)

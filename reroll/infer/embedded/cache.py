@@ -5,8 +5,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from reroll.errors import ModelError
+
 LENGTH_BLOCK = 64
 """Lengths grow in multiples of this."""
+
+
+def check_fits(key: Tensor, *, num_heads: int, head_dim: int) -> None:
+    """Raise ModelError unless keys [T, heads, dim] of a layer are as the cache, which is the same for all layers, has them."""
+    if key.shape[1:] != (num_heads, head_dim):
+        raise ModelError(
+            f"this model has a layer with {key.shape[1]} key heads of {key.shape[2]}, where its config tells of {num_heads} of "
+            f"{head_dim}: the embedded engine takes models whose layers are alike (set engine.kind to vllm)"
+        )
 
 
 class SlotCache:
@@ -77,6 +88,7 @@ class SlotCache:
 
     def store(self, layer: int, rows: Tensor, key: Tensor, value: Tensor) -> None:
         """Write keys and values [T, heads, dim] to their `rows`."""
+        check_fits(key, num_heads=self._data.shape[3], head_dim=self._data.shape[5])
         for part, tensor in ((self._data[layer, 0], key), (self._data[layer, 1], value)):
             part.view(-1, part.shape[-1]).index_copy_(0, rows, tensor.to(part.dtype).reshape(-1, part.shape[-1]))
 

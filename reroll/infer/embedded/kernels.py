@@ -84,6 +84,7 @@ def attend(
         scoring.scaling,
         scoring.softcap or 1.0,
         scoring.sliding_window or 0,
+        query if scoring.sinks is None else scoring.sinks,
         query.stride(0),
         query.stride(1),
         tables.stride(0),
@@ -95,6 +96,7 @@ def attend(
         PAGE_SIZE=PAGE,
         HAS_CAP=scoring.softcap is not None,
         HAS_WINDOW=scoring.sliding_window is not None,
+        HAS_SINKS=scoring.sinks is not None,
         # Plain fp32 products stay fp32: the log-probs must be the trainer's.
         PRECISION="ieee" if keys.dtype == torch.float32 else "tf32",
         **options,
@@ -151,6 +153,7 @@ def _attend(
     scaling,
     softcap,
     window,
+    sinks,
     query_token,
     query_head,
     table_row,
@@ -162,6 +165,7 @@ def _attend(
     PAGE_SIZE: tl.constexpr,
     HAS_CAP: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     LOWEST: tl.constexpr = -1.0e30
@@ -189,6 +193,9 @@ def _attend(
 
     highest = tl.full([BLOCK_M], LOWEST, tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
+    if HAS_SINKS:  # As if a place had been seen already, with this score and a value of zero.
+        highest = tl.load(sinks + heads).to(tl.float32)
+        total += 1.0
     mixed = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     offsets = tl.arange(0, PAGE_SIZE)
     low = 0

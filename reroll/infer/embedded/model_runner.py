@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from reroll.errors import ModelError
 from reroll.infer.embedded.packed import PackedLinear, pack_linears, packing_available
 from reroll.infer.hf_weights import WeightChecker
 from reroll.models.attention import Attention, hidden_states, logits
@@ -44,12 +46,16 @@ class ModelRunner:
 
     @property
     def num_kv_heads(self) -> int:
-        return self.model.config.num_key_value_heads  # type: ignore[no-any-return]
+        config = self.model.config  # Families in which heads share no keys do not have the field.
+        return int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
 
     @property
     def head_dim(self) -> int:
-        config = self.model.config  # Families that leave it out divide the hidden size.
-        return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+        config = self.model.config
+        if hasattr(config, "qk_nope_head_dim"):  # Latent attention: keys of two parts, and values of another size.
+            return max(int(config.qk_nope_head_dim + config.qk_rope_head_dim), int(config.v_head_dim))
+        # Families that leave it out divide the hidden size.
+        return int(_same_in_all_layers(config, "head_dim") or config.hidden_size // config.num_attention_heads)
 
     @property
     def device(self) -> torch.device:
@@ -108,3 +114,15 @@ class ModelRunner:
         parameter.data = given.to(device=self.device, dtype=self.dtype)
         self._own -= {name}
         self.address_version += parameter.data_ptr() != before
+
+
+def _same_in_all_layers(config: Any, name: str) -> Any:
+    """A field of the config, None if it has none. Of a family in which it may differ from layer to layer, transformers raises
+    an error of its own."""
+    try:
+        return getattr(config, name, None)
+    except RuntimeError as error:
+        raise ModelError(
+            f"{name} differs between the layers of family {config.model_type!r}: the embedded engine takes models whose layers "
+            "are alike (set engine.kind to vllm)"
+        ) from error

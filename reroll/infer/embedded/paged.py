@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from reroll.infer.embedded.backend import CacheBackend, PendingTokens
+from reroll.infer.embedded.cache import check_fits
 from reroll.infer.embedded.graph_runner import DeviceTokens, GraphRunner, StepTensors
 from reroll.infer.embedded.kernels import PAGE, attend, store
 from reroll.infer.embedded.model_runner import ModelRunner
@@ -280,6 +281,7 @@ class PagedAttention:
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scoring: Scoring) -> Tensor:
         step, (keys, values) = self._step, self._data[layer]
+        check_fits(key, num_heads=keys.shape[2], head_dim=keys.shape[3])
         store(key, value, keys, values, step.rows)
         return attend(
             query,

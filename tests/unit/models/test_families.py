@@ -1,0 +1,44 @@
+"""Families of models beside Hugging Face's own: packed training, gradients, generation, pushed weights."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))  # scripts, no package
+
+from model_families import FAMILIES, measure
+
+REFUSED = {
+    "bamba", "deepseek_v32", "diffllama", "doge", "falcon_h1", "hrm_text", "kimi_linear", "llama4_text", "minimax", "nemotron",
+    "nemotron_h", "phimoe", "qwen3_5_text", "qwen3_next", "recurrent_gemma", "stablelm",
+}  # fmt: skip
+REFUSED_BY_ENGINE = {"gemma4_text", "mimo_v2_flash"}
+QUICK = {"deepseek_v3", "gpt_oss", "gpt_neox", "gemma3_text"}
+"""What no other test has: latent attention, sinks, heads that share no keys, norms of queries under windows."""
+
+
+def families(names):
+    return [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in names]
+
+
+@pytest.mark.parametrize("family", families([name for name in FAMILIES if name not in REFUSED | REFUSED_BY_ENGINE]))
+def test_a_family_trains_and_writes_as_hugging_faces_own_before_and_after_a_push(tmp_path, family):
+    found = measure(family, tmp_path)
+    assert found.agrees, found
+    assert not found.engine_refused
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", sorted(REFUSED_BY_ENGINE))
+def test_a_family_whose_layers_differ_is_trained_and_refused_by_the_embedded_engine(tmp_path, family):
+    found = measure(family, tmp_path)
+    assert found.agrees, found
+    assert "engine.kind" in found.engine_refused
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=[] if name in {"diffllama"} else [pytest.mark.slow]) for name in sorted(REFUSED)]
+)
+def test_a_family_that_would_go_wrong_is_refused_by_name(tmp_path, family):
+    assert family in measure(family, tmp_path).refused
