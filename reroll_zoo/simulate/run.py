@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from reroll.config.parts import RolloutConfig
 from reroll.envs.base import LiveEnv, SingleTurn, StepResult
-from reroll.errors import RewardError
+from reroll.errors import RewardError, TooManyFailures
 from reroll.infer.cluster import InferCluster
 from reroll.observe.journal import Journal
 from reroll.observe.metrics import Stats
@@ -23,13 +23,15 @@ from reroll.rollout.seeds import stable_seed
 from reroll.rollout.token_keeper import TokenKeeper
 from reroll.runtime.devices import DeviceMap
 from reroll.tokens.renderer import Renderer
-from reroll.types import Message, Prompt, SamplingParams, Score, Trajectory
+from reroll.types import Group, Message, Prompt, SamplingParams, Score, Trajectory
 from reroll_zoo.simulate.clock import run_virtually
 from reroll_zoo.simulate.cores import Cores
 from reroll_zoo.simulate.engines import EngineModel, ModelledWorkers
 from reroll_zoo.simulate.workload import Workload
 
 DOMAIN = "simulated"
+MAX_STARTED_STEPS = 100
+"""Steps' worth of samples that one step may start before it is given up."""
 _ASK: Message = {"role": "user", "content": ""}
 
 
@@ -82,6 +84,8 @@ class Outcome:
     """Share of the time that each engine was at work."""
     num_running: float = 0.0
     """Sequences in a step of an engine, on average."""
+    life_s: dict[str, float] = field(default_factory=lambda: {"engines": 0.0, "envs": 0.0, "rewards": 0.0})
+    """Seconds that samples spent with each."""
     max_in_flight: int = 0
     num_devices: int = 1
     controller_s: float = 0.0
@@ -122,13 +126,16 @@ class Outcome:
 
     @property
     def bound(self) -> str:
-        """What a faster step would have to begin with."""
-        parts = {
-            "generation": self.mean("wait_s"),
-            "training": self.mean("train_s"),
-            "push": self.mean("push_s"),
-        }
+        """What a faster step would have to begin with: where it waits for samples, what they spend most of their life in."""
+        longest = max(self.life_s, key=lambda name: self.life_s[name])
+        parts = {longest: self.mean("wait_s"), "trainer": self.mean("train_s"), "push": self.mean("push_s")}
         return max(parts, key=lambda name: parts[name])
+
+    @property
+    def life(self) -> dict[str, float]:
+        """Shares of the samples' time, waiting for each included."""
+        total_s = sum(self.life_s.values())
+        return {name: spent_s / total_s for name, spent_s in self.life_s.items() if spent_s > 0}
 
     @property
     def mean_staleness(self) -> float:
@@ -183,21 +190,26 @@ class _Marks:
 class _ModelledEnv:
     """An environment that takes its time, and ends after as many turns as its seed draws."""
 
-    def __init__(self, workload: Workload, seed: int, slots: asyncio.Semaphore | None) -> None:
-        self._workload, self._seed, self._slots = workload, seed, slots
+    def __init__(self, workload: Workload, seed: int, slots: asyncio.Semaphore | None, life_s: dict[str, float]) -> None:
+        self._workload, self._seed, self._slots, self._life_s = workload, seed, slots, life_s
         self._num_left = max(1, round(workload.turns.of(seed)))
         self._has_slot = False
 
     async def reset(self) -> tuple[Message, ...]:
+        loop = asyncio.get_running_loop()
+        asked_s = loop.time()
         if self._slots is not None:
             await self._slots.acquire()
             self._has_slot = True
         await asyncio.sleep(self._workload.reset_s.of(self._seed))
+        self._life_s["envs"] += loop.time() - asked_s
         return (_ASK,)
 
     async def step(self, action: str) -> StepResult:
         self._num_left -= 1
-        await asyncio.sleep(self._workload.env_s.of(self._seed * 31 + self._num_left))
+        step_s = self._workload.env_s.of(self._seed * 31 + self._num_left)
+        await asyncio.sleep(step_s)
+        self._life_s["envs"] += step_s
         return StepResult(messages=(_ASK,), terminated=self._num_left == 0)
 
     async def close(self) -> None:
@@ -227,14 +239,19 @@ class Simulation:
         self.lengths: dict[str, int] = {}
         """Tokens of the samples in flight that have ended."""
         self.outcome = Outcome(num_devices=system.num_devices)
-        self._num_in_flight = 0
+        self._num_in_flight = self._num_started_before = 0
+        self._has_too_many = asyncio.Event()
 
     async def run(self, num_steps: int) -> Outcome:
         """So many steps, from the first admission to the last release."""
         started_s, cpu_s = self._loop.time(), time.process_time()
         lost = [asyncio.create_task(self._lose(at_s, ranks)) for at_s, ranks in self._system.losses]
-        for step in range(num_steps):
-            await self._step(step)
+        try:
+            for step in range(num_steps):
+                await self._step(step)
+        except BaseException:
+            await self.close()
+            raise
         outcome = self.outcome
         outcome.wall_s = self._loop.time() - started_s
         outcome.controller_s = time.process_time() - cpu_s
@@ -252,7 +269,7 @@ class Simulation:
     async def _step(self, step: int) -> None:
         """As `RlvrPipeline.step`: take, train under the policy's lease, push under the engine's, release."""
         started_s = self._loop.time()
-        groups = await self.rollouts.take(self._rollout.prompts_per_step)
+        groups = await self._take()
         taken_s = self._loop.time()
         num_tokens = sum(self.lengths[one.id] for group in groups for one in group.trajectories)
         num_tokens += round(len(groups) * self._workload.prompt_tokens)
@@ -280,16 +297,41 @@ class Simulation:
             )
         )
 
+    async def _take(self) -> list[Group]:
+        """The next step's groups. Raises TooManyFailures where there will be none: its samples are all filtered."""
+        self._num_started_before = self.outcome.num_started
+        self._has_too_many.clear()
+        taking = asyncio.create_task(self.rollouts.take(self._rollout.prompts_per_step))
+        watching = asyncio.create_task(self._has_too_many.wait())
+        await asyncio.wait((taking, watching), return_when=asyncio.FIRST_COMPLETED)
+        watching.cancel()
+        if not taking.done():
+            taking.cancel()
+            raise TooManyFailures(
+                f"one step started {MAX_STARTED_STEPS} times the samples that it trains on, and still has too few: "
+                "their rewards are nearly always equal, and rollout.drop_zero_variance_groups drops such groups"
+            )
+        return await taking
+
     async def _episode(self, prompt: Prompt, id: str, seed: int) -> Trajectory:
-        env: Any = _ModelledEnv(self._workload, seed, self._slots) if self._has_envs else SingleTurn(prompt)
+        env: Any = (
+            _ModelledEnv(self._workload, seed, self._slots, self.outcome.life_s) if self._has_envs else SingleTurn(prompt)
+        )
         self._num_in_flight += 1
         self.outcome.num_started += 1
+        per_step = self._rollout.prompts_per_step * self._rollout.group_size
+        if self.outcome.num_started - self._num_started_before > MAX_STARTED_STEPS * per_step:
+            self._has_too_many.set()
         self.outcome.max_in_flight = max(self.outcome.max_in_flight, self._num_in_flight)
         seeds: list[int] = []
 
         async def generate(request: Any) -> Any:
             seeds.append(request.sampling.seed)
-            return await self._generate(request)
+            started_s = self._loop.time()
+            try:
+                return await self._generate(request)
+            finally:
+                self.outcome.life_s["engines"] += self._loop.time() - started_s
 
         try:
             trajectory = await play(
@@ -308,6 +350,7 @@ class Simulation:
     async def _score(self, prompt: Prompt, trajectory: Trajectory) -> Score:
         seed = stable_seed(*map(int, trajectory.id.split(".")))
         if (score_s := self._workload.score_s.of(seed)) > 0:
+            self.outcome.life_s["rewards"] += score_s
             await asyncio.sleep(score_s)
         if self._workload.failed and (seed * 0x9E3779B97F4A7C15 >> 20) % 10_000 < self._workload.failed * 10_000:
             raise RewardError("modelled failure")

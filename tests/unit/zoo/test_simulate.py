@@ -91,7 +91,7 @@ def test_an_engine_takes_its_lengths_times_the_time_of_a_step(tmp_path: Path) ->
 
     # Eight samples, four at a time: two rounds of 100 steps at 0.04 s.
     assert outcome.step_s == pytest.approx(8.0 + 0.5)
-    assert outcome.bound == "generation"
+    assert outcome.bound == "engines"
     assert outcome.idle["trainer"] == pytest.approx(1 - 0.5 / 8.5)
 
 
