@@ -1,7 +1,7 @@
 """Whether the simulator is right, and how far it goes: predictions beside measurements; one controller at 8 to 4,096 GPUs.
 
-`overlap` and `long_tail` predict those benchmarks; `run` trains a tiny model asynchronously on this CPU, learns from the journal
-of one setting and predicts another;
+`overlap` and `long_tail` predict those benchmarks; `run` trains a tiny model asynchronously on this CPU, learns from the
+journal of one setting and predicts others;
 `scale` grows the simulated cluster with its batch (weak scaling).
 Run: python benchmarks/simulator.py overlap long_tail run scale
 """

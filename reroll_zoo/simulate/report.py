@@ -57,11 +57,14 @@ def print_outcomes(console: Console, outcomes: Sequence[Compared], *, title: str
     several = len(outcomes) > 1
     if several:
         table.add_column("setting", overflow="fold", min_width=16)
-    for name in columns_of(outcomes[0].outcome):
+    # Beside settings a narrow terminal has no room for the rate, which is the cost per sample the other way round.
+    left_out = {"samples /s"} if several and console.width < 90 else set()
+    for name in (name for name in columns_of(outcomes[0].outcome) if name not in left_out):
         table.add_column(name.replace(" ", "\n"), justify="right", no_wrap=True)
     for compared in outcomes:
         label = [compared.label.replace("rollout.", "")] if several else []
-        table.add_row(*label, *columns_of(compared.outcome).values())
+        cells = columns_of(compared.outcome).items()
+        table.add_row(*label, *(cell for name, cell in cells if name not in left_out))
     console.print(table)
     if len(outcomes) == 1:
         one = outcomes[0].outcome
