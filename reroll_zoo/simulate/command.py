@@ -66,7 +66,7 @@ def simulate(
     given = [*(overrides or ()), *(f"cluster.{key}={value}" for key, value in asked.items() if value is not None)]
     varied = _parse_varied(vary or ())
     if search and not varied:
-        varied = dict(SEARCHED)
+        varied = {key: list(values) for key, values in SEARCHED.items()}
     if page is not None and not page.resolve().parent.is_dir():
         raise ConfigError([Violation("--page", f"{page.parent} is no folder", "give a file in a folder that exists")])
     maker = _Cases(file, given, source, {"lengths": lengths, "turns": turns, "env_s": env_s, "score_s": score_s}, lose)

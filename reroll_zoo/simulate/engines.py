@@ -357,7 +357,8 @@ class ModelledWorkers(Workers[InferWorker]):
         if engine.is_dead:
             raise WorkerDied(f"engine {rank} was lost")
         name = {"sleep": "pause", "wake": "resume"}.get(method.__name__, method.__name__)
-        return await getattr(engine, name)(*args, **kwargs)
+        call: Callable[..., Any] = getattr(engine, name)
+        return await call(*args, **kwargs)
 
     async def _restart(self, rank: int) -> None:
         await asyncio.sleep(self._model.restart_s)

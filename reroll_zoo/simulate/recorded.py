@@ -147,10 +147,9 @@ def _system(config: RlvrConfig, rows: Sequence[dict[str, float]]) -> System:
 
 def _seats(config: RlvrConfig) -> tuple[tuple[tuple[str, ...], ...], tuple[tuple[str, ...], ...]]:
     """Of engines and policy. Where a config left them to the planner, they are taken to be apart."""
-    engine, policy = (("1",), ("0",))
-    if config.engine.devices != "auto" and config.policy.devices != "auto":
-        engine, policy = (parse_devices(role.devices, nodes=1) for role in (config.engine, config.policy))
-    return config.engine.ranks(engine), (policy,)
+    if "auto" in (config.engine.devices, config.policy.devices):
+        return config.engine.ranks(("1",)), (("0",),)
+    return config.engine.ranks(parse_devices(config.engine.devices)), (parse_devices(config.policy.devices),)
 
 
 def fit_decode(rows: Sequence[dict[str, float]], *, max_running: int) -> Callable[[int], float]:

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from reroll.config.parts import RolloutConfig
 from reroll.envs.base import LiveEnv, SingleTurn, StepResult
-from reroll.errors import RewardError, TooManyFailures
+from reroll.errors import RewardError
 from reroll.infer.cluster import InferCluster
 from reroll.observe.journal import Journal
 from reroll.observe.metrics import Stats
@@ -23,15 +23,13 @@ from reroll.rollout.seeds import stable_seed
 from reroll.rollout.token_keeper import TokenKeeper
 from reroll.runtime.devices import DeviceMap
 from reroll.tokens.renderer import Renderer
-from reroll.types import Group, Message, Prompt, SamplingParams, Score, Trajectory
+from reroll.types import Message, Prompt, SamplingParams, Score, Trajectory
 from reroll_zoo.simulate.clock import run_virtually
 from reroll_zoo.simulate.cores import Cores
 from reroll_zoo.simulate.engines import EngineModel, ModelledWorkers
 from reroll_zoo.simulate.workload import Workload
 
 DOMAIN = "simulated"
-MAX_STARTED_STEPS = 100
-"""Steps' worth of samples that one step may start before it is given up."""
 _ASK: Message = {"role": "user", "content": ""}
 
 
@@ -99,7 +97,7 @@ class Outcome:
 
     def mean(self, name: str) -> float:
         """Of a part, over the steady steps."""
-        return sum(getattr(step, name) for step in self.steady) / len(self.steady)
+        return sum(float(getattr(step, name)) for step in self.steady) / len(self.steady)
 
     @property
     def step_s(self) -> float:
@@ -239,8 +237,7 @@ class Simulation:
         self.lengths: dict[str, int] = {}
         """Tokens of the samples in flight that have ended."""
         self.outcome = Outcome(num_devices=system.num_devices)
-        self._num_in_flight = self._num_started_before = 0
-        self._has_too_many = asyncio.Event()
+        self._num_in_flight = 0
 
     async def run(self, num_steps: int) -> Outcome:
         """So many steps, from the first admission to the last release."""
@@ -269,7 +266,7 @@ class Simulation:
     async def _step(self, step: int) -> None:
         """As `RlvrPipeline.step`: take, train under the policy's lease, push under the engine's, release."""
         started_s = self._loop.time()
-        groups = await self._take()
+        groups = await self.rollouts.take(self._rollout.prompts_per_step)
         taken_s = self._loop.time()
         num_tokens = sum(self.lengths[one.id] for group in groups for one in group.trajectories)
         num_tokens += round(len(groups) * self._workload.prompt_tokens)
@@ -297,31 +294,12 @@ class Simulation:
             )
         )
 
-    async def _take(self) -> list[Group]:
-        """The next step's groups. Raises TooManyFailures where there will be none: its samples are all filtered."""
-        self._num_started_before = self.outcome.num_started
-        self._has_too_many.clear()
-        taking = asyncio.create_task(self.rollouts.take(self._rollout.prompts_per_step))
-        watching = asyncio.create_task(self._has_too_many.wait())
-        await asyncio.wait((taking, watching), return_when=asyncio.FIRST_COMPLETED)
-        watching.cancel()
-        if not taking.done():
-            taking.cancel()
-            raise TooManyFailures(
-                f"one step started {MAX_STARTED_STEPS} times the samples that it trains on, and still has too few: "
-                "their rewards are nearly always equal, and rollout.drop_zero_variance_groups drops such groups"
-            )
-        return await taking
-
     async def _episode(self, prompt: Prompt, id: str, seed: int) -> Trajectory:
         env: Any = (
             _ModelledEnv(self._workload, seed, self._slots, self.outcome.life_s) if self._has_envs else SingleTurn(prompt)
         )
         self._num_in_flight += 1
         self.outcome.num_started += 1
-        per_step = self._rollout.prompts_per_step * self._rollout.group_size
-        if self.outcome.num_started - self._num_started_before > MAX_STARTED_STEPS * per_step:
-            self._has_too_many.set()
         self.outcome.max_in_flight = max(self.outcome.max_in_flight, self._num_in_flight)
         seeds: list[int] = []
 

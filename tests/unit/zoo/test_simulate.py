@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from reroll.config.parts import RolloutConfig
-from reroll.errors import ConfigError, TooManyFailures
+from reroll.errors import ConfigError, RerollError
 from reroll.observe.audit import audit
 from reroll.observe.journal import STEPPED, TAKEN, Event, Journal, SampleState, read_journal
 from reroll.rollout.scheduler import RolloutScheduler
@@ -289,7 +289,7 @@ def test_lengths_pick_by_seed_alone() -> None:
 def test_a_run_whose_groups_are_all_filtered_is_given_up(tmp_path: Path) -> None:
     rollout = RolloutConfig(prompts_per_step=2, group_size=2, drop_zero_variance_groups=True)
 
-    with pytest.raises(TooManyFailures, match="drop_zero_variance_groups"):
+    with pytest.raises(RerollError, match="drop_zero_variance_groups"):
         simulate(rollout, workload(rewards=fixed(1)), system(), num_steps=4, folder=tmp_path)
 
 
