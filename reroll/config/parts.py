@@ -282,7 +282,8 @@ class RolloutConfig(Node):
     short episodes are trained on more often than they are drawn, and where length and reward go together the policy is pulled
     towards the short ones: compare `rollout/early_tokens` and `early_reward` with `late_…` in the metrics."""
     take_window: int = Field(default=1, ge=1)
-    """How many steps' worth of the oldest groups may be taken from: 1 is strictly oldest first."""
+    """How many steps' worth of the oldest groups may be taken from: 1 is strictly oldest first. With more, a slow group is
+    overtaken, until the coming steps could no longer train on it in time: then it is waited for."""
     drop_zero_variance_groups: bool = False
     """Dynamic filter: drop groups whose rewards are all equal and admit another prompt in their place."""
     max_drops: int = Field(default=20, ge=1)

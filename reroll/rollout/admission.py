@@ -2,8 +2,9 @@
 
 A group may be trained if the weights have moved on by at most `max_staleness` versions since it was admitted. Two rules keep
 that true without throwing work away. At most as many groups are open as the coming steps can still take while they are fresh
-enough; and the oldest go first. Whatever falls behind all the same is evicted, and its prompt is queued again; samples of it
-that are fresh enough by themselves go on.
+enough; and the oldest go first, or younger ones from a window as long as the coming steps can still take what is left behind in
+time. Surplus of over-sampling, and what falls behind where a domain lost its slots, is evicted, and its prompt is queued again;
+samples of it that are fresh enough by themselves go on.
 
 Every slot in the coming steps belongs to a domain, in the order in which the prompts' mix gives turns. A domain's groups
 fill its slots, oldest first, and a group that is dropped is replaced by one of its domain: so the mix that was asked for is
@@ -290,26 +291,49 @@ class Admission(Generic[P]):
         return self._num_dropped[domain] > self._max_drops * max(1, step.count(domain))
 
     def _next_step(self) -> list[AdmittedGroup[P]] | None:
-        """The oldest finished groups inside the window, if they make a step. Prompts sent back most often come first."""
+        """Finished groups inside the window that make a step and leave nothing behind that would be too old for the next."""
         if self._num_finished < self._prompts_per_step:
             return None
         step: list[AdmittedGroup[P]] = []
         num_candidates = Counter(self._slot_domains[: self._num_candidates])
         for domain, num in Counter(self._slot_domains[: self._prompts_per_step]).items():
-            ready: list[AdmittedGroup[P]] = []
-            num_running = 0
-            for group in islice(self._open[domain].values(), num_candidates[domain]):
-                if group.is_finished:
-                    ready.append(group)
-                    continue
-                num_running += 1
-                if group.num_tries >= self._max_tries or num_running > num_candidates[domain] - num:
-                    return None
-            if len(ready) < num:
+            chosen = self._choose(domain, num, num_candidates=num_candidates[domain])
+            if chosen is None:
                 return None
-            ready.sort(key=lambda group: -group.num_tries)
-            step += ready[:num]
+            step += chosen
         return sorted(step, key=lambda group: group.number)
+
+    def _choose(self, domain: str, num: int, *, num_candidates: int) -> list[AdmittedGroup[P]] | None:
+        """What a domain gives to the next step: prompts sent back most often come first, unless older ones cannot wait."""
+        candidates = list(islice(self._open[domain].values(), num_candidates))
+        running = [group for group in candidates if not group.is_finished]
+        if len(running) > num_candidates - num or any(group.num_tries >= self._max_tries for group in running):
+            return None
+        ready = [group for group in candidates if group.is_finished]
+        if len(ready) < num:
+            return None
+        most_tried = sorted(ready, key=lambda group: -group.num_tries)[:num]
+        oldest = sorted(ready, key=lambda group: (group.version, group.number))[:num]
+        for chosen in (most_tried, oldest):
+            if self._can_wait(domain, chosen):
+                return chosen
+        return None if running else oldest  # Nobody else is to be waited for.
+
+    def _can_wait(self, domain: str, chosen: Sequence[AdmittedGroup[P]]) -> bool:
+        """Whether the steps after the next can take all that `chosen` leaves behind, while it is fresh enough: of what is too
+        old for the n-th of them, no more is left than those before it take. Surplus of over-sampling is aborted anyway."""
+        numbers = {group.number for group in chosen}
+        others = (group for group in self._open[domain].values() if group.number not in numbers)
+        ages = Counter(self._version - group.version for group in others)
+        per_step, num_late = self._prompts_per_step, 0
+        num_taken = self._slot_domains[per_step : per_step + self._num_surplus].count(domain)
+        for num_steps in range(self._max_staleness):
+            num_late += ages[self._max_staleness - num_steps]
+            if num_late > num_taken:
+                return False
+            start = (num_steps + 1) * per_step
+            num_taken += self._slot_domains[start : start + per_step].count(domain)
+        return True
 
     def _all_open(self) -> list[AdmittedGroup[P]]:
         return [group for groups in self._open.values() for group in groups.values()]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,6 +21,10 @@ if TYPE_CHECKING:
     from reroll_zoo.simulate.recorded import RecordedRun
     from reroll_zoo.simulate.run import System
     from reroll_zoo.simulate.workload import Workload
+
+
+KNOWN_OF_A_RUN = ("rollout.", "engine.num_workers", "engine.max_running")
+"""Keys whose effect can be told from a run with another value."""
 
 
 def simulate(
@@ -58,12 +64,17 @@ def simulate(
     console = Console(highlight=False)
     asked = {"device": device, "num": num, "nodes": nodes}
     given = [*(overrides or ()), *(f"cluster.{key}={value}" for key, value in asked.items() if value is not None)]
-    varied = dict(map(_parse_vary, vary or ()))
+    varied = _parse_varied(vary or ())
     if search and not varied:
-        varied = dict(SEARCHED)
+        varied = {key: list(values) for key, values in SEARCHED.items()}
+    if page is not None and not page.resolve().parent.is_dir():
+        raise ConfigError([Violation("--page", f"{page.parent} is no folder", "give a file in a folder that exists")])
     maker = _Cases(file, given, source, {"lengths": lengths, "turns": turns, "env_s": env_s, "score_s": score_s}, lose)
     cases = [maker.case(changes) for changes in combinations(varied)]
-    outcomes = [run_case(case, num_steps=steps) for case in cases]
+    outcomes = []
+    for number, case in enumerate(cases, start=1):
+        with console.status(f"simulating {number} of {len(cases)}: {escape(case.label)}"):
+            outcomes.append(run_case(case, num_steps=steps))
     for note in maker.notes:
         console.print(f"[yellow]note[/] {escape(note)}", soft_wrap=True)
     print_outcomes(console, outcomes, title=f"{file}: {steps} simulated steps")
@@ -75,12 +86,19 @@ def simulate(
         console.print(f"[green]wrote[/] {page}", soft_wrap=True)
 
 
-def _parse_vary(text: str) -> tuple[str, list[str]]:
-    key, _, values = text.partition("=")
-    if not key or not values:
-        fix = "write a key and its values, e.g. --vary rollout.max_staleness=0,1,2,4"
-        raise ConfigError([Violation("--vary", f"{text!r} names no values", fix)])
-    return key, values.split(",")
+def _parse_varied(texts: Sequence[str]) -> dict[str, list[str]]:
+    varied: dict[str, list[str]] = {}
+    for text in texts:
+        key, _, values = text.partition("=")
+        if not key or not values or key in varied:
+            problem = f"{key} is varied twice" if key in varied else f"{text!r} names no values"
+            fix = "write each key once, with its values, e.g. --vary rollout.max_staleness=0,1,2,4"
+            raise ConfigError([Violation("--vary", problem, fix)])
+        varied[key] = values.split(",")
+    return varied
+
+
+_LIMITS: dict[str, dict[str, float]] = {"lengths": {"reaches": 1}, "turns": {"reaches": 1, "limit": 1000}}
 
 
 class _Cases:
@@ -110,9 +128,9 @@ class _Cases:
 
         config = self._config(changes)
         if self._recorded is not None:
-            workload, system = self._recorded.workload, self._recorded.system
-            system = replace(system, engine=replace(system.engine, max_running=config.engine.max_running))
+            workload, system = self._recorded.asked(config)
             cluster = None
+            self._check_known(changes)
         else:
             cluster = _cluster(config)
             workload = default_workload(config, cluster, lengths=self._drawn["lengths"])
@@ -120,7 +138,16 @@ class _Cases:
             if not plan.fits:
                 self.notes.append(f"{' '.join(changes) or 'this config'} does not fit into memory: see `reroll plan`")
         workload = self._with_drawn(workload)
+        if config.envs and self._recorded is None and self._drawn["turns"] is None:
+            self.notes.append("episodes are taken to have one turn and a quick environment: say --turns and --env-s")
         return Case(" ".join(changes) or "as configured", config.rollout, workload, self._with_loss(system, cluster))
+
+    def _check_known(self, changes: list[str]) -> None:
+        """A run's own times say nothing of what it did not try."""
+        unknown = [key for key, _, _ in (change.partition("=") for change in changes) if not key.startswith(KNOWN_OF_A_RUN)]
+        if unknown:
+            fix = f"vary what begins with {', '.join(KNOWN_OF_A_RUN)}; leave out --from to ask the planner"
+            raise ConfigError([Violation("--vary", f"{unknown[0]}: the run's times do not tell what it changes", fix)])
 
     def _config(self, changes: list[str]) -> RlvrConfig:
         from reroll.config.load import load_config
@@ -135,7 +162,7 @@ class _Cases:
         from reroll_zoo.simulate.workload import parse_drawn
 
         changes: dict[str, Any] = {
-            name: parse_drawn(text, salt=salt, name=f"--{name.replace('_', '-')}", most=float("inf"))
+            name: parse_drawn(text, salt=salt, name=f"--{name.replace('_', '-')}", **_LIMITS.get(name, {}))
             for salt, (name, text) in enumerate(self._drawn.items(), start=1)
             if text is not None
         }
@@ -148,6 +175,8 @@ class _Cases:
         nodes = [cluster.node_of(seat[0]) if cluster is not None else 0 for seat in system.engine_seats]
         try:
             lost, seconds = int(node) if node else max(nodes), float(at_s)
+            if not (math.isfinite(seconds) and seconds >= 0):
+                raise ValueError(seconds)
         except ValueError:
             problem = f"{self._lose!r} is no time"
             raise ConfigError([Violation("--lose", problem, "write e.g. --lose 120 or --lose 120:3")]) from None

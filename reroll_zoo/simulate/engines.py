@@ -345,19 +345,22 @@ class ModelledWorkers(Workers[InferWorker]):
 
     def __init__(self, size: int, model: EngineModel, workload: Workload, cores: Cores | None = None) -> None:
         super().__init__(size)
-        self._make = lambda: ModelledEngine(model, workload, cores)
-        self._model = model
+        self._model, self._workload, self._cores = model, workload, cores
         self.engines = [self._make() for _ in range(size)]
         self.gone: list[ModelledEngine] = []
 
-    async def one(  # type: ignore[override]  # A modelled worker answers in this very loop.
+    def _make(self) -> ModelledEngine:
+        return ModelledEngine(self._model, self._workload, self._cores)
+
+    async def one(  # A modelled worker answers in this very loop.
         self, rank: int, method: Callable[Concatenate[InferWorker, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> Any:
         engine = self.engines[rank]
         if engine.is_dead:
             raise WorkerDied(f"engine {rank} was lost")
         name = {"sleep": "pause", "wake": "resume"}.get(method.__name__, method.__name__)
-        return await getattr(engine, name)(*args, **kwargs)
+        call: Callable[..., Any] = getattr(engine, name)
+        return await call(*args, **kwargs)
 
     async def _restart(self, rank: int) -> None:
         await asyncio.sleep(self._model.restart_s)

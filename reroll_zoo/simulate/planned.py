@@ -12,7 +12,7 @@ from reroll_zoo.plan.search import best_plan
 from reroll_zoo.plan.timing import forward_flops, peak_flops
 from reroll_zoo.simulate.engines import EngineModel
 from reroll_zoo.simulate.run import System
-from reroll_zoo.simulate.workload import Workload, parse_drawn
+from reroll_zoo.simulate.workload import Workload, env_slots, parse_drawn
 
 
 def default_workload(config: RlvrConfig, cluster: ClusterConfig, *, lengths: str | None = None) -> Workload:
@@ -23,6 +23,7 @@ def default_workload(config: RlvrConfig, cluster: ClusterConfig, *, lengths: str
         lengths=parse_drawn(drawn, salt=1, name="--lengths", most=rollout.max_tokens),
         prompt_tokens=share * rollout.max_prompt_tokens,
         max_tokens=rollout.max_tokens,
+        env_slots=env_slots(config),
     )
 
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, median
 
 import numpy as np
 
+from reroll.config.host import parse_devices
 from reroll.config.load import load_config
 from reroll.config.tree import RlvrConfig
 from reroll.errors import RunFolderError
 from reroll.observe.journal import JOURNAL_FOLDER, Event, SampleState, read_journal, read_stored
 from reroll_zoo.simulate.engines import EngineModel
 from reroll_zoo.simulate.run import System
-from reroll_zoo.simulate.workload import Workload, empirical, fixed
+from reroll_zoo.simulate.workload import Workload, empirical, env_slots, fixed
 
 MAX_SAMPLES = 20_000
 """Whose tokens are read: the newest."""
@@ -32,6 +33,18 @@ class RecordedRun:
     step_s: float
     """As it was: of a step, by the median."""
     num_steps: int
+
+    def asked(self, config: RlvrConfig) -> tuple[Workload, System]:
+        """Its samples and its machines, as another setting has them. No completion is longer than the run's longest."""
+        workload = replace(
+            self.workload, max_tokens=min(self.workload.max_tokens, config.rollout.max_tokens), env_slots=env_slots(config)
+        )
+        system = replace(
+            self.system,
+            engine=replace(self.system.engine, max_running=config.engine.max_running),
+            engine_seats=_seats(config)[0],
+        )
+        return workload, system
 
 
 def read_run(folder: Path, *, skip: int = 1) -> RecordedRun:
@@ -95,6 +108,7 @@ def _workload(folder: Path, config: RlvrConfig, rows: Sequence[dict[str, float]]
         score_s=empirical(scored_s or [0.0], salt=3),
         rewards=empirical(_rewards(done), salt=4),
         failed=num_failed / (num_failed + len(done)),
+        env_slots=env_slots(config),
     )
 
 
@@ -109,6 +123,7 @@ def _of_domains(rows: Sequence[dict[str, float]], domains: Sequence[str], name: 
 
 def _system(config: RlvrConfig, rows: Sequence[dict[str, float]]) -> System:
     """The engine's step from its own count of steps and seconds; what a step does beside waiting and pushing is training."""
+    engine_seats, policy_seats = _seats(config)
     on_cpu = config.policy.devices == "cpu" and config.engine.devices == "cpu"
     train_s, token_s = _line(
         [row["train/tokens"] for row in rows],
@@ -121,13 +136,20 @@ def _system(config: RlvrConfig, rows: Sequence[dict[str, float]]) -> System:
             report_every=config.engine.report_every,
             load_s=median(row["time/push_s"] for row in rows),
         ),
-        engine_seats=(("cpu",) if on_cpu else ("1",),) * config.engine.num_workers,
-        policy_seats=(("cpu",) if on_cpu else ("0",),),
+        engine_seats=engine_seats,
+        policy_seats=policy_seats,
         train_s=train_s,
         train_token_s=token_s,
         shares_cores=on_cpu,
-        num_devices=1,
+        num_devices=len({device for seat in (*engine_seats, *policy_seats) for device in seat}),
     )
+
+
+def _seats(config: RlvrConfig) -> tuple[tuple[tuple[str, ...], ...], tuple[tuple[str, ...], ...]]:
+    """Of engines and policy. Where a config left them to the planner, they are taken to be apart."""
+    if "auto" in (config.engine.devices, config.policy.devices):
+        return config.engine.ranks(("1",)), (("0",),)
+    return config.engine.ranks(parse_devices(config.engine.devices)), (parse_devices(config.policy.devices),)
 
 
 def fit_decode(rows: Sequence[dict[str, float]], *, max_running: int) -> Callable[[int], float]:

@@ -42,10 +42,10 @@ def columns_of(one: Outcome) -> dict[str, str]:
     return {
         "step": seconds(one.step_s),
         "bound by": one.bound,
-        "samples/s": f"{one.samples_per_s:,.3g}",
+        "samples /s": f"{one.samples_per_s:,.3g}",
         "engines idle": f"{one.idle['engines']:.0%}",
         "trainer idle": f"{one.idle['trainer']:.0%}",
-        "staleness": f"{one.mean_staleness:.2f}",
+        "stale": f"{one.mean_staleness:.2f}",
         "wasted": f"{one.wasted_tokens / max(1, one.written_tokens):.1%}",
         "device-s /sample": f"{one.device_s_per_sample:,.3g}",
     }
@@ -54,16 +54,24 @@ def columns_of(one: Outcome) -> dict[str, str]:
 def print_outcomes(console: Console, outcomes: Sequence[Compared], *, title: str) -> None:
     """A line for each run; of a single one more than that."""
     table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
-    table.add_column("setting", overflow="fold")
-    for name in columns_of(outcomes[0].outcome):
+    several = len(outcomes) > 1
+    if several:
+        table.add_column("setting", overflow="fold", min_width=16)
+    # Beside settings a narrow terminal has no room for the rate, which is the cost per sample the other way round.
+    left_out = {"samples /s"} if several and console.width < 90 else set()
+    for name in (name for name in columns_of(outcomes[0].outcome) if name not in left_out):
         table.add_column(name.replace(" ", "\n"), justify="right", no_wrap=True)
     for compared in outcomes:
-        table.add_row(compared.label.replace("rollout.", ""), *columns_of(compared.outcome).values())
+        label = [compared.label.replace("rollout.", "")] if several else []
+        cells = columns_of(compared.outcome).items()
+        table.add_row(*label, *(cell for name, cell in cells if name not in left_out))
     console.print(table)
     if len(outcomes) == 1:
         one = outcomes[0].outcome
         parts = ", ".join(f"{name} {seconds(one.mean(key))}" for key, name, _ in PARTS)
         console.print(f"a step: {parts}; {one.num_running:,.1f} sequences run in each engine")
+        life = ", ".join(f"{name} {share:.0%}" for name, share in one.life.items())
+        console.print(f"a sample's life: {life}")
         shares = ", ".join(f"{age}: {num / one.staleness.total():.0%}" for age, num in sorted(one.staleness.items()))
         console.print(f"staleness of trained groups: {shares}")
         console.print(

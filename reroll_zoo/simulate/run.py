@@ -82,6 +82,8 @@ class Outcome:
     """Share of the time that each engine was at work."""
     num_running: float = 0.0
     """Sequences in a step of an engine, on average."""
+    life_s: dict[str, float] = field(default_factory=lambda: {"engines": 0.0, "envs": 0.0, "rewards": 0.0})
+    """Seconds that samples spent with each."""
     max_in_flight: int = 0
     num_devices: int = 1
     controller_s: float = 0.0
@@ -95,7 +97,7 @@ class Outcome:
 
     def mean(self, name: str) -> float:
         """Of a part, over the steady steps."""
-        return sum(getattr(step, name) for step in self.steady) / len(self.steady)
+        return sum(float(getattr(step, name)) for step in self.steady) / len(self.steady)
 
     @property
     def step_s(self) -> float:
@@ -122,13 +124,16 @@ class Outcome:
 
     @property
     def bound(self) -> str:
-        """What a faster step would have to begin with."""
-        parts = {
-            "generation": self.mean("wait_s"),
-            "training": self.mean("train_s"),
-            "push": self.mean("push_s"),
-        }
+        """What a faster step would have to begin with: where it waits for samples, what they spend most of their life in."""
+        longest = max(self.life_s, key=lambda name: self.life_s[name])
+        parts = {longest: self.mean("wait_s"), "trainer": self.mean("train_s"), "push": self.mean("push_s")}
         return max(parts, key=lambda name: parts[name])
+
+    @property
+    def life(self) -> dict[str, float]:
+        """Shares of the samples' time, waiting for each included."""
+        total_s = sum(self.life_s.values())
+        return {name: spent_s / total_s for name, spent_s in self.life_s.items() if spent_s > 0}
 
     @property
     def mean_staleness(self) -> float:
@@ -183,21 +188,26 @@ class _Marks:
 class _ModelledEnv:
     """An environment that takes its time, and ends after as many turns as its seed draws."""
 
-    def __init__(self, workload: Workload, seed: int, slots: asyncio.Semaphore | None) -> None:
-        self._workload, self._seed, self._slots = workload, seed, slots
+    def __init__(self, workload: Workload, seed: int, slots: asyncio.Semaphore | None, life_s: dict[str, float]) -> None:
+        self._workload, self._seed, self._slots, self._life_s = workload, seed, slots, life_s
         self._num_left = max(1, round(workload.turns.of(seed)))
         self._has_slot = False
 
     async def reset(self) -> tuple[Message, ...]:
+        loop = asyncio.get_running_loop()
+        asked_s = loop.time()
         if self._slots is not None:
             await self._slots.acquire()
             self._has_slot = True
         await asyncio.sleep(self._workload.reset_s.of(self._seed))
+        self._life_s["envs"] += loop.time() - asked_s
         return (_ASK,)
 
     async def step(self, action: str) -> StepResult:
         self._num_left -= 1
-        await asyncio.sleep(self._workload.env_s.of(self._seed * 31 + self._num_left))
+        step_s = self._workload.env_s.of(self._seed * 31 + self._num_left)
+        await asyncio.sleep(step_s)
+        self._life_s["envs"] += step_s
         return StepResult(messages=(_ASK,), terminated=self._num_left == 0)
 
     async def close(self) -> None:
@@ -233,8 +243,12 @@ class Simulation:
         """So many steps, from the first admission to the last release."""
         started_s, cpu_s = self._loop.time(), time.process_time()
         lost = [asyncio.create_task(self._lose(at_s, ranks)) for at_s, ranks in self._system.losses]
-        for step in range(num_steps):
-            await self._step(step)
+        try:
+            for step in range(num_steps):
+                await self._step(step)
+        except BaseException:
+            await self.close()
+            raise
         outcome = self.outcome
         outcome.wall_s = self._loop.time() - started_s
         outcome.controller_s = time.process_time() - cpu_s
@@ -281,7 +295,9 @@ class Simulation:
         )
 
     async def _episode(self, prompt: Prompt, id: str, seed: int) -> Trajectory:
-        env: Any = _ModelledEnv(self._workload, seed, self._slots) if self._has_envs else SingleTurn(prompt)
+        env: Any = (
+            _ModelledEnv(self._workload, seed, self._slots, self.outcome.life_s) if self._has_envs else SingleTurn(prompt)
+        )
         self._num_in_flight += 1
         self.outcome.num_started += 1
         self.outcome.max_in_flight = max(self.outcome.max_in_flight, self._num_in_flight)
@@ -289,7 +305,11 @@ class Simulation:
 
         async def generate(request: Any) -> Any:
             seeds.append(request.sampling.seed)
-            return await self._generate(request)
+            started_s = self._loop.time()
+            try:
+                return await self._generate(request)
+            finally:
+                self.outcome.life_s["engines"] += self._loop.time() - started_s
 
         try:
             trajectory = await play(
@@ -308,6 +328,7 @@ class Simulation:
     async def _score(self, prompt: Prompt, trajectory: Trajectory) -> Score:
         seed = stable_seed(*map(int, trajectory.id.split(".")))
         if (score_s := self._workload.score_s.of(seed)) > 0:
+            self.outcome.life_s["rewards"] += score_s
             await asyncio.sleep(score_s)
         if self._workload.failed and (seed * 0x9E3779B97F4A7C15 >> 20) % 10_000 < self._workload.failed * 10_000:
             raise RewardError("modelled failure")

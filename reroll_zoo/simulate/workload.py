@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from reroll.config.tree import RlvrConfig
 from reroll.errors import ConfigError, Violation
 
 TABLE_SIZE = 1 << 14
@@ -46,14 +47,19 @@ def empirical(values: Sequence[float], *, salt: int) -> Drawn:
     return Drawn(np.asarray(values, dtype=np.float64), salt)
 
 
-def parse_drawn(text: str, *, salt: int, name: str, most: float = math.inf) -> Drawn:
-    """A distribution as the command line writes it, cut at `most`. Raises ConfigError with the forms there are."""
+def parse_drawn(
+    text: str, *, salt: int, name: str, most: float = math.inf, reaches: float = 0, limit: float = math.inf
+) -> Drawn:
+    """A distribution as the command line writes it, cut at `most`. Raises ConfigError with the forms there are, also for one
+    that never reaches `reaches` or goes beyond `limit`."""
     kind, _, rest = text.partition(":")
     try:
         numbers = [float(part) for part in rest.split(",")] if rest else [float(kind)]
         values = _draw(kind if rest else "fixed", numbers, np.random.default_rng(salt))
         if not np.isfinite(values).all() or (values < 0).any():
             raise ValueError("it gives values that are negative or not finite")
+        if values.max() < reaches or values.max() > limit:
+            raise ValueError(f"its largest value is {values.max():g}")
     except (ValueError, TypeError, KeyError) as error:
         raise ConfigError([Violation(name, f"{text!r} is no distribution: {error}", f"write a number, or {_FORMS}")]) from error
     return Drawn(np.minimum(values, most), salt)
@@ -71,6 +77,11 @@ def _draw(kind: str, numbers: Sequence[float], rng: np.random.Generator) -> NDAr
     if kind not in draws:
         raise KeyError(f"there is no {kind}")
     return draws[kind](*numbers)
+
+
+def env_slots(config: RlvrConfig) -> int | None:
+    """Environments that may live at once; None where there are none."""
+    return config.env_workers.max_live if config.envs else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -92,7 +92,7 @@ def test_a_wider_window_is_still_bounded():
     assert numbers(take(admission).groups) == [2, 3]
 
 
-def test_a_group_that_was_overtaken_until_it_is_too_old_is_sent_back():
+def test_a_group_that_was_overtaken_is_waited_for_before_it_is_too_old():
     admission = make(max_staleness=1, take_window=2)
     tickets = admission.admit()
     finish_all(admission, tickets[1:3])
@@ -100,10 +100,26 @@ def test_a_group_that_was_overtaken_until_it_is_too_old_is_sent_back():
     assert first.returned == []
     admission.release(numbers(first.groups), version=1)
     finish_all(admission, [tickets[3], *admission.admit()[:1]])
+    assert admission.take() is None, "at version 2 ticket 0 would be two versions old"
+    admission.finish(tickets[0], keep=True)
     second = take(admission)
-    assert numbers(second.groups) == [3, 4]
-    assert second.returned == [tickets[0]], "at version 2 it would be two versions old"
-    assert admission.admit()[0].prompt == tickets[0].prompt
+    assert numbers(second.groups) == [0, 3]
+    assert second.returned == []
+
+
+def test_no_more_groups_are_overtaken_than_the_coming_steps_can_take():
+    admission = make(max_staleness=2, take_window=3)
+    tickets = admission.admit()
+    finish_all(admission, tickets[4:])
+    first = take(admission)
+    assert numbers(first.groups) == [4, 5]
+    admission.release([4, 5], version=1)
+    finish_all(admission, admission.admit())
+    assert admission.take() is None, "tickets 0 to 3 may be trained in this step and the next, two in each"
+    finish_all(admission, tickets[2:3])
+    assert admission.take() is None, "three would be left for a step of two"
+    admission.finish(tickets[3], keep=True)
+    assert numbers(take(admission).groups) == [2, 3]
 
 
 def test_groups_that_a_jump_of_versions_made_too_old_are_sent_back_at_release():

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from reroll.config.parts import RolloutConfig
-from reroll.errors import ConfigError
+from reroll.errors import ConfigError, RerollError
 from reroll.observe.audit import audit
 from reroll.observe.journal import STEPPED, TAKEN, Event, Journal, SampleState, read_journal
 from reroll.rollout.scheduler import RolloutScheduler
@@ -91,7 +91,7 @@ def test_an_engine_takes_its_lengths_times_the_time_of_a_step(tmp_path: Path) ->
 
     # Eight samples, four at a time: two rounds of 100 steps at 0.04 s.
     assert outcome.step_s == pytest.approx(8.0 + 0.5)
-    assert outcome.bound == "generation"
+    assert outcome.bound == "engines"
     assert outcome.idle["trainer"] == pytest.approx(1 - 0.5 / 8.5)
 
 
@@ -284,3 +284,53 @@ def test_lengths_pick_by_seed_alone() -> None:
     drawn = Drawn(np.arange(1000.0), 3)
     assert [drawn.of(seed) for seed in range(5)] == [drawn.of(seed) for seed in range(5)]
     assert len({drawn.of(seed) for seed in range(100)}) > 80
+
+
+def test_a_run_whose_groups_are_all_filtered_is_given_up(tmp_path: Path) -> None:
+    rollout = RolloutConfig(prompts_per_step=2, group_size=2, drop_zero_variance_groups=True)
+
+    with pytest.raises(RerollError, match="drop_zero_variance_groups"):
+        simulate(rollout, workload(rewards=fixed(1)), system(), num_steps=4, folder=tmp_path)
+
+
+def test_slow_environments_and_rewards_are_named_as_what_bounds_a_step(tmp_path: Path) -> None:
+    rollout = RolloutConfig(prompts_per_step=2, group_size=2)
+    played = simulate(rollout, workload(turns=fixed(3), env_s=fixed(9)), system(), num_steps=4, folder=tmp_path / "played")
+    judged = simulate(rollout, workload(score_s=fixed(9)), system(), num_steps=4, folder=tmp_path / "judged")
+
+    assert (played.bound, judged.bound) == ("envs", "rewards")
+    assert sum(played.life.values()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("take_window", [2, 5])
+def test_a_window_wastes_no_tokens_and_favours_no_short_samples(tmp_path: Path, take_window: int) -> None:
+    rollout = RolloutConfig(prompts_per_step=8, group_size=4, max_staleness=3)
+    strict = simulate(rollout, workload(), system(), num_steps=12, folder=tmp_path / "strict")
+    windowed = simulate(
+        rollout.model_copy(update={"take_window": take_window}), workload(), system(), num_steps=12, folder=tmp_path / "window"
+    )
+
+    assert windowed.ends["aborted"] == windowed.wasted_tokens == 0
+    assert windowed.step_s <= 1.1 * strict.step_s
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--lose", "nan"), "no time"),
+        (("--turns", "1e9"), "largest value"),
+        (("--lengths", "0"), "largest value"),
+        (("--page", "nowhere/page.html"), "no folder"),
+        (("--vary", "rollout.max_staleness=0", "--vary", "rollout.max_staleness=1"), "varied twice"),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused_before_work_starts(
+    tmp_path: Path, rlvr_tree: dict[str, Any], reroll: Callable[..., Any], words: tuple[str, ...], told: str
+) -> None:
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(rlvr_tree))
+
+    result = reroll("simulate", "run.yaml", *words, cwd=tmp_path)
+
+    assert result.returncode != 0
+    assert told in result.stdout + result.stderr
+    assert "simulated steps" not in result.stdout
