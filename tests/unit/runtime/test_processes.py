@@ -247,7 +247,7 @@ async def test_workers_that_were_started_end_where_one_cannot_be(
 
     monkeypatch.setattr("reroll.runtime.processes.subprocess.Popen", OnlyTwo)
     with pytest.raises(RerollError, match=r"no process could be started for worker probe\[2\]: no more processes"):
-        await runtime.spawn(Probe, Placement("probe", ("cpu",) * 3))
+        await runtime.spawn(Probe, Placement("probe", ("cpu",) * 3, runs_user_code=True))
     assert len(started) == 2
     wait_until_gone([process.pid for process in started])
 
