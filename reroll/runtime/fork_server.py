@@ -18,6 +18,7 @@ import pickle
 import select
 import socket
 import sys
+import traceback
 from contextlib import suppress
 from typing import NamedTuple, NoReturn
 
@@ -61,6 +62,8 @@ class Server:
         try:
             while os.getppid() == self._parent and self._serve_once():
                 pass
+        except Exception:
+            traceback.print_exc()
         finally:
             os._exit(0)  # Workers see for themselves that the controller is gone, and end what they have started.
 
@@ -90,6 +93,8 @@ class Server:
         if order.module:
             with suppress(Exception):  # The worker meets the same error, and tells it.
                 importlib.import_module(order.module)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()  # Or a worker prints it again.
         gc.collect()
         gc.freeze()  # A collection in a worker must not copy what all share.
         try:
@@ -140,6 +145,8 @@ class Server:
             _draw_anew()
             _use_threads(order.environment.get(OMP))
             process_worker.serve_at(link, runs_user_code=False)
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(1)
 

@@ -5,6 +5,7 @@ Here is the controller's side. A controller has one such process, which it start
 
 from __future__ import annotations
 
+import functools
 import os
 import pickle
 import signal
@@ -15,6 +16,7 @@ import sys
 import threading
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import NamedTuple
 
 from reroll.runtime.children import kill_group, marked, sheltered_from_sigterm
@@ -116,16 +118,26 @@ _server: tuple[int, ForkServer] | None = None
 _starting = threading.Lock()
 
 
-def fork_server() -> ForkServer | None:
-    """The server of this process, started if need be. None where there is no such thing: it takes Linux."""
+def fork(order: Order, link: socket.socket) -> Forked:
+    """Have a worker forked that serves at `link`, by the server of this process, which is started if need be."""
     global _server
-    if not hasattr(os, "pidfd_open") or not hasattr(os, "memfd_create"):
-        return None
     with _starting:
-        is_ours = _server is not None and _server[0] == os.getpid()  # Not that of the process which this one is a fork of.
-        if _server is None or not is_ours or not _server[1].can_serve:
-            _server = os.getpid(), ForkServer()
-        return _server[1]
+        if _server is not None and _server[0] == os.getpid() and _server[1].can_serve:
+            with suppress(OSError):  # It is being killed: the next one takes its place.
+                return _server[1].fork(order, link)
+        _server = os.getpid(), ForkServer()  # The one there may be that of the process which this one is a fork of.
+        return _server[1].fork(order, link)
+
+
+@functools.cache
+def can_fork() -> bool:
+    """Whether this system has what a server needs: Linux has."""
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+        os.close(os.memfd_create("trial"))
+    except (AttributeError, OSError):
+        return False
+    return os.path.exists("/proc/self/stat")
 
 
 def _lasting(environment: Mapping[str, str]) -> dict[str, str]:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
+import threading
+import time
+import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -14,7 +18,8 @@ from process_probe import Probe
 
 from reroll.errors import WorkerDied
 from reroll.runtime.base import Placement, Workers
-from reroll.runtime.forks import fork_server
+from reroll.runtime.children import marked
+from reroll.runtime.forks import Order, fork
 from reroll.runtime.processes import ProcessRuntime
 
 TWO = Placement("probe", ("cpu", "cpu"))
@@ -75,11 +80,25 @@ async def test_workers_end_with_a_server_that_is_killed_and_the_next_come_from_a
     [parent] = {*await workers.broadcast(Fork.parent)}
     os.kill(parent, signal.SIGKILL)
     with pytest.raises(WorkerDied):
-        while True:
-            await workers.broadcast(Fork.parent)
+        await workers.broadcast(Fork.hang)
     await workers.restart(0)
     assert await workers.one(0, Fork.parent) != parent
 
 
-def test_a_process_has_one_server() -> None:
-    assert fork_server() is fork_server()
+def test_what_workers_are_forked_from_has_loaded_what_they_need_and_has_one_thread() -> None:
+    """Locks that another thread holds would never open in a fork."""
+    mark = uuid.uuid4().hex
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        for module in ("reroll.training.cluster", "reroll.infer.worker"):
+            worker = fork(Order("probe[0]", module, marked(mark, os.environ), mark, os.getcwd()), theirs)
+            end = threading.Thread(target=worker.wait)
+            end.start()
+            while worker.pid is None:
+                time.sleep(0.01)
+            parent = Path(f"/proc/{worker.pid}/stat").read_text().rpartition(")")[2].split()[1]
+            assert "libtorch" in Path(f"/proc/{parent}/maps").read_text()
+            assert len(os.listdir(f"/proc/{parent}/task")) == 1
+            worker.kill()
+            end.join()
+            assert worker.returncode == -signal.SIGKILL
