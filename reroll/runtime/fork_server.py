@@ -69,9 +69,10 @@ class Server:
 
     def _serve_once(self) -> bool:
         """Whether the controller is still there."""
-        ready, _, _ = select.select([self._link, *self._ends, *self._ended], [], [], _PARENT_CHECK_S)
+        watched: list[int] = [self._link.fileno(), *self._ends, *self._ended]
+        ready, _, _ = select.select(watched, [], [], _PARENT_CHECK_S)
         for descriptor in ready:
-            if descriptor is self._link:
+            if descriptor == self._link.fileno():
                 if not self._take():
                     return False
             elif descriptor in self._ends:
