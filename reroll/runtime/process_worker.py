@@ -27,13 +27,17 @@ from reroll.runtime.watchdog import end_if_it_hangs, print_stacks, print_stacks_
 
 
 def main() -> None:
-    """Serve until the controller is gone."""
-    descriptor = int(sys.argv[1])
+    """Of a fresh interpreter."""
+    serve_at(int(sys.argv[1]), runs_user_code="--user-code" in sys.argv)
+
+
+def serve_at(descriptor: int, *, runs_user_code: bool) -> None:
+    """Be a worker's process: serve at this socket until the controller is gone."""
     os.set_inheritable(descriptor, False)  # A program that the worker starts does not get it.
     follow_parent()
     outlive_sigterm()
     print_stacks_when_asked()
-    if "--user-code" not in sys.argv:  # Which may have a limit of memory, and computes little.
+    if not runs_user_code:  # Which may have a limit of memory, and computes little.
         keep_freed_memory()
         core_watch()
     for stream in (sys.stdout, sys.stderr):

@@ -1,9 +1,10 @@
 """Workers as processes of this machine, one each: an interpreter, a crash and a kill of their own, and nothing to install.
 
-A worker's process is a fresh interpreter (`process_worker.py`) at the other end of a socket. Calls are numbered frames
-(`frames.py`); the controller reads and writes them in its event loop. The process leads a session of its own, so that Ctrl-C
-reaches only the controller, and all that it starts is marked, so that whoever ends it ends that too. When the controller is
-gone, its end of the socket closes, and the worker leaves.
+A worker's process (`process_worker.py`) is at the other end of a socket. It is a fork of a process that has imported what it
+needs (`forks.py`) or, if it has a GPU or runs user code, a fresh interpreter. Calls are numbered frames (`frames.py`); the
+controller reads and writes them in its event loop. The process leads a session of its own, so that Ctrl-C reaches only the
+controller, and all that it starts is marked, so that whoever ends it ends that too. When the controller is gone, its end of
+the socket closes, and the worker leaves.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from reroll.runtime.children import (
 from reroll.runtime.cores import core_watch
 from reroll.runtime.cpu import OMP, keep_freed_memory, torch_threads
 from reroll.runtime.failures import Raised, gather_all
+from reroll.runtime.forks import Forked, Order, can_fork, fork
 from reroll.runtime.frames import CannotTravel, Frame, FrameReader, Garbled, Kind, Payload, header, pack, send_some
 from reroll.runtime.watchdog import NUM_LOOKS, Waits, is_stopped
 
@@ -79,12 +81,13 @@ class ProcessRuntime(Runtime):
         self, worker_class: Callable[Concatenate[WorkerInfo, P], W], placement: Placement, *args: P.args, **kwargs: P.kwargs
     ) -> Workers[W]:
         environments = [_environment(placement, seat) for seat in placement.seats]
+        module = getattr(worker_class, "__module__", "")
         recipe = pack((worker_class, args, kwargs), what=f"what role {placement.role} is made of")
 
         def start(rank: int) -> _Process:
             seat = placement.seats[rank]
             info = WorkerInfo(placement.role, rank, len(environments), "cpu" if seat == ("cpu",) else "cuda:0")
-            return _Process(info, placement, recipe, environments[rank], waits=self._waits)
+            return _Process(info, placement, recipe, environments[rank], module=module, waits=self._waits)
 
         workers: ProcessWorkers[W] = ProcessWorkers(start, size=len(environments))
         return await self._once_built(workers, workers.start())
@@ -145,8 +148,16 @@ class _Process:
     """
 
     def __init__(
-        self, info: WorkerInfo, placement: Placement, recipe: Payload, environment: Mapping[str, str], *, waits: Waits
+        self,
+        info: WorkerInfo,
+        placement: Placement,
+        recipe: Payload,
+        environment: Mapping[str, str],
+        *,
+        module: str,
+        waits: Waits,
     ) -> None:
+        """`module` is where the worker's class comes from."""
         self.name = f"{info.role}[{info.rank}]"
         self._waits = waits
         self._is_watched = waits.limit_s is not None and not placement.runs_user_code  # Which has time limits of its own.
@@ -163,12 +174,11 @@ class _Process:
         """Calls that nobody waits for any more and that may be answered all the same."""
         self._ended = asyncio.Event()
         self._mark = uuid.uuid4().hex
-        self._reaping = threading.Lock()
         self._link, theirs = socket.socketpair()
         self._link.setblocking(False)
         self._reader = FrameReader(self._link)
         with theirs:
-            self._child = self._started(theirs, environment, runs_user_code=placement.runs_user_code)
+            self._child = self._started(theirs, environment, module, placement)
         self._loop.add_reader(self._link, self._read)
         threading.Thread(target=self._wait, name=f"end of {self.name}", daemon=True).start()
         watchdog_s = waits.limit_s if self._is_watched else None
@@ -219,23 +229,18 @@ class _Process:
         await self._ended.wait()
 
     def _started(
-        self, theirs: socket.socket, environment: Mapping[str, str], *, runs_user_code: bool
-    ) -> subprocess.Popen[bytes]:
+        self, theirs: socket.socket, environment: Mapping[str, str], module: str, placement: Placement
+    ) -> Started | Forked:
         # -P keeps the working directory off the path until the worker's own imports are done: it may hold a `types.py`.
         command = [sys.executable, "-P", "-m", "reroll.runtime.process_worker", str(theirs.fileno()), self.name]
-        if runs_user_code:
-            command.append("--user-code")
         try:
-            with sheltered_from_sigterm():
-                return subprocess.Popen(
-                    command,
-                    pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL if runs_user_code else 2,  # What workers print is no output of the run's.
-                    stderr=subprocess.DEVNULL if runs_user_code else None,
-                    start_new_session=True,
-                    env=marked(self._mark, environment),
-                )
+            if placement.runs_user_code:  # It needs little that is ours, and may have a limit of memory.
+                return Started([*command, "--user-code"], theirs, marked(self._mark, environment), is_silent=True)
+            if environment[GPUS] or not can_fork():
+                return Started(command, theirs, marked(self._mark, environment), is_silent=False)
+            module = module if module.startswith("reroll.") else ""
+            order = Order(self.name, module, marked(self._mark, environment), self._mark, os.getcwd())
+            return fork(order, theirs)
         except OSError as error:
             self._link.close()
             raise RerollError(f"no process could be started for worker {self.name}: {error}") from error
@@ -330,17 +335,11 @@ class _Process:
         """The thread that waits for its end does the rest."""
         if self._end is None:
             self._end = why
-        with self._reaping:
-            if self._child.returncode is None:
-                kill_group(self._child.pid)
+        self._child.kill()
 
     def _wait(self) -> None:
         """In a thread: wait for the end of the process, and end what it has left behind."""
-        if hasattr(os, "waitid"):
-            os.waitid(os.P_PID, self._child.pid, os.WEXITED | os.WNOWAIT)
-        with self._reaping:  # Until it is reaped nobody else gets its number.
-            kill_group(self._child.pid)
-            self._child.wait()
+        self._child.wait()
         kill_marked(self._mark)
         with suppress(RuntimeError):  # The loop is closed: nobody waits.
             self._loop.call_soon_threadsafe(self._gone)
@@ -350,7 +349,7 @@ class _Process:
         assert self._waits.limit_s is not None
         if self._end is not None:
             return
-        num_times = num_times + 1 if self._calls and is_stopped(self._child.pid) else 0
+        num_times = num_times + 1 if self._calls and self._child.pid and is_stopped(self._child.pid) else 0
         if num_times < NUM_LOOKS:
             self._loop.call_later(self._waits.limit_s / NUM_LOOKS, self._look_whether_it_is_stopped, num_times)
             return
@@ -366,11 +365,13 @@ class _Process:
         while not self._reader.is_at_end and self._read():
             pass
         self._waits.stacks.pop(self.name, None)
-        if self._end is None and self._is_watched and self._waits.has_hung(self.name, self._child.returncode):
+        code = self._child.returncode
+        assert code is not None, "whose end is told has ended"
+        if self._end is None and self._is_watched and self._waits.has_hung(self.name, code):
             self._waits.tell(self.name)
             self._end = f"hung in {self._waits.of(self.name)}, printed its stacks and ended itself"
         if self._end is None:
-            self._end = f"died{epitaph(self._child.returncode)}"
+            self._end = f"died{epitaph(code)}"
         for future in list(self._calls.values()):
             if not future.done():
                 future.set_exception(self._died(had_read=self._has_read_all))
@@ -385,6 +386,42 @@ class _Process:
         assert self._end is not None
         remedy = "Free memory or ask for less of it if it was killed, then go on from the last checkpoint with --resume."
         return WorkerDied(f"worker {self.name} is gone: its process {self._end}. {remedy}", how=self._end, had_read=had_read)
+
+
+class Started:
+    """A process of a fresh interpreter, and its session. Safe to use from several threads."""
+
+    def __init__(self, command: list[str], link: socket.socket, environment: Mapping[str, str], *, is_silent: bool) -> None:
+        self._reaping = threading.Lock()
+        with sheltered_from_sigterm():
+            self._process = subprocess.Popen(
+                command,
+                pass_fds=[link.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL if is_silent else 2,  # What workers print is no output of the run's.
+                stderr=subprocess.DEVNULL if is_silent else None,
+                start_new_session=True,
+                env=environment,
+            )
+        self.pid = self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.returncode
+
+    def kill(self) -> None:
+        """It and its session. Harmless if it has ended."""
+        with self._reaping:
+            if self._process.returncode is None:
+                kill_group(self.pid)
+
+    def wait(self) -> int:
+        """Until it has ended; its session is ended then. Returns the exit code, or minus the signal."""
+        if hasattr(os, "waitid"):
+            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        with self._reaping:  # Until it is reaped nobody else gets its number.
+            kill_group(self.pid)
+            return self._process.wait()
 
 
 def _packed(method: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Payload:

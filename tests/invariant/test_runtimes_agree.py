@@ -113,6 +113,11 @@ def parent(pid):
         return None
 
 
+def above(pid):
+    """A worker may be a fork of a process beside the controller."""
+    return parent(pid), parent(parent(pid))
+
+
 def kill_workers_once(prompt, trajectory):
     """After the first step, kill every worker of this run but the one this reward runs under."""
     global count
@@ -124,7 +129,7 @@ def kill_workers_once(prompt, trajectory):
         while not is_worker(mine):
             mine = parent(mine)
         for entry in pathlib.Path("/proc").iterdir():
-            if entry.name.isdigit() and is_worker(entry.name) and parent(entry.name) == parent(mine):
+            if entry.name.isdigit() and is_worker(entry.name) and parent(mine) in above(entry.name):
                 if int(entry.name) != mine:
                     os.kill(int(entry.name), {signal})
     return has_digit(prompt, trajectory)

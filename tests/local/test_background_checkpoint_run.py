@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
+from warm import WarmProcess
 
 from reroll.config.load import parse_config
 from reroll.errors import RunFolderError
@@ -87,8 +87,7 @@ def test_a_run_killed_while_a_checkpoint_is_written_resumes_from_the_one_before_
     whole = run(rlvr_tree)
     rlvr_tree["run"]["name"] = "killed"
     (tmp_path / "tree.json").write_text(json.dumps(rlvr_tree))
-    done = subprocess.run([sys.executable, "-c", KILLED_WHILE_IT_WRITES, str(tmp_path / "tree.json")])
-    assert done.returncode == -signal.SIGKILL
+    assert WarmProcess(KILLED_WHILE_IT_WRITES, str(tmp_path / "tree.json")).wait() == -signal.SIGKILL
     folder = run_folder(rlvr_tree)
     assert names(folder) == [".unfinished-000004", "step-000002"]
     assert len(curve(folder)) >= 5  # It went on while it wrote.

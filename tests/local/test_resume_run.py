@@ -6,8 +6,6 @@ import copy
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
+from warm import WarmProcess
 
 from reroll.config.load import parse_config
 from reroll.errors import RerollError, RunFolderError, TooManyFailures, TrainingDiverged
@@ -125,13 +124,13 @@ train(parse_config(tree, folder=folder), code_folder=folder)
 """
 
 
-def in_another_process(tree: Tree, failpoint: str = "") -> subprocess.Popen[bytes]:
+def in_another_process(tree: Tree, failpoint: str = "") -> WarmProcess:
     file = Path(tree["run"]["runs_dir"]).parent / "tree.json"
     file.write_text(json.dumps(tree))
-    return subprocess.Popen([sys.executable, "-c", TRAIN, str(file), failpoint], stdout=subprocess.DEVNULL)
+    return WarmProcess(TRAIN, str(file), failpoint)
 
 
-def until_it_has_done(num_steps: int, tree: Tree, other: subprocess.Popen[bytes]) -> None:
+def until_it_has_done(num_steps: int, tree: Tree, other: WarmProcess) -> None:
     while len(steps(tree)) < num_steps:
         assert other.poll() is None
         time.sleep(0.05)

@@ -232,3 +232,4 @@ async def test_quitting_does_not_wait_for_the_disk(model: Path, folder: RunFolde
             with pytest.raises(asyncio.CancelledError):
                 await running
         assert names(folder) == []
+        disk.is_open.set()  # Its workers may end.

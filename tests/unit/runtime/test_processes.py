@@ -211,8 +211,8 @@ async def test_no_descriptor_is_left_behind() -> None:
     def num_open() -> int:
         return len(os.listdir("/proc/self/fd"))
 
-    async with ProcessRuntime():
-        pass
+    async with ProcessRuntime() as runtime:
+        await runtime.spawn(Probe, TWO)  # What forks them stays for the next.
     before = num_open()
     async with ProcessRuntime() as runtime:
         workers = await runtime.spawn(Probe, TWO)
@@ -247,7 +247,7 @@ async def test_workers_that_were_started_end_where_one_cannot_be(
 
     monkeypatch.setattr("reroll.runtime.processes.subprocess.Popen", OnlyTwo)
     with pytest.raises(RerollError, match=r"no process could be started for worker probe\[2\]: no more processes"):
-        await runtime.spawn(Probe, Placement("probe", ("cpu",) * 3))
+        await runtime.spawn(Probe, Placement("probe", ("cpu",) * 3, runs_user_code=True))
     assert len(started) == 2
     wait_until_gone([process.pid for process in started])
 
@@ -299,7 +299,7 @@ CONTROLLER = """
             self.child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
         def pids(self):
             import os
-            return [os.getpid(), self.child.pid]
+            return [os.getpid(), os.getppid(), self.child.pid]
         def hang(self):
             time.sleep(600)
 
@@ -319,13 +319,13 @@ CONTROLLER = """
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_controller_that_ends_leaves_no_process(number: signal.Signals, tmp_path: Path) -> None:
-    """Its workers are of a class of the script itself, and busy."""
+    """Its workers are of a class of the script itself, and busy. What they are forked from ends too."""
     (tmp_path / "controller.py").write_text(textwrap.dedent(CONTROLLER))
     controller = subprocess.Popen(
         [sys.executable, "controller.py", "pids"], cwd=tmp_path, stderr=subprocess.DEVNULL, start_new_session=True
     )
     try:
-        pids = read_pids(tmp_path / "pids", num=4)
+        pids = read_pids(tmp_path / "pids", num=6)
         assert all(map(is_there, pids))
         controller.send_signal(number)
         controller.wait(120)

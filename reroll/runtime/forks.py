@@ -1,0 +1,144 @@
+"""Workers that start in a moment: forks of a process that has already imported what they need (`fork_server.py`).
+
+Here is the controller's side. A controller has one such process, which it starts when the first worker is to be forked.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import pickle
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import NamedTuple
+
+from reroll.runtime.children import kill_group, marked, sheltered_from_sigterm
+
+NUMBER = struct.Struct("!i")
+"""What a server tells of a worker: its process number, then its exit code."""
+_TITLE_ROOM = "-" * 100
+"""As the server's last argument: place for a worker's own title, which is written over the server's."""
+_FLEETING = frozenset({"PYTEST_CURRENT_TEST", "COLUMNS", "LINES"})
+"""Variables that change all the time and that no library reads when it is imported."""
+
+
+class Order(NamedTuple):
+    """What a worker to be forked is told before it begins."""
+
+    name: str
+    module: str
+    """Of ours, or empty: imported by the server first, so that the next worker finds it there."""
+    environment: Mapping[str, str]
+    mark: str
+    folder: str
+    """The working directory."""
+
+
+class Forked:
+    """A worker that a server forks, as the controller sees it. Safe to use from several threads."""
+
+    def __init__(self, status: socket.socket, server: ForkServer) -> None:
+        """`status` tells its number, then its exit code; once it is closed, the worker is reaped."""
+        self._status = status
+        self._server = server  # Which lives as long as one of its workers, also when another has taken its place.
+        self._changing = threading.Lock()
+        self._is_to_end = False
+        self.pid: int | None = None
+        """Once it is known; it may be forked a little later."""
+        self.returncode: int | None = None
+
+    def kill(self) -> None:
+        """It and its session, now or as soon as it is there. Harmless if it has ended."""
+        with self._changing:
+            self._is_to_end = True
+            if self.pid is not None and self.returncode is None:
+                kill_group(self.pid)
+
+    def wait(self) -> int:
+        """Until it has ended; its session is ended then. Returns the exit code, or minus the signal."""
+        pid = self._next_number()
+        with self._changing:
+            self.pid = pid
+            if self._is_to_end and pid is not None:
+                kill_group(pid)
+        code = self._next_number()
+        with self._changing:
+            if pid is not None:
+                kill_group(pid)
+            self.returncode = -signal.SIGKILL if code is None else code  # The server was killed, or could not fork.
+            self._status.close()
+        return self.returncode
+
+    def _next_number(self) -> int | None:
+        data = self._status.recv(NUMBER.size)
+        return NUMBER.unpack(data)[0] if len(data) == NUMBER.size else None
+
+
+class ForkServer:
+    """The server as its controller sees it."""
+
+    def __init__(self) -> None:
+        self._environment = _lasting(os.environ)
+        self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [sys.executable, "-P", "-m", "reroll.runtime.fork_server", str(theirs.fileno()), _TITLE_ROOM]
+        with theirs, sheltered_from_sigterm():
+            self._process = subprocess.Popen(
+                command,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # What workers print is no output of the run's.
+                start_new_session=True,
+                env=marked(uuid.uuid4().hex, {**os.environ, "CUDA_VISIBLE_DEVICES": ""}),
+            )
+
+    @property
+    def can_serve(self) -> bool:
+        """Whether it lives, and what libraries read when they are imported is still the same."""
+        return self._process.poll() is None and self._environment == _lasting(os.environ)
+
+    def fork(self, order: Order, link: socket.socket) -> Forked:
+        """Have a worker forked that serves at `link`. Returns at once."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        descriptor = os.memfd_create("order")  # An environment may be longer than a message.
+        with theirs, os.fdopen(descriptor, "wb") as file:
+            pickle.dump(order, file)
+            file.flush()
+            socket.send_fds(self._link, [b"fork"], [descriptor, link.fileno(), theirs.fileno(), 2])
+        return Forked(ours, self)
+
+
+_server: tuple[int, ForkServer] | None = None
+_starting = threading.Lock()
+
+
+def fork(order: Order, link: socket.socket) -> Forked:
+    """Have a worker forked that serves at `link`, by the server of this process, which is started if need be."""
+    global _server
+    with _starting:
+        if _server is not None and _server[0] == os.getpid() and _server[1].can_serve:
+            with suppress(OSError):  # It is being killed: the next one takes its place.
+                return _server[1].fork(order, link)
+        _server = os.getpid(), ForkServer()  # The one there may be that of the process which this one is a fork of.
+        return _server[1].fork(order, link)
+
+
+@functools.cache
+def can_fork() -> bool:
+    """Whether this system has what a server needs: Linux has."""
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+        os.close(os.memfd_create("trial"))
+    except (AttributeError, OSError):
+        return False
+    return os.path.exists("/proc/self/stat")
+
+
+def _lasting(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name not in _FLEETING}
