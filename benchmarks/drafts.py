@@ -19,7 +19,7 @@ from work import messages
 
 from reroll.infer.embedded.drafts import Drafter
 from reroll.infer.embedded.engine import EmbeddedEngine
-from reroll.infer.embedded.pace import Pace, Steady
+from reroll.infer.embedded.pace import DraftPace, Steady
 from reroll.models.load import load_model, load_tokenizer
 from reroll.tokens.renderer import Renderer
 from reroll.types import Request, SamplingParams
@@ -93,7 +93,7 @@ def write(engine: EmbeddedEngine, asked: list[Request], tally: Tally) -> None:
 def make(folder: str, way: str, *, device: str, max_running: int) -> EmbeddedEngine:
     model = load_model(folder, dtype=torch.bfloat16, device=device)
     drafter = None if way == "off" else Drafter()
-    pace = Steady() if way == "always" else Pace()
+    pace = Steady() if way == "always" else DraftPace()
     return EmbeddedEngine(model, load_tokenizer(folder), max_running=max_running, drafter=drafter, pace=pace)
 
 

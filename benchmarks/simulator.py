@@ -29,7 +29,7 @@ from reroll.rollout.seeds import stable_seed
 from reroll_zoo.simulate.compare import Case, calibrated, run_case
 from reroll_zoo.simulate.engines import EngineModel
 from reroll_zoo.simulate.recorded import RecordedRun, read_run
-from reroll_zoo.simulate.run import Outcome, System
+from reroll_zoo.simulate.run import Prediction, System
 from reroll_zoo.simulate.workload import Drawn, Workload, fixed, parse_drawn
 
 MAX_GROUPS = 4096
@@ -155,7 +155,7 @@ def run_rows(folder: Path, steps: int) -> list[dict[str, Any]]:
     return rows
 
 
-def grown(num_gpus: int, *, samples_per_gpu: int) -> Outcome:
+def grown(num_gpus: int, *, samples_per_gpu: int) -> Prediction:
     """Half of the GPUs generate, one engine each for 8; the batch grows with them."""
     num_engines = max(1, num_gpus // 16)
     engine = EngineModel(decode_s=lambda num: 0.008 + 0.00004 * num, prefill_s=2e-6, max_running=512, load_s=3.0)
@@ -175,7 +175,7 @@ def grown(num_gpus: int, *, samples_per_gpu: int) -> Outcome:
 
 def scale_rows(sizes: list[int], samples_per_gpu: int) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
-    first: Outcome | None = None
+    first: Prediction | None = None
     for num_gpus in sizes:
         one = grown(num_gpus, samples_per_gpu=samples_per_gpu)
         first = first or one

@@ -18,7 +18,7 @@ from reroll.errors import WorkerError
 from reroll.infer.base import Engine, Finished
 from reroll.infer.embedded.drafts import Drafter
 from reroll.infer.embedded.engine import EmbeddedEngine
-from reroll.infer.embedded.pace import Pace, Steady
+from reroll.infer.embedded.pace import DraftPace, Steady
 from reroll.models.load import DTYPES, Precision, load_model, load_tokenizer
 from reroll.runtime.base import WorkerInfo
 from reroll.runtime.cpu import release_helper_threads
@@ -119,7 +119,7 @@ class InferWorker:
                 cache_bytes=None if cache_gib is None else int(cache_gib * 2**30),
                 reads_again=reads_again,
                 drafter=None if draft == "off" else Drafter(),
-                pace=Steady() if draft == "always" else Pace(),
+                pace=Steady() if draft == "always" else DraftPace(),
             )
         self._start(engine, max_running=max_running, report_every=report_every)
 

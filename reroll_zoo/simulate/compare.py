@@ -10,7 +10,7 @@ from pathlib import Path
 
 from reroll.config.parts import RolloutConfig
 from reroll_zoo.simulate.recorded import RecordedRun
-from reroll_zoo.simulate.run import Outcome, System, simulate
+from reroll_zoo.simulate.run import Prediction, System, simulate
 from reroll_zoo.simulate.workload import Workload
 
 SEARCHED: Mapping[str, Sequence[str]] = {
@@ -36,7 +36,7 @@ class Compared:
     """A setting and what came of it."""
 
     label: str
-    outcome: Outcome
+    outcome: Prediction
 
 
 def combinations(varied: Mapping[str, Sequence[str]]) -> Iterator[list[str]]:

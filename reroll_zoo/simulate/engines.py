@@ -48,7 +48,7 @@ class EngineModel:
 
 
 @dataclass(slots=True, eq=False)
-class _Sequence:
+class _SimulatedSequence:
     request: Request
     num_tokens: int
     """That it will have."""
@@ -71,10 +71,10 @@ class ModelledEngine:
     def __init__(self, model: EngineModel, workload: Workload, cores: Cores | None) -> None:
         self._model, self._workload, self._cores = model, workload, cores
         self._loop = asyncio.get_running_loop()
-        self._waiting: deque[_Sequence] = deque()
-        self._by_id: dict[str, _Sequence] = {}
-        self._running: dict[str, _Sequence] = {}
-        self._heap: list[tuple[float, int, _Sequence]] = []
+        self._waiting: deque[_SimulatedSequence] = deque()
+        self._by_id: dict[str, _SimulatedSequence] = {}
+        self._running: dict[str, _SimulatedSequence] = {}
+        self._heap: list[tuple[float, int, _SimulatedSequence]] = []
         self._serial = 0
         self._progress = self._next_report = 0.0
         self._read_left_s = 0.0
@@ -232,7 +232,7 @@ class ModelledEngine:
             heapq.heappush(self._heap, (end, self._serial, sequence))
             self._read(sequence)
 
-    def _read(self, sequence: _Sequence) -> None:
+    def _read(self, sequence: _SimulatedSequence) -> None:
         """Its context; what a sibling or the turn before has read is not read again."""
         ids = sequence.request.prompt_ids
         num_tokens = float(sequence.num_before)
@@ -262,7 +262,7 @@ class ModelledEngine:
     def _submit(self, request: Request) -> None:
         num_before = len(request.written.token_ids) * self._model.tokens_per_mark
         num_tokens = self._workload.num_tokens(request.sampling.seed)
-        sequence = _Sequence(request, num_tokens, min(num_before, num_tokens - 1))
+        sequence = _SimulatedSequence(request, num_tokens, min(num_before, num_tokens - 1))
         sequence.versions = list(request.written.versions)
         sequence.num_told = len(request.written.token_ids)
         self._by_id[request.id] = sequence
@@ -274,14 +274,14 @@ class ModelledEngine:
             self._finish(sequence, FinishReason.ABORT)
             self._has_events.set()
 
-    def _count(self, sequence: _Sequence) -> int:
+    def _count(self, sequence: _SimulatedSequence) -> int:
         """How much it has now; what is new is counted."""
         num_tokens = round(sequence.written(self._progress)) if sequence.request.id in self._running else sequence.num_before
         self.written[_sample_of(sequence.request.id)] += num_tokens - sequence.num_before
         sequence.num_before, sequence.starts_at = num_tokens, self._progress
         return num_tokens
 
-    def _note_version(self, sequence: _Sequence, num_marks: int | None = None) -> None:
+    def _note_version(self, sequence: _SimulatedSequence, num_marks: int | None = None) -> None:
         """What is written since the last note was written under the weights of now."""
         if num_marks is None:
             num_marks = self._model.num_marks(sequence.written(self._progress))
@@ -293,7 +293,7 @@ class ModelledEngine:
         else:
             sequence.versions.append((self._version, num_new))
 
-    def _finish(self, sequence: _Sequence, reason: FinishReason) -> None:
+    def _finish(self, sequence: _SimulatedSequence, reason: FinishReason) -> None:
         num_tokens = self._count(sequence)
         sequence.is_over = True
         num_marks = self._model.num_marks(num_tokens)

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from reroll.errors import RunFolderError
 from reroll_zoo.simulate.compare import Compared
-from reroll_zoo.simulate.run import Outcome
+from reroll_zoo.simulate.run import Prediction
 
 PARTS = (("wait_s", "waiting for samples", "#1a7f37"), ("train_s", "training", "#0969da"), ("push_s", "push", "#bf8700"))
 _STYLE = """
@@ -37,7 +37,7 @@ th:first-child, td:first-child { text-align: left } th { color: var(--faint); fo
 """
 
 
-def columns_of(one: Outcome) -> dict[str, str]:
+def columns_of(one: Prediction) -> dict[str, str]:
     """A run in one line."""
     return {
         "step": seconds(one.step_s),

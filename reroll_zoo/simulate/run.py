@@ -64,7 +64,7 @@ class StepTimes:
 
 
 @dataclass(kw_only=True)
-class Outcome:
+class Prediction:
     """What came of it."""
 
     wall_s: float = 0.0
@@ -236,10 +236,10 @@ class Simulation:
         )
         self.lengths: dict[str, int] = {}
         """Tokens of the samples in flight that have ended."""
-        self.outcome = Outcome(num_devices=system.num_devices)
+        self.outcome = Prediction(num_devices=system.num_devices)
         self._num_in_flight = 0
 
-    async def run(self, num_steps: int) -> Outcome:
+    async def run(self, num_steps: int) -> Prediction:
         """So many steps, from the first admission to the last release."""
         started_s, cpu_s = self._loop.time(), time.process_time()
         lost = [asyncio.create_task(self._lose(at_s, ranks)) for at_s, ranks in self._system.losses]
@@ -359,14 +359,14 @@ class Simulation:
 
 def simulate(
     rollout: RolloutConfig, workload: Workload, system: System, *, num_steps: int, folder: Path, seed: int = 0
-) -> Outcome:
+) -> Prediction:
     """A run of so many steps on a virtual clock. What happens to samples is written to `folder` as a run's journal."""
     longest = min(workload.max_tokens, workload.lengths.longest)
     per_mark = max(1, round(longest / 64))
     told_every = max(system.engine.report_every, round(longest / 8))
     system = replace(system, engine=replace(system.engine, tokens_per_mark=per_mark, report_every=told_every))
 
-    async def main() -> Outcome:
+    async def main() -> Prediction:
         return await Simulation(rollout, workload, system, folder, seed=seed).run(num_steps)
 
     return run_virtually(main())

@@ -8,7 +8,7 @@ import torch
 
 from reroll.infer.embedded.drafts import Draft, Drafter
 from reroll.infer.embedded.engine import EmbeddedEngine
-from reroll.infer.embedded.pace import Pace, Steady
+from reroll.infer.embedded.pace import DraftPace, Steady
 from reroll.models.attention import PackedAttention, hidden_states, logits
 from reroll.models.load import load_model, load_tokenizer
 from reroll.models.tiny import make_tiny
@@ -193,7 +193,7 @@ def test_drafts_write_the_same_tokens(folder):
         for i in range(12)
     ]
     expected = written(EmbeddedEngine(model, tokenizer, max_running=8), requests)
-    for drafter, pace in ((HalfRight(expected), Steady()), (Drafter(), Steady()), (Drafter(), Pace())):
+    for drafter, pace in ((HalfRight(expected), Steady()), (Drafter(), Steady()), (Drafter(), DraftPace())):
         engine = EmbeddedEngine(model, tokenizer, max_running=8, drafter=drafter, pace=pace)
         assert_same_completions(written(engine, requests), expected)
         assert engine.counts.num_drafted > 0

@@ -40,7 +40,7 @@ class _Text:
     num_read: int = 0
 
 
-class _Group:
+class _SiblingTexts:
     """What is said after one prompt: the answers under way, and the last ones of before."""
 
     def __init__(self, prompt: Sequence[int]) -> None:
@@ -128,14 +128,14 @@ class _Acceptance:
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class DraftedTokens:
     """Guesses at the next tokens, and the kind of each."""
 
     tokens: tuple[int, ...] = ()
     kinds: tuple[tuple[int, int], ...] = ()
 
 
-NO_DRAFT = Draft()
+NO_DRAFT = DraftedTokens()
 
 
 class Drafter:
@@ -143,7 +143,7 @@ class Drafter:
     would, with all before them, be right more seldom than it is asked for."""
 
     def __init__(self) -> None:
-        self._groups: OrderedDict[tuple[int, ...], _Group] = OrderedDict()  # Least recently asked for first.
+        self._groups: OrderedDict[tuple[int, ...], _SiblingTexts] = OrderedDict()  # Least recently asked for first.
         self._num_kept = 0
         self._acceptance: dict[tuple[int, int], _Acceptance] = {}
 
@@ -152,7 +152,7 @@ class Drafter:
         prompt = sequence.request.prompt_ids
         group = self._groups.get(prompt)
         if group is None:
-            group = self._groups[prompt] = _Group(prompt)
+            group = self._groups[prompt] = _SiblingTexts(prompt)
             self._num_kept += group.num_kept
         group.join(sequence)
         self._groups.move_to_end(prompt)
@@ -169,7 +169,7 @@ class Drafter:
                 break
             self._num_kept -= self._groups.pop(prompt).num_kept
 
-    def draft(self, sequence: SequenceState, *, max_tokens: int, least: float) -> Draft:
+    def draft(self, sequence: SequenceState, *, max_tokens: int, least: float) -> DraftedTokens:
         """At most so many tokens, each of which is drawn with a probability of at least `least`."""
         group = self._groups[sequence.request.prompt_ids]
         group.read()
@@ -186,9 +186,9 @@ class Drafter:
             tokens.append(token)
             kinds.append(kind)
             context = (*context[1:], token) if len(context) == longest else (*context, token)
-        return Draft(tuple(tokens), tuple(kinds)) if tokens else NO_DRAFT
+        return DraftedTokens(tuple(tokens), tuple(kinds)) if tokens else NO_DRAFT
 
-    def learn(self, draft: Draft, *, num_right: int, num_known: int) -> None:
+    def learn(self, draft: DraftedTokens, *, num_right: int, num_known: int) -> None:
         """Of the first `num_known` guesses so many were right, one after the other."""
         for place, kind in enumerate(draft.kinds[:num_known]):
             self._acceptance.setdefault(kind, _Acceptance()).add(is_right=place < num_right)

@@ -16,9 +16,9 @@ from reroll.errors import ModelError
 from reroll.infer.base import Engine, EngineCounts, Finished
 from reroll.infer.embedded.attention import work_kind
 from reroll.infer.embedded.backend import CacheBackend, PendingTokens
-from reroll.infer.embedded.drafts import MAX_DRAFT, NO_DRAFT, Draft, Drafter
+from reroll.infer.embedded.drafts import MAX_DRAFT, NO_DRAFT, DraftedTokens, Drafter
 from reroll.infer.embedded.model_runner import ModelRunner
-from reroll.infer.embedded.pace import Pace
+from reroll.infer.embedded.pace import DraftPace
 from reroll.infer.embedded.sampler import RowSampling
 from reroll.infer.embedded.slots import SlotBackend
 from reroll.infer.prefixes import PrefixIndex
@@ -101,7 +101,7 @@ class _RunningStep:
 
     pending: PendingTokens
     sequences: tuple[_Sequence, ...]
-    drafts: tuple[Draft, ...] = ()
+    drafts: tuple[DraftedTokens, ...] = ()
     only_writes: bool = True
     """Whether it reads nothing but the newest tokens, and drafts."""
 
@@ -132,7 +132,7 @@ class EmbeddedEngine(Engine):
         cache_bytes: int | None = None,
         reads_again: bool = False,
         drafter: Drafter | None = None,
-        pace: Pace | None = None,
+        pace: DraftPace | None = None,
     ) -> None:
         """With `reads_again`, new weights read the contexts of requests in flight anew; else they go on from what older weights
         have read. With a `drafter`, steps check its guesses where `pace` finds that it pays; None: where measurement does."""
@@ -154,7 +154,7 @@ class EmbeddedEngine(Engine):
         self._asleep = False
         self._num_submitted = 0
         self._reads_again = reads_again
-        self._drafter, self._pace = drafter, pace or Pace()
+        self._drafter, self._pace = drafter, pace or DraftPace()
         self.counts = EngineCounts()
 
     def submit(self, request: Request) -> None:
@@ -374,7 +374,7 @@ class EmbeddedEngine(Engine):
             self._backend.copy(leader, slot, length=self._running[leader].cached)
         return _RunningStep(pending, tuple(self._running), drafts, only_writes)
 
-    def _draft(self) -> tuple[Draft, ...]:
+    def _draft(self) -> tuple[DraftedTokens, ...]:
         """Guesses at the next tokens of each running sequence, as far as it may go on. Nothing, if there is none or no room."""
         least = self._pace.bar(len(self._running)) if self._drafter is not None else None
         if self._drafter is None or least is None:
@@ -390,7 +390,7 @@ class EmbeddedEngine(Engine):
         )
         return tuple(drafts) if is_worth_it else ()
 
-    def _check(self, starts: list[int], uncached: list[tuple[int, ...]], drafts: Sequence[Draft]) -> PendingTokens:
+    def _check(self, starts: list[int], uncached: list[tuple[int, ...]], drafts: Sequence[DraftedTokens]) -> PendingTokens:
         """Start a step that reads the drafts too, and draws at each of their places."""
         num_drafted = [len(draft.tokens) for draft in drafts]
         self.counts.num_drafted += sum(num_drafted)
@@ -456,7 +456,9 @@ class EmbeddedEngine(Engine):
             self._free_slot(slot)
             self._report(sequence, reason)
 
-    def _write(self, sequence: _Sequence, drawn: Sequence[tuple[int, float]], draft: Draft) -> tuple[int, FinishReason | None]:
+    def _write(
+        self, sequence: _Sequence, drawn: Sequence[tuple[int, float]], draft: DraftedTokens
+    ) -> tuple[int, FinishReason | None]:
         """Append what was drawn, up to the end or the first wrong guess, whose successors were drawn for another context."""
         num_written = num_right = 0
         reason = None

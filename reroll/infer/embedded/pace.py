@@ -38,7 +38,7 @@ class _Way:
 
 
 @dataclass(slots=True)
-class _Choice:
+class _DraftChoice:
     """Which way is quickest for about so many sequences, by measurement."""
 
     ways: list[_Way] = field(default_factory=lambda: [_Way() for _ in BARS])
@@ -79,13 +79,13 @@ class _Choice:
         self.now = due[0] if due else best
 
 
-class Pace:
+class DraftPace:
     """Decides how bold drafts are: tries the ways in turn, keeps to the quickest, looks again at the others ever more seldom.
     It does so for each number of running sequences: what pays for one does not for fifty."""
 
     def __init__(self, *, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
-        self._choices: dict[int, _Choice] = {}
+        self._choices: dict[int, _DraftChoice] = {}
         self._last: tuple[float, int] | None = None
 
     def bar(self, num_running: int) -> float | None:
@@ -105,11 +105,11 @@ class Pace:
         """What comes next says nothing of how long a step takes."""
         self._last = None
 
-    def _choice(self, num_running: int) -> _Choice:
-        return self._choices.setdefault(num_running if num_running < 8 else 8 * num_running.bit_length(), _Choice())
+    def _choice(self, num_running: int) -> _DraftChoice:
+        return self._choices.setdefault(num_running if num_running < 8 else 8 * num_running.bit_length(), _DraftChoice())
 
 
-class Steady(Pace):
+class Steady(DraftPace):
     """Always drafts, whatever it costs."""
 
     def bar(self, num_running: int) -> float | None:

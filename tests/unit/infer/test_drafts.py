@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import reroll.infer.embedded.engine as engine_module
-from reroll.infer.embedded.drafts import Draft, Drafter
+from reroll.infer.embedded.drafts import DraftedTokens, Drafter
 from reroll.infer.embedded.engine import EmbeddedEngine
 from reroll.infer.embedded.pace import Steady
 from reroll.infer.sequence import SequenceState
@@ -40,10 +40,10 @@ class Guesses(Drafter):
         super().__init__()
         self._known, self._change = known, change
 
-    def draft(self, sequence: SequenceState, *, max_tokens: int, least: float) -> Draft:
+    def draft(self, sequence: SequenceState, *, max_tokens: int, least: float) -> DraftedTokens:
         ahead = list(self._known[sequence.request.id].token_ids[len(sequence.tokens) :])
         tokens = self._change([*ahead, *[7] * 8][:8])[: max(0, max_tokens)]
-        return Draft(tuple(tokens), ((4, 0),) * len(tokens))
+        return DraftedTokens(tuple(tokens), ((4, 0),) * len(tokens))
 
 
 def changes() -> dict[str, Callable[[list[int]], list[int]]]:

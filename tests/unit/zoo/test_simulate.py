@@ -25,7 +25,7 @@ from reroll_zoo.simulate.compare import Compared
 from reroll_zoo.simulate.cores import Cores
 from reroll_zoo.simulate.engines import EngineModel
 from reroll_zoo.simulate.report import page_of
-from reroll_zoo.simulate.run import Outcome, Simulation, System, _Prompts, simulate
+from reroll_zoo.simulate.run import Prediction, Simulation, System, _Prompts, simulate
 from reroll_zoo.simulate.workload import Drawn, Workload, fixed, parse_drawn
 
 
@@ -246,7 +246,7 @@ def test_distributions_have_the_mean_they_are_asked_for() -> None:
 
 def test_the_page_shows_every_setting_and_no_markup_of_its_names(tmp_path: Path) -> None:
     rollout = RolloutConfig(prompts_per_step=2, group_size=2, max_staleness=1)
-    outcome: Outcome = simulate(rollout, workload(), system(), num_steps=4, folder=tmp_path)
+    outcome: Prediction = simulate(rollout, workload(), system(), num_steps=4, folder=tmp_path)
     page = page_of([Compared("<b>one", outcome), Compared("two", outcome)], title="t & u")
 
     assert "&lt;b&gt;one" in page
