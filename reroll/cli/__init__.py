@@ -14,17 +14,16 @@ from reroll.cli.audit import audit
 from reroll.cli.chat import chat
 from reroll.cli.eval import evaluate
 from reroll.cli.init import init
-from reroll.cli.page import page as serve_page
 from reroll.cli.plug_ins import add_plug_ins
 from reroll.cli.reference import print_explanation, schema
 from reroll.cli.replay import replay
 from reroll.cli.rewards import rewards
 from reroll.cli.supervisor import supervise
-from reroll.cli.trace import trace
 from reroll.config.load import dump_config, load_config
+from reroll.config.registry import load_entry
 from reroll.config.tree import AnyConfig, RlvrConfig
 from reroll.errors import ConfigError, RerollError
-from reroll.page.hands import PageAddress
+from reroll.pipeline.controls import Companion
 from reroll.pipeline.restarts import Restarts
 
 app = typer.Typer(
@@ -38,8 +37,6 @@ app.add_typer(models, name="models")
 app.add_typer(rewards, name="rewards")
 app.command("chat")(chat)
 app.command("init")(init)
-app.command("page")(serve_page)
-app.command("trace")(trace)
 app.command("audit")(audit)
 app.command("replay")(replay)
 app.command("eval")(evaluate)
@@ -90,7 +87,7 @@ def train(
 ) -> None:
     """Train as FILE says, into runs/NAME/. What is lost with a process or a machine is started anew, and the run goes on."""
     counted = Restarts()
-    address = PageAddress(port) if page else None  # The token is the same after every restart.
+    companion: Companion | None = load_entry("reroll.companions", "page")(port=port) if page else None
     if restarts != 0:
         supervise(counted)
     again = counted.num > 0
@@ -104,7 +101,7 @@ def train(
         overwrite=overwrite and not again,
         code_folder=file.parent,
         restarts=counted,
-        page=address,
+        companion=companion,
     )
     console = Console(highlight=False, soft_wrap=True)
     if outcome.interrupted:

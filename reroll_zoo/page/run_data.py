@@ -15,14 +15,15 @@ from pydantic import ValidationError
 
 from reroll.errors import RunFolderError
 from reroll.observe.episode import LoggedEpisode, episode_of
-from reroll.observe.journal import JournalFollower, read_stored
-from reroll.observe.lifecycles import Lifecycle, Lifecycles, Phase
+from reroll.observe.journal import read_stored
 from reroll.observe.lock import living_holder
 from reroll.observe.run_folder import RunFolder
-from reroll.page.decoder import RunDecoder
-from reroll.page.differences import between, from_defaults
-from reroll.page.rows import RowFollower
 from reroll.types import Prompt
+from reroll_zoo.page.decoder import RunDecoder
+from reroll_zoo.page.differences import between, from_defaults
+from reroll_zoo.page.journal_follower import JournalFollower
+from reroll_zoo.page.lifecycles import Lifecycle, Lifecycles, Phase
+from reroll_zoo.page.rows import RowFollower
 
 Json = dict[str, Any]
 

@@ -20,8 +20,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from reroll.errors import RerollError
 from reroll.observe.files import to_line
-from reroll.page.hands import Hands
-from reroll.page.run_data import RunData, Unknown
+from reroll.pipeline.controls import Hands
+from reroll_zoo.page.run_data import RunData, Unknown
 
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 7860
 _TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
@@ -222,7 +222,7 @@ def _number(query: Mapping[str, str], name: str, default: int = 0) -> int:
 @cache
 def static_files() -> dict[str, tuple[bytes, str]]:
     """The page's own files by name, with their types. Nothing else is ever served."""
-    folder = files("reroll.page").joinpath("static")
+    folder = files("reroll_zoo.page").joinpath("static")
     return {
         file.name: (file.read_bytes(), _TYPES[f".{file.name.rpartition('.')[2]}"])
         for file in folder.iterdir()

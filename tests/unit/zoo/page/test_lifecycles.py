@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from reroll.observe.journal import QUEUED_AGAIN, Journal, SampleState, read_journal
-from reroll.observe.lifecycles import Lifecycles, Phase
 from reroll.types import Completion, FinishReason, Status, Trajectory, Turn
+from reroll_zoo.page.lifecycles import Lifecycles, Phase
 
 
 def scored(id: str, reward: float = 1.0) -> Trajectory:

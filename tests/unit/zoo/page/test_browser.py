@@ -13,9 +13,9 @@ from browser import CHROMIUM, opened
 
 from reroll.observe.journal import Journal, SampleState
 from reroll.observe.lock import RunLock
-from reroll.page.hands import Hands
-from reroll.page.run_data import RunData
-from reroll.page.server import PageServer
+from reroll.pipeline.controls import Hands
+from reroll_zoo.page.run_data import RunData
+from reroll_zoo.page.server import PageServer
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
 

@@ -14,9 +14,9 @@ import jsonschema
 import pytest
 
 from reroll.observe.journal import Journal, SampleState, read_journal
-from reroll.observe.lifecycles import Lifecycles
-from reroll.observe.trace import trace_events
 from reroll.types import Completion, FinishReason, Status, Trajectory, Turn
+from reroll_zoo.page.lifecycles import Lifecycles
+from reroll_zoo.page.trace import trace_events
 
 NUMBER = {"type": "integer", "minimum": 0}
 SCHEMA = {

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from reroll.errors import RerollError
-from reroll.page.hands import Hands
-from reroll.page.run_data import RunData
-from reroll.page.server import TOKEN_HEADER, PageServer, static_files
+from reroll.pipeline.controls import Hands
+from reroll_zoo.page.run_data import RunData
+from reroll_zoo.page.server import TOKEN_HEADER, PageServer, static_files
 
 TOKEN = "a-token-of-a-run"
 

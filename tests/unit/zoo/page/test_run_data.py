@@ -12,8 +12,8 @@ import pytest
 from reroll.observe.episode import LoggedEpisode
 from reroll.observe.journal import Journal, SampleState
 from reroll.observe.lock import RunLock
-from reroll.page import run_data
-from reroll.page.run_data import RunData, Unknown
+from reroll_zoo.page import run_data
+from reroll_zoo.page.run_data import RunData, Unknown
 
 
 def test_a_run_says_how_far_it_is_and_whether_it_lives(run: Path) -> None:
