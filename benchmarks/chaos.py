@@ -30,8 +30,8 @@ from chaos_faults import DISK, HANG, JUDGE, KILL, STOP, Judge, below, fill, stri
 from report import arguments, report
 
 from reroll.models.tiny import make_tiny
-from reroll.observe.audit import Audit, audit
 from reroll.observe.files import append_jsonl, read_jsonl
+from reroll_zoo.audit.audit import Audit, audit
 
 STEPS_PER_FAULT = 3
 """How long a run is."""

@@ -10,13 +10,11 @@ from rich.console import Console
 from rich.markup import escape
 
 from reroll import __version__
-from reroll.cli.audit import audit
 from reroll.cli.chat import chat
 from reroll.cli.eval import evaluate
 from reroll.cli.init import init
 from reroll.cli.plug_ins import add_plug_ins
 from reroll.cli.reference import print_explanation, schema
-from reroll.cli.replay import replay
 from reroll.cli.rewards import rewards
 from reroll.cli.supervisor import supervise
 from reroll.config.load import dump_config, load_config
@@ -37,8 +35,6 @@ app.add_typer(models, name="models")
 app.add_typer(rewards, name="rewards")
 app.command("chat")(chat)
 app.command("init")(init)
-app.command("audit")(audit)
-app.command("replay")(replay)
 app.command("eval")(evaluate)
 app.command("schema")(schema)
 add_plug_ins(app)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from reroll.config.imports import import_object, search_in
+from reroll.config.registry import load_entry
 from reroll.config.tree import AnyConfig, RlvrConfig
 from reroll.data.sources import load_eval
 from reroll.errors import ConfigError, RerollError, RunFolderError, Violation
@@ -28,7 +29,6 @@ from reroll.pipeline.episode_runner import open_episode_runner
 from reroll.pipeline.evaluate import EvalResult, num_episodes
 from reroll.pipeline.preference import DpoPipeline, RewardModelPipeline
 from reroll.pipeline.preflight import preflight
-from reroll.pipeline.replay import ReplayPipeline
 from reroll.pipeline.restarts import Restarts
 from reroll.pipeline.resume import STATE_FILE, finished_before, look_back, read_state
 from reroll.pipeline.rlvr import RlvrPipeline
@@ -104,13 +104,16 @@ PIPELINES: dict[str, type[Pipeline[Any]]] = {
 
 
 def pipeline_of(config: AnyConfig) -> type[Pipeline[Any]]:
-    """The class that runs the config: one of ours, or the user's own."""
-    if isinstance(config, RlvrConfig) and config.recorded:
-        return ReplayPipeline
-    if config.pipeline in PIPELINES:
-        return PIPELINES[config.pipeline]
-    own: type[Pipeline[Any]] = import_object(config.pipeline)
-    return own
+    """The class that runs the config: one of ours, one that a package registered, or the user's own."""
+    is_replay = isinstance(config, RlvrConfig) and config.recorded
+    found: type[Pipeline[Any]]
+    if is_replay:
+        found = load_entry("reroll.pipelines", "replay")
+    elif config.pipeline in PIPELINES:
+        found = PIPELINES[config.pipeline]
+    else:
+        found = import_object(config.pipeline)
+    return found
 
 
 def _train_in(

@@ -20,7 +20,6 @@ from transformers import AutoModelForCausalLM
 from reroll.config.load import parse_config
 from reroll.errors import RerollError, RunFolderError, TooManyFailures, TrainingDiverged
 from reroll.models.tiny import make_tiny
-from reroll.observe.audit import audit
 from reroll.observe.episode import logged_episodes
 from reroll.observe.files import read_jsonl
 from reroll.observe.journal import SampleState, read_journal
@@ -28,6 +27,7 @@ from reroll.pipeline import run as run_module
 from reroll.pipeline.base import Outcome
 from reroll.pipeline.run import train
 from reroll.training.torch_strategy import TorchStrategy
+from reroll_zoo.audit.audit import audit
 
 Tree = dict[str, Any]
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from reroll.errors import RunFolderError
-from reroll.observe.audit import counted_events
 from reroll.observe.journal import BEGUN, STEPPED, Event, SampleState, read_journal, read_stored, segments
 from reroll.types import Group, Prompt, Trajectory
+from reroll_zoo.audit.audit import counted_events
 
 
 @dataclass(slots=True)

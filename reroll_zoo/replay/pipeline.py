@@ -19,14 +19,14 @@ from reroll.errors import ConfigError, RunFolderError, Violation
 from reroll.models.load import load_tokenizer
 from reroll.observe.files import read_jsonl
 from reroll.observe.metrics import Stats
-from reroll.observe.recorded_steps import num_recorded_steps, recorded_steps
 from reroll.observe.run_folder import Checkpoint, RunFolder
 from reroll.pipeline.base import RunContext
 from reroll.pipeline.build import ReplayComponents, build_replay
-from reroll.pipeline.redraw import Redraw
 from reroll.pipeline.rlvr import GroupLearner, rollout_stats
 from reroll.tokens.renderer import Renderer
 from reroll.types import Group
+from reroll_zoo.replay.recorded_steps import num_recorded_steps, recorded_steps
+from reroll_zoo.replay.redraw import Redraw
 
 DECIDES_SAMPLES = frozenset(
     {"data", "engine", "rewards", "reward_workers", "envs", "env_workers", "agents", "endpoint", "rollout", "weights", "eval"}

@@ -35,8 +35,8 @@ def replay(
     With --with, it shows what the same samples teach under another loss, advantage, optimizer, ...
     """
     from reroll.observe.episode import find_run
-    from reroll.pipeline.replay import compare_weights, drawn_again, replay_config
     from reroll.pipeline.run import train
+    from reroll_zoo.replay.pipeline import compare_weights, drawn_again, replay_config
 
     source = find_run(run)
     config = replay_config(source, start=start, stop=stop, draw=draw, changes=changes or (), name=name)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from reroll.observe.audit import MAX_TOLD, Audit, audit, describe
 from reroll.observe.journal import Journal, SampleState, segments
 from reroll.types import Completion, FinishReason, Status, Trajectory, Turn
+from reroll_zoo.audit.audit import MAX_TOLD, Audit, audit, describe
 
 
 class Writer:
