@@ -12,9 +12,7 @@ from rich.markup import escape
 from reroll import __version__
 from reroll.cli.chat import chat
 from reroll.cli.eval import evaluate
-from reroll.cli.init import init
 from reroll.cli.plug_ins import add_plug_ins
-from reroll.cli.reference import print_explanation, schema
 from reroll.cli.rewards import rewards
 from reroll.cli.supervisor import supervise
 from reroll.config.load import dump_config, load_config
@@ -34,9 +32,7 @@ models = typer.Typer(help="Models on this machine.", no_args_is_help=True)
 app.add_typer(models, name="models")
 app.add_typer(rewards, name="rewards")
 app.command("chat")(chat)
-app.command("init")(init)
 app.command("eval")(evaluate)
-app.command("schema")(schema)
 add_plug_ins(app)
 
 EXIT_FAILED = 1
@@ -123,7 +119,7 @@ def check(
     and whether GPUs are large enough.
     """
     if explain is not None:
-        print_explanation(explain)
+        load_entry("reroll.reference", "explain")(explain)
         return
     if file is None:
         raise typer.BadParameter("give a FILE, or --explain PATH")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import reroll
-from reroll.observe.catalogue import CATALOGUE, doc_of
+from reroll_zoo.reference.catalogue import CATALOGUE, doc_of
 
 PACKAGE = Path(reroll.__file__).parent
 DOCS = [doc for docs in CATALOGUE.values() for doc in docs]

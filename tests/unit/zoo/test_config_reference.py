@@ -7,7 +7,8 @@ from typer.testing import CliRunner
 
 from reroll.cli import app
 from reroll.config.load import PIPELINES
-from reroll.config.reference import (
+from reroll.errors import ConfigError
+from reroll_zoo.reference.reference import (
     about,
     all_paths,
     bounds_in_words,
@@ -16,7 +17,6 @@ from reroll.config.reference import (
     set_by_presets,
     type_in_words,
 )
-from reroll.errors import ConfigError
 
 
 def explained(path: str) -> str:

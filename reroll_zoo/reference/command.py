@@ -13,7 +13,7 @@ from rich.table import Table
 
 from reroll.config.base import Node
 from reroll.config.explain import kinds_of
-from reroll.config.reference import (
+from reroll_zoo.reference.reference import (
     PRESET_FIELDS,
     SchemaEntry,
     about,
@@ -23,7 +23,7 @@ from reroll.config.reference import (
     set_by_presets,
     type_in_words,
 )
-from reroll.config.schema import schema_text
+from reroll_zoo.reference.schema import schema_text
 
 
 def print_explanation(path: str) -> None:

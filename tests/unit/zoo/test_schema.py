@@ -12,7 +12,7 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from reroll.config.presets import PRESETS
-from reroll.config.schema import json_schema
+from reroll_zoo.reference.schema import json_schema
 
 ROOT = Path(__file__).parents[3]
 COMMITTED = ROOT / "reroll.schema.json"

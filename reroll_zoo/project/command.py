@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from reroll.config.schema import schema_text
+from reroll_zoo.reference.schema import schema_text
 
 Template = Literal["reward", "environment"]
 
@@ -31,7 +31,8 @@ def init(
     the config by. No file is ever overwritten.
     """
     texts = {
-        path.name.removesuffix(_SUFFIX): path.read_text() for path in files("reroll").joinpath("templates", template).iterdir()
+        path.name.removesuffix(_SUFFIX): path.read_text()
+        for path in files("reroll_zoo.project").joinpath("templates", template).iterdir()
     }
     texts["config.yaml"] = texts["config.yaml"].replace("NAME", _run_name(folder))
     if template == "reward":

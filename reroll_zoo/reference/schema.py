@@ -13,9 +13,9 @@ from reroll.config.base import PipelinePath
 from reroll.config.explain import kinds_of
 from reroll.config.load import PIPELINES
 from reroll.config.presets import PRESETS
-from reroll.config.reference import PRESET_FIELDS, all_paths
 from reroll.config.registry import KindConfig
 from reroll.config.tree import RlvrConfig
+from reroll_zoo.reference.reference import PRESET_FIELDS, all_paths
 
 _REF = "#/$defs/{model}"
 
