@@ -30,10 +30,8 @@ def init(
     """Write a small project into FOLDER: a config that trains, the code to change, data, and the schema that editors complete
     the config by. No file is ever overwritten.
     """
-    texts = {
-        path.name.removesuffix(_SUFFIX): path.read_text()
-        for path in files("reroll_zoo.project").joinpath("templates", template).iterdir()
-    }
+    templates = files("reroll_zoo.project").joinpath("templates", template)
+    texts = {path.name.removesuffix(_SUFFIX): path.read_text() for path in templates.iterdir()}
     texts["config.yaml"] = texts["config.yaml"].replace("NAME", _run_name(folder))
     if template == "reward":
         texts |= _sums()
