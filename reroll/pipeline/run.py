@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from reroll.config.imports import import_object, search_in
-from reroll.config.registry import load_entry
+from reroll.config.registry import entry_names, load_entry
 from reroll.config.tree import AnyConfig, RlvrConfig
 from reroll.data.sources import load_eval
 from reroll.errors import ConfigError, RerollError, RunFolderError, Violation
-from reroll.observe.curve import draw_curve
 from reroll.observe.files import read_jsonl
 from reroll.observe.lock import WAIT_S, RunLock
 from reroll.observe.progress import TrainView, progress_bar
@@ -141,7 +140,8 @@ def _train_in(
                 raise
     finally:
         tracker.close()
-    draw_curve(folder.metrics_path, folder.curve_path, title=title)
+    for name in entry_names("reroll.reports"):
+        load_entry("reroll.reports", name)(folder, title=title)
     folder.write_result(outcome.as_dict())
     return outcome
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from reroll.observe.files import explained, read_jsonl
+from reroll.observe.run_folder import RunFolder
 
 INK, FAINT, BLUE, GREEN, ORANGE, PURPLE = "#24292f", "#8c959f", "#0969da", "#1a7f37", "#bc4c00", "#8250df"
 
@@ -19,6 +20,11 @@ class Series(NamedTuple):
 
     steps: list[int]
     values: list[float]
+
+
+def report(folder: RunFolder, *, title: str) -> None:
+    """Draw the curve of a run that has ended into its folder."""
+    draw_curve(folder.metrics_path, folder.curve_path, title=title)
 
 
 def draw_curve(metrics_path: Path, out_png: Path, *, title: str) -> bool:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from reroll.errors import RunFolderError
-from reroll.observe.curve import draw_curve, series_of, smooth
+from reroll_zoo.show.curve import draw_curve, series_of, smooth
 
 
 def write_metrics(path, rows):
@@ -75,7 +75,7 @@ def test_a_series_leaves_out_what_was_not_finite():
 
 def test_importing_the_observers_loads_neither_matplotlib_nor_torch():
     code = (
-        "import sys, reroll.observe.curve, reroll.observe.trackers, reroll.observe.progress, reroll.data.sources;"
+        "import sys, reroll_zoo.show.curve, reroll_zoo.trackers.wandb, reroll.observe.progress, reroll.data.sources;"
         "print({'matplotlib', 'torch', 'pyarrow', 'datasets', 'wandb'} & set(sys.modules))"
     )
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
