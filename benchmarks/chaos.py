@@ -1,4 +1,5 @@
-"""A soak of random faults: whole runs whose processes are killed and stopped, whose disk fills up, whose judge talks nonsense.
+"""A soak of random faults: whole runs whose processes and nodes are killed and stopped, whose disk is slow or full, whose link
+between two nodes is lossy, narrow or cut, whose judge talks nonsense.
 
 Each run must get to its end by itself (after a full disk, by --resume), with nothing lost and nothing trained twice, and, where
 it is synchronous, with the weights of the run that nobody disturbed, bit for bit.
@@ -20,13 +21,16 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
-from chaos_faults import DISK, HANG, JUDGE, KILL, STOP, Judge, below, fill, strike, workers_of
+from chaos_disk import Disk, own_disk
+from chaos_faults import DISK, FULL, HANG, JUDGE, KILL, LINK, NODE, SLOW, STOP, Judge, below, strike, workers_of
+from chaos_nodes import HEAD, TROUBLES, TwoNodes, two_nodes, why_not
+from chaos_use import UseLog, slopes
 from report import arguments, report
 
 from reroll.models.tiny import make_tiny
@@ -35,6 +39,8 @@ from reroll_zoo.audit.audit import Audit, audit
 
 STEPS_PER_FAULT = 3
 """How long a run is."""
+STEPS_PER_LINK_FAULT = 12
+"""Longer where most faults do not keep it from going on."""
 WATCHDOG_S = 6.0
 DEADLINE_S = 120.0
 """For a run to get further after a fault, and to end."""
@@ -51,22 +57,32 @@ class Scenario:
     runtime: str
     max_staleness: int = 0
     num_ranks: int = 1
+    on_other_node: str = ""
+    """`engines` or `environments`: who sits on a second node, alone."""
 
     @property
     def name(self) -> str:
         ranks = f", {self.num_ranks} ranks" if self.num_ranks > 1 else ""
-        return f"{self.runtime}, {'asynchronous' if self.max_staleness else 'synchronous'}{ranks}"
+        nodes = f", {self.on_other_node} on a second node" if self.on_other_node else ""
+        return f"{self.runtime}, {'asynchronous' if self.max_staleness else 'synchronous'}{ranks}{nodes}"
+
+    @property
+    def num_engines(self) -> int:
+        return 1 if self.runtime == "local" else 3 if self.on_other_node == "engines" else 2
 
     @property
     def faults(self) -> list[tuple[str, str]]:
         """(kind, role), some likelier than others."""
+        if self.on_other_node:
+            links = [(LINK, how) for how in TROUBLES]
+            return [*links, *links, (NODE, ""), (NODE, ""), (KILL, "actor"), (STOP, "actor"), (KILL, "controller")]
         models = {"local": [], "processes": ["policy", "engine"], "ray": ["actor"]}[self.runtime]
         found = [(kind, role) for kind in (KILL, STOP) for role in ("controller", "env", *models, *models)]
         if self.runtime != "ray":  # There they are actors like all others.
             found += [(KILL, "reward"), (STOP, "reward")]
         if self.runtime == "processes":  # Ray's are not known to be stopped.
             found += [(HANG, role) for role in models]
-        return [*found, (JUDGE, ""), (DISK, "")]
+        return [*found, (KILL, "spare"), (JUDGE, ""), (DISK, FULL), (DISK, SLOW)]
 
 
 SCENARIOS = {
@@ -77,7 +93,14 @@ SCENARIOS = {
     "ranks": Scenario("processes", num_ranks=2),
     "ray": Scenario("ray"),
     "ray-async": Scenario("ray", max_staleness=2),
+    "nodes-engines": Scenario("ray", on_other_node="engines"),
+    "nodes-envs": Scenario("ray", on_other_node="environments"),
+    "nodes-async": Scenario("ray", max_staleness=2, on_other_node="engines"),
 }
+
+CPUS = {"engines": (6, 5), "environments": (4, 4)}
+"""Of the head and of the second node. Ray gives a role to the node with the most CPUs left, and to the head where they are
+equal: first a reward worker, then environments (one, or three), then engines (three, or two), then the policy."""
 
 
 @dataclass
@@ -104,13 +127,14 @@ class Verdict:
     restarts: int = 0
     num_groups: int = 0
     num_groups_again: int = 0
-    memory_mb: tuple[float, float] = (0.0, 0.0)
-    """Of the controller after its first step, and at most."""
-    handles: tuple[int, int] = (0, 0)
+    uses: list[list[tuple[float, int, float, int]]] = field(default_factory=list)
+    """Of each controller: seconds since its first finished step, finished steps, memory in MB, open handles."""
     left_behind: list[str] = field(default_factory=list)
 
 
-def tree_of(scenario: Scenario, folder: Path, *, model: Path, judge: str, num_steps: int) -> dict[str, Any]:
+def tree_of(
+    scenario: Scenario, folder: Path, *, model: Path, judge: str, num_steps: int, address: str | None = None
+) -> dict[str, Any]:
     """A config with a plain reward, a judge and an environment, all on one tiny model."""
     (folder / "chaos_reward.py").write_text(REWARD)
     rows = folder / "rows.jsonl"
@@ -120,14 +144,14 @@ def tree_of(scenario: Scenario, folder: Path, *, model: Path, judge: str, num_st
     if scenario.runtime == "processes":
         runtime["watchdog_s"] = WATCHDOG_S
     if scenario.runtime == "ray":
-        runtime["num_cpus"] = 8
+        runtime |= {"address": address} if address else {"num_cpus": 8}
     ranks = {"strategy": {"kind": "fsdp2", "num_ranks": scenario.num_ranks}} if scenario.num_ranks > 1 else {}
     return {
         "pipeline": "rlvr",
         "run": {"name": "run", "runs_dir": str(folder / "runs"), "steps": num_steps, "seed": 1, "log_samples": 0},
         "runtime": runtime,
         "policy": {"model": str(model), "devices": "cpu", "optim": {"lr": 1e-3}, **ranks},
-        "engine": {"devices": "cpu", "num_workers": 1 if scenario.runtime == "local" else 2},
+        "engine": {"devices": "cpu", "num_workers": scenario.num_engines},
         "data": {"train": [{"domain": "digits", **source}, {"domain": "judged", **source}, {"domain": "lake", "kind": "env"}]},
         "rewards": {
             "digits": {"kind": "import", "path": "chaos_reward:digits"},
@@ -138,7 +162,10 @@ def tree_of(scenario: Scenario, folder: Path, *, model: Path, judge: str, num_st
         },
         "reward_workers": {"num_processes": 1},
         "envs": {"lake": {"env": {"kind": "frozen_lake"}, "max_turns": 3}},
-        "env_workers": {"kind": "processes", "num_workers": 1},
+        "env_workers": {
+            "kind": "ray" if scenario.on_other_node else "processes",
+            "num_workers": 3 if scenario.on_other_node == "environments" else 1,
+        },
         "rollout": {
             "prompts_per_step": 3,
             "group_size": 2,
@@ -153,8 +180,9 @@ def tree_of(scenario: Scenario, folder: Path, *, model: Path, judge: str, num_st
 class Run:
     """`reroll train` in a folder, watched."""
 
-    def __init__(self, tree: dict[str, Any], folder: Path) -> None:
+    def __init__(self, tree: dict[str, Any], folder: Path, nodes: TwoNodes | None = None) -> None:
         self.path = folder / "runs" / "run"
+        self._nodes = nodes
         self._folder = folder
         self._mark = f"{os.getpid()}-{time.monotonic_ns()}"
         (folder / "run.yaml").write_text(yaml.safe_dump(tree))
@@ -164,6 +192,8 @@ class Run:
     def start(self, *words: str) -> None:
         command = [sys.executable, "-m", "reroll", "train", "run.yaml", *words]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", MARK: self._mark}
+        if self._nodes:
+            command, environment = self._nodes.command(*command), {**environment, **self._nodes.environment}
         self.process = subprocess.Popen(
             command, cwd=self._folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
@@ -198,14 +228,11 @@ class Run:
         self._reader.join()
         return code
 
-    def controller_use(self) -> tuple[float, int] | None:
-        """Memory in MB and open handles."""
-        for pid in workers_of(self.process.pid).get("controller", ()):
-            with suppress(OSError, StopIteration):
-                status = Path(f"/proc/{pid}/status").read_text().splitlines()
-                kilobytes = next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))
-                return kilobytes / 1e3, len(os.listdir(f"/proc/{pid}/fd"))
-        return None
+    def workers(self, role: str) -> list[int]:
+        """Their processes. With two nodes, the actors of the second."""
+        if self._nodes and role == "actor":
+            return self._nodes.actors()
+        return workers_of(self.process.pid).get(role, [])
 
     def left_behind(self) -> list[str]:
         """What it has started and not ended, a while after its end. It is ended now."""
@@ -213,6 +240,7 @@ class Run:
         while found and time.monotonic() < deadline_s:
             time.sleep(0.2)
             found = [pid for pid in _all_pids() if f"{MARK}={self._mark}" in _environment(pid)]
+            found += self._nodes.all_actors() if self._nodes else []
         names = [_command(pid) for pid in found]
         for pid in found:
             with suppress(ProcessLookupError):
@@ -229,32 +257,49 @@ class Run:
 def play(scenario: Scenario, seed: int, *, num_faults: int, folder: Path, only: list[tuple[str, str]] | None = None) -> Verdict:
     """Run it once in peace and once with so many faults, drawn from `only` or all, one after the other."""
     rng = random.Random(seed)
-    num_steps = STEPS_PER_FAULT * num_faults + 2
-    verdict, judge = Verdict(scenario.name, seed, num_steps), Judge()
-    model = make_tiny(folder / "model", hidden=32, layers=2, heads=4, kv_heads=2, seed=3)
-    options: dict[str, Any] = {"model": model, "judge": judge.url, "num_steps": num_steps}
+    num_steps = (STEPS_PER_LINK_FAULT if scenario.on_other_node else STEPS_PER_FAULT) * num_faults + 2
+    verdict = Verdict(scenario.name, seed, num_steps)
+    options: dict[str, Any] = {
+        "model": make_tiny(folder / "model", hidden=32, layers=2, heads=4, kv_heads=2, seed=3),
+        "num_steps": num_steps,
+    }
+    with ExitStack() as stack:
+        disk = stack.enter_context(own_disk(folder / "disturbed"))
+        nodes = stack.enter_context(two_nodes(*CPUS[scenario.on_other_node])) if scenario.on_other_node else None
+        judge = nodes.at_head(lambda: Judge(HEAD)) if nodes else Judge()
+        stack.callback(judge.close)
+        tree = tree_of(scenario, disk.path, judge=judge.url, address=nodes and nodes.address, **options)
+        run = Run(tree, disk.path, nodes)
+        started_s = time.monotonic()
+        try:
+            faults = [fault for fault in only or scenario.faults if _can_be(fault, disk)]
+            chosen = rng.choices(faults, k=num_faults) if only is None else faults
+            Harness(run, judge, disk, nodes, verdict, rng).disturb(chosen)
+        finally:
+            run.end()
+        verdict.seconds = time.monotonic() - started_s
+        verdict.left_behind = run.left_behind()
+        look_at(run, scenario, verdict)
+        if not verdict.problems and scenario.max_staleness == 0:
+            _compare_with_calm(run, scenario, verdict, folder / "calm", options)
+        if verdict.problems:
+            shutil.copytree(disk.path, folder / "failed")
+            (folder / "failed" / "output.txt").write_text("\n".join(line for _, line in run.lines))
+    return verdict
+
+
+def _can_be(fault: tuple[str, str], disk: Disk) -> bool:
+    return fault[0] != DISK or (disk.can_be_slow if fault[1] == SLOW else disk.has_own)
+
+
+def _compare_with_calm(run: Run, scenario: Scenario, verdict: Verdict, folder: Path, options: dict[str, Any]) -> None:
+    folder.mkdir()
+    judge = Judge()
     try:
-        with small_disk(folder / "disturbed") as (place, has_disk):
-            run = Run(tree_of(scenario, place, **options), place)
-            started_s = time.monotonic()
-            try:
-                faults = [fault for fault in only or scenario.faults if has_disk or fault[0] != DISK]
-                Harness(run, judge, verdict, rng).disturb(rng.choices(faults, k=num_faults) if only is None else faults)
-            finally:
-                run.end()
-            verdict.seconds = time.monotonic() - started_s
-            verdict.left_behind = run.left_behind()
-            look_at(run, scenario, verdict)
-            if scenario.max_staleness == 0 and not verdict.problems:
-                calm = folder / "calm"
-                calm.mkdir()
-                compare(run, Run(tree_of(_calm(scenario), calm, **options), calm), verdict)
-            if verdict.problems:
-                shutil.copytree(place, folder / "failed")
-                (folder / "failed" / "output.txt").write_text("\n".join(line for _, line in run.lines))
+        calm = Run(tree_of(_calm(scenario), folder, judge=judge.url, **options), folder)
+        compare(run, calm, verdict)
     finally:
         judge.close()
-    return verdict
 
 
 def _calm(scenario: Scenario) -> Scenario:
@@ -265,55 +310,71 @@ def _calm(scenario: Scenario) -> Scenario:
 class Harness:
     """Does one thing after the other to a run, each when it has got over the one before."""
 
-    def __init__(self, run: Run, judge: Judge, verdict: Verdict, rng: random.Random) -> None:
-        self._run, self._judge, self._verdict, self._rng = run, judge, verdict, rng
+    def __init__(
+        self, run: Run, judge: Judge, disk: Disk, nodes: TwoNodes | None, verdict: Verdict, rng: random.Random
+    ) -> None:
+        self._run, self._judge, self._disk, self._nodes = run, judge, disk, nodes
+        self._verdict, self._rng = verdict, rng
 
     def disturb(self, faults: list[tuple[str, str]]) -> None:
+        """Strike again and again, then wait for the run's end."""
         self._until_further_than(0)
-        first = self._run.controller_use() or (0.0, 0)
-        most = first
-        for kind, role in faults:
-            if self._run.is_over:
-                break
-            time.sleep(self._rng.uniform(0.0, 0.4))
-            struck = Struck(kind, role, self._run.step)
-            since_s = time.monotonic()
-            if not self._strike(struck):
-                continue
-            struck.at_step = self._run.step  # What was on its way when it was struck does not count.
-            self._verdict.faults.append(struck)
-            if not self._until_further_than(struck.at_step):
-                return
-            struck.heal_s = time.monotonic() - since_s
-            struck.notice_s = next(
-                (at_s - since_s for at_s, line in self._run.lines if at_s > since_s and NOTICED.search(line)), None
-            )
-            used = self._run.controller_use() or most
-            most = max(most[0], used[0]), max(most[1], used[1])
-        try:
-            if code := self._run.wait():
-                self._problem(f"ended with {code}: {self._last_words()}")
-        except subprocess.TimeoutExpired:
-            self._problem("did not end")
-        self._verdict.memory_mb, self._verdict.handles = (first[0], most[0]), (first[1], most[1])
+        if self._nodes and not self._nodes.actors():
+            self._problem("nobody sits on the second node")
+        with UseLog(lambda: self._run.workers("controller"), lambda: self._run.step) as log:
+            for kind, role in faults:
+                if self._run.is_over or not self._get_over(Struck(kind, role, self._run.step)):
+                    break
+            try:
+                if code := self._run.wait():
+                    self._problem(f"ended with {code}: {self._last_words()}")
+            except subprocess.TimeoutExpired:
+                self._problem("did not end")
+        self._verdict.uses = log.lives
+
+    def _get_over(self, struck: Struck) -> bool:
+        """Strike, and wait until the run is further than before. Whether it got there."""
+        time.sleep(self._rng.uniform(0.0, 0.4))
+        since_s = time.monotonic()
+        if not self._strike(struck):
+            return True
+        struck.at_step = self._run.step  # What was on its way when it was struck does not count.
+        self._verdict.faults.append(struck)
+        if not self._until_further_than(struck.at_step):
+            return False
+        struck.heal_s = time.monotonic() - since_s
+        struck.notice_s = next(
+            (at_s - since_s for at_s, line in self._run.lines if at_s > since_s and NOTICED.search(line)), None
+        )
+        return True
 
     def _strike(self, struck: Struck) -> bool:
         """Whether there was anything to strike."""
         if struck.kind == JUDGE:
             struck.role = self._judge.misbehave(self._rng)
-        elif struck.kind == DISK:
+        elif struck.kind == DISK and struck.role == FULL:
             self._fill_the_disk()
+        elif struck.kind == DISK:
+            struck.role = self._disk.be_slow(self._rng)
+        elif struck.kind == LINK and self._nodes:
+            self._nodes.trouble(self._rng, struck.role)
+        elif struck.kind == NODE and self._nodes:
+            self._nodes.kill_other()
+            self._nodes.start_other()
         else:
-            pids = workers_of(self._run.process.pid).get(struck.role, [])
-            if not pids:
-                return False
-            with suppress(ProcessLookupError):
-                strike(self._rng.choice(sorted(pids)), struck.kind, self._rng)
+            return self._strike_a_process(struck.kind, struck.role)
         return True
+
+    def _strike_a_process(self, kind: str, role: str) -> bool:
+        pids = self._run.workers(role)
+        if pids:
+            with suppress(ProcessLookupError):
+                strike(self._rng.choice(sorted(pids)), kind, self._rng)
+        return bool(pids)
 
     def _fill_the_disk(self) -> None:
         """The run must end and say why; when there is room it goes on where a person asks for it."""
-        filler = fill(self._run.path.parents[1])
+        filler = self._disk.fill()
         try:
             code = self._run.wait()
         except subprocess.TimeoutExpired:
@@ -363,19 +424,6 @@ def compare(run: Run, calm: Run, verdict: Verdict) -> None:
         verdict.problems.append("other weights than those of the undisturbed run")
 
 
-@contextmanager
-def small_disk(folder: Path) -> Iterator[tuple[Path, bool]]:
-    """A disk of its own, where this process may mount one."""
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", str(folder)]
-    has_disk = subprocess.run(command, capture_output=True).returncode == 0
-    try:
-        yield folder, has_disk
-    finally:
-        if has_disk:
-            subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
 def _all_pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
 
@@ -405,8 +453,7 @@ def by_scenario(verdicts: list[Verdict]) -> Iterator[dict[str, Any]]:
             "problems": sum(len(verdict.problems) for verdict in own),
             "groups": sum(verdict.num_groups for verdict in own),
             "trained_again": sum(verdict.num_groups_again for verdict in own),
-            "memory_grown_mb": max(verdict.memory_mb[1] - verdict.memory_mb[0] for verdict in own),
-            "handles_grown": max(verdict.handles[1] - verdict.handles[0] for verdict in own),
+            **slopes([life for verdict in own for life in verdict.uses]),
             "left_behind": sum(len(verdict.left_behind) for verdict in own),
         }
 
@@ -442,11 +489,15 @@ def main() -> None:
         "--verdicts", type=Path, help="a file of what became of earlier runs: theirs count too, and ours are added"
     )
     options = parser.parse_args()
+    kinds = options.kinds
+    if any(SCENARIOS[kind].on_other_node for kind in kinds) and (reason := why_not()):
+        print(f"without a second node: {reason}")
+        kinds = [kind for kind in kinds if not SCENARIOS[kind].on_other_node]
     verdicts = read_verdicts(options.verdicts)
     num_earlier = len(verdicts)
     while sum(len(verdict.faults) for verdict in verdicts[num_earlier:]) < options.faults:
         number = len(verdicts) - num_earlier
-        scenario = SCENARIOS[options.kinds[number % len(options.kinds)]]
+        scenario = SCENARIOS[kinds[number % len(kinds)]]
         folder = Path(tempfile.mkdtemp(prefix="reroll-chaos-"))
         verdict = play(scenario, options.seed + number, num_faults=options.faults_per_run, folder=folder)
         verdicts.append(verdict)

@@ -1,4 +1,4 @@
-"""What `chaos.py` does to runs: processes killed and stopped, a full disk, a judge that answers nonsense."""
+"""What `chaos.py` does to runs: processes killed and stopped, a judge that answers nonsense."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Literal
 
-KILL, STOP, HANG, JUDGE, DISK = "kill", "stop", "hang", "judge", "disk"
+from reroll.cli.supervisor import SPARE
+
+KILL, STOP, HANG, JUDGE = "kill", "stop", "hang", "judge"
+DISK, FULL, SLOW = "disk", "full", "slow"
+"""A disk is filled, or slow for a while."""
+LINK, NODE = "link", "node"
 STOP_S = (0.2, 3.0)
 """How long a stopped process stays so."""
 JUDGE_S = 2.0
@@ -25,7 +30,8 @@ JUDGE_S = 2.0
 class Judge:
     """A judge behind an endpoint, whose verdict on an answer is always the same; now and then it fails or talks nonsense."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = "127.0.0.1") -> None:
+        """Listens on this machine, or on the node that the calling thread is on."""
         judge = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -37,8 +43,8 @@ class Judge:
 
         self.trouble: Literal["", "fails", "garbage"] = ""
         self._garbled: set[int] = set()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/v1"
+        self._server = ThreadingHTTPServer((host, 0), Handler)
+        self.url = f"http://{host}:{self._server.server_address[1]}/v1"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def _answer(self, handler: BaseHTTPRequestHandler) -> None:
@@ -83,17 +89,18 @@ def below(pid: int) -> Iterator[int]:
 
 
 def role_of(pid: int, waiting: int) -> str:
-    """`controller`, `policy`, `engine`, `reward`, `env`, `actor` (of Ray's); empty for what is none of the run's workers.
+    """`controller`, `spare` (the next controller), `policy`, `engine`, `reward`, `env`, `actor` (of Ray's); empty for others.
 
     `waiting` is the process that waits for the controller.
     """
     try:
         words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+        name = Path(f"/proc/{pid}/comm").read_text().strip()
         parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except OSError:
         return ""
     if parent == waiting and "train" in words:
-        return "controller"
+        return "spare" if name == SPARE else "controller"
     if words[0].startswith("ray::_Actor"):
         return "actor"
     names = [word.partition("[")[0] for word in words if word.endswith("]")]
@@ -119,14 +126,3 @@ def strike(pid: int, kind: str, rng: random.Random) -> None:
         time.sleep(rng.uniform(*STOP_S))
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
-
-
-def fill(disk: Path) -> Path:
-    """Leave no byte free on a disk. Returns the file to delete."""
-    filler = disk / "filler"
-    with suppress(OSError), filler.open("wb", buffering=0) as file:
-        for size in (1 << 20, 1 << 12, 1):
-            with suppress(OSError):
-                while file.write(bytes(size)):
-                    pass
-    return filler

@@ -2,14 +2,20 @@
 
 The one that waits is what the user sees: signals sent to it reach the controller, and it ends as the controller does. It has
 loaded nothing yet when it forks, so it takes no time to start and next to no memory, and every controller starts afresh.
+
+Once the run is under way there is a third: a spare, which loads what a controller needs (torch: seconds of a core) and waits
+to be the next one.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import sys
 import threading
+from contextlib import suppress
+from pathlib import Path
 
 from rich.console import Console
 
@@ -23,6 +29,12 @@ Ctrl-C is always one."""
 _PASSED_ON = {signal.SIGINT: CTRL_C, signal.SIGTERM: signal.SIGTERM, signal.SIGHUP: signal.SIGHUP}
 _FAULTS = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE}
 """What ends a process that nobody asked to leave."""
+LOOK_EVERY_S = 1.0
+"""Whether it is time for a spare."""
+SPARE = "reroll spare"
+"""As what `ps` and `top` show one."""
+_NEEDED = "reroll.pipeline.run"
+"""What a controller has to load."""
 
 
 def supervise(restarts: Restarts) -> None:
@@ -33,27 +45,77 @@ def supervise(restarts: Restarts) -> None:
     if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # By nohup.
         stops.remove(signal.SIGHUP)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {*stops, CTRL_C, signal.SIGCHLD})
+    parent, spare = os.getpid(), None
     while True:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        parent, pid = os.getpid(), os.fork()
-        if pid == 0:
-            follow_parent(parent)
-            signal.signal(signal.SIGINT, lambda *_: None)
-            signal.signal(CTRL_C, signal.default_int_handler)
-            take_ctrl_c_as(CTRL_C)
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        pid = spare.call() if spare else None
+        if pid is None and (pid := _fork()) == 0:
+            _be_controller(parent, before)
             return
-        code = _exit_code(pid, stops)
+        code, spare = _exit_code(pid, stops, restarts)
+        if spare and spare.is_me:
+            _be_controller(parent, before)
+            return
         if -code not in _FAULTS:
-            _end_with(code)
+            _end_with(code, spare)
         told = f"the controller was killed{epitaph(code)}"
         if not restarts.again():
             _tell(f"{told}: the last checkpoint stands, --resume goes on from it")
-            _end_with(code)
+            _end_with(code, spare)
         _tell(restarts.told(told))
         if stop := signal.sigtimedwait(stops, restarts.pause_s):
-            _end_with(-stop.si_signo)
+            _end_with(-stop.si_signo, spare)
+
+
+def _fork() -> int:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return os.fork()
+
+
+def _be_controller(parent: int, mask: set[signal.Signals]) -> None:
+    """In a process that `parent` has forked: take signals as a controller does, with this mask."""
+    follow_parent(parent)
+    signal.signal(signal.SIGINT, lambda *_: None)
+    signal.signal(CTRL_C, signal.default_int_handler)
+    take_ctrl_c_as(CTRL_C)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+class _Spare:
+    """A process that has loaded what a controller needs, and waits to be called, or for the end of the one that made it."""
+
+    def __init__(self) -> None:
+        """In the spare itself this returns once it is called."""
+        self._ear, self._mouth = os.pipe()
+        self._pid = _fork()
+        self.is_me = self._pid == 0
+        if self.is_me:
+            os.close(self._mouth)
+            self._wait()
+        else:
+            os.close(self._ear)
+
+    def _wait(self) -> None:
+        name = Path("/proc/self/comm")
+        before = name.read_text()
+        name.write_text(SPARE)
+        importlib.import_module(_NEEDED)
+        if not os.read(self._ear, 1):
+            os._exit(0)
+        os.close(self._ear)
+        name.write_text(before)
+
+    def call(self) -> int | None:
+        """Let it be the controller. Returns its number; None if it has ended."""
+        ended, _ = os.waitpid(self._pid, os.WNOHANG)
+        with suppress(BrokenPipeError):  # It ends just now: as a controller that was killed.
+            os.write(self._mouth, b"!")
+        os.close(self._mouth)
+        return None if ended else self._pid
+
+    def end(self) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGKILL)
 
 
 def _may_fork() -> bool:
@@ -61,20 +123,28 @@ def _may_fork() -> bool:
     return sys.platform == "linux" and threading.active_count() == 1 and "torch" not in sys.modules
 
 
-def _exit_code(pid: int, stops: set[signal.Signals]) -> int:
-    """Wait for the end of the controller, and pass on what comes meanwhile."""
+def _exit_code(pid: int, stops: set[signal.Signals], restarts: Restarts) -> tuple[int, _Spare | None]:
+    """Wait for the end of the controller, and pass on what comes meanwhile. Makes a spare once the run is under way; in that
+    process, too, this returns."""
+    spare: _Spare | None = None
     while True:
-        number = signal.sigwait({*stops, signal.SIGCHLD})
-        if number in stops:
-            os.kill(pid, _PASSED_ON[signal.Signals(number)])
+        came = signal.sigtimedwait({*stops, signal.SIGCHLD}, LOOK_EVERY_S)
+        if came and came.si_signo in stops:
+            os.kill(pid, _PASSED_ON[signal.Signals(came.si_signo)])
             continue
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
-            return os.waitstatus_to_exitcode(status)
+            return os.waitstatus_to_exitcode(status), spare
+        if spare is None and restarts.is_under_way:
+            spare = _Spare()
+            if spare.is_me:
+                return 0, spare
 
 
-def _end_with(code: int) -> None:
+def _end_with(code: int, spare: _Spare | None) -> None:
     """As the controller ended."""
+    if spare:
+        spare.end()
     if code < 0:
         if -code != signal.SIGKILL:  # Which nobody can do otherwise about.
             signal.signal(-code, signal.SIG_DFL)

@@ -190,6 +190,9 @@ class EmbeddedEngineConfig(EngineConfig):
     """Memory for the keys and values of each engine, allocated once. When it is full, waiting requests wait and the youngest
     running ones give way; both then write what they would have written. null: as needed, up to 70 % of what the GPU has free
     when the engine first reads; on a CPU, all there is."""
+    draft: Literal["off", "auto", "always"] = "off"
+    """Whether steps check guesses at the next tokens, taken from siblings, earlier answers to the same prompt and the context:
+    the same tokens in fewer steps. auto: where few run and the engine measures that it is quicker; always: at any price."""
     sleep: bool = False
     """While another role holds its device: true frees the KV cache, and requests in flight are prefilled again when the engine
     is back; false only pauses."""

@@ -32,10 +32,14 @@ class EngineCounts:
     """Context tokens not read, because another request had read them."""
     num_gave_way: int = 0
     """Times that a running request was put back, because the cache was full."""
+    num_drafted: int = 0
+    """Tokens guessed and read with a step, before it was known whether they would be drawn."""
+    num_accepted: int = 0
+    """Those of them that were."""
 
-    def add_step(self, *, num_running: int) -> None:
+    def add_step(self, *, num_tokens: int) -> None:
         self.num_steps += 1
-        self.num_tokens += num_running
+        self.num_tokens += num_tokens
 
 
 class Engine(ABC):

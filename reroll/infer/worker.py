@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,7 +16,9 @@ from torch import Tensor
 from reroll.config.parts import ExternalEngineConfig, LoraConfig
 from reroll.errors import WorkerError
 from reroll.infer.base import Engine, Finished
+from reroll.infer.embedded.drafts import Drafter
 from reroll.infer.embedded.engine import EmbeddedEngine
+from reroll.infer.embedded.pace import Pace, Steady
 from reroll.models.load import DTYPES, Precision, load_model, load_tokenizer
 from reroll.runtime.base import WorkerInfo
 from reroll.runtime.cpu import release_helper_threads
@@ -71,6 +73,8 @@ class EngineStatus:
     num_unfinished: int
     max_running: int
     num_gave_way: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +98,13 @@ class InferWorker:
         report_every: int = REPORT_EVERY,
         lora: LoraConfig | None = None,
         cache_gib: float | None = None,
+        draft: Literal["off", "auto", "always"] = "off",
         external: ExternalEngineConfig | None = None,
         reads_again: bool = False,
     ) -> None:
         """After every `report_every` steps it tells what was written for requests that have not ended. `cache_gib`: what the
-        embedded engine may hold in its cache. `external`: that engine, with these settings; None is the embedded one."""
+        embedded engine may hold in its cache; `draft`: as in its config. `external`: that engine, with these settings; None is
+        the embedded one."""
         self._device = torch.device(info.device)
         engine: Engine
         if external is not None:
@@ -112,6 +118,8 @@ class InferWorker:
                 max_running=max_running,
                 cache_bytes=None if cache_gib is None else int(cache_gib * 2**30),
                 reads_again=reads_again,
+                drafter=None if draft == "off" else Drafter(),
+                pace=Steady() if draft == "always" else Pace(),
             )
         self._start(engine, max_running=max_running, report_every=report_every)
 
@@ -255,6 +263,8 @@ class InferWorker:
             num_unfinished=self._engine.num_unfinished,
             max_running=self._max_running,
             num_gave_way=counts.num_gave_way,
+            num_drafted=counts.num_drafted,
+            num_accepted=counts.num_accepted,
         )
 
     def _run(self) -> None:

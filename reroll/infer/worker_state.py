@@ -93,14 +93,18 @@ def work_between(before: EngineStatus | None, now: EngineStatus) -> Stats:
         tokens, prefill = tokens - before.num_tokens, prefill - before.num_prefill_tokens
         reused, steps, busy_s = reused - before.num_reused_tokens, steps - before.num_steps, busy_s - before.busy_s
     gave_way = now.num_gave_way - (before.num_gave_way if before else 0)
+    drafted = now.num_drafted - (before.num_drafted if before else 0)
+    accepted = now.num_accepted - (before.num_accepted if before else 0)
     return Stats(
         {
             "engine/tokens": Sum(tokens),
             "engine/prefill_tokens": Sum(prefill),
             "engine/reused_tokens": Sum(reused),
             "engine/gave_way": Sum(gave_way),
+            "engine/drafted_tokens": Sum(drafted),
+            "engine/accepted_tokens": Sum(accepted),
             "engine/busy_s": Sum(busy_s),
             "engine/tokens_per_s": Sum(tokens / busy_s if busy_s else 0.0),
-            "engine/occupancy": Mean(tokens / now.max_running, steps),
+            "engine/occupancy": Mean((tokens - accepted) / now.max_running, steps),
         }
     )

@@ -210,6 +210,7 @@ async def spawn_engine(runtime: Runtime, engine: EngineConfig, policy: PolicyCon
         report_every=engine.report_every,
         lora=policy.lora,
         cache_gib=engine.cache_gib if isinstance(engine, EmbeddedEngineConfig) else None,
+        draft=engine.draft if isinstance(engine, EmbeddedEngineConfig) else "off",
         external=engine if isinstance(engine, ExternalEngineConfig) else None,
         reads_again=engine.reads_again,
     )

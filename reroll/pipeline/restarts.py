@@ -6,9 +6,11 @@ import mmap
 
 from reroll.errors import NoRoom, RerollError, WorkerDied
 
-PAUSE_S = 2.0
-"""Before the first restart; twice as long before each one that follows it in vain. What held a GPU or a port lets go of it, and
-a lost node is known to be lost."""
+PAUSE_S = 0.5
+"""Before the first restart: most faults are over at once."""
+PAUSE_GROWTH = 4.0
+"""So many times as long before each one that follows it in vain: what holds a GPU or a port has time to let go of it, and a
+lost node to be known as lost."""
 MAX_PAUSE_S = 60.0
 _LIMIT, _NUM, _NUM_IN_VAIN, _FURTHEST = range(4)
 """What each cell holds."""
@@ -56,9 +58,14 @@ class Restarts:
         return self._cells[_NUM]
 
     @property
+    def is_under_way(self) -> bool:
+        """Whether it has got further than ever before since it was last started."""
+        return self._cells[_FURTHEST] > 0 and self._cells[_NUM_IN_VAIN] == 0 and self._cells[_LIMIT] > 0
+
+    @property
     def pause_s(self) -> float:
         """How long to wait before the restart that was counted last."""
-        return min(MAX_PAUSE_S, PAUSE_S * 2.0 ** max(0, self._cells[_NUM_IN_VAIN] - 1))
+        return min(MAX_PAUSE_S, PAUSE_S * PAUSE_GROWTH ** max(0, self._cells[_NUM_IN_VAIN] - 1))
 
     def told(self, what: str) -> str:
         """The sentence for whoever watches: what happened, and that the run goes on."""

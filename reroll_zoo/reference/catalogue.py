@@ -177,6 +177,8 @@ CATALOGUE: dict[str, tuple[MetricDoc, ...]] = {
         ("engine/prefill_tokens", "sum", "tokens", "Read."),
         ("engine/reused_tokens", "sum", "tokens", "Not read again, since their keys and values were at hand."),
         ("engine/gave_way", "sum", "requests", "Running ones that were put back since the cache was full, each time."),
+        ("engine/drafted_tokens", "sum", "tokens", "Guesses at tokens to come that a step read along (`engine.draft`)."),
+        ("engine/accepted_tokens", "sum", "tokens", "Those of them that were drawn: each saved a sequence a step."),
         ("engine/busy_s", "sum", "s", "Time with work, all engines together."),
         ("engine/tokens_per_s", "sum", "tokens/s", "While at work, all engines together."),
         ("engine/occupancy", "mean", "share", "Of `engine.max_running` sequences, how many ran in a step."),

@@ -132,7 +132,7 @@ class VllmEngine(ExternalEngine):
             if self._append(external_id, token, taken.logprobs[external_id]) and not output.finished:
                 ended.append(external_id)
         self._abort_external(ended)
-        self.counts.add_step(num_running=len(taken.outputs))
+        self.counts.add_step(num_tokens=len(taken.outputs))
 
 
 def open_llm(folder: str, config: VllmEngineConfig, *, precision: Precision, device: str) -> LLMEngine:

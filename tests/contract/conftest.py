@@ -11,7 +11,7 @@ from reroll.models.load import load_tokenizer
 @pytest.fixture(scope="session", params=engines_and_families())  # For all files: some engines take long to start.
 def setup(request, tmp_path_factory):
     kind, family = request.param
-    hidden = 64 if kind == "embedded" else 128  # vLLM's and sglang's attention takes heads of 32 and more.
+    hidden = 64 if kind in ("embedded", "drafting") else 128  # vLLM's and sglang's attention takes heads of 32 and more.
     folder = tiny_folder(tmp_path_factory.mktemp(family), family, hidden=hidden)
     with stand_ins(kind):
         yield ENGINES[kind], folder, load_tokenizer(folder)

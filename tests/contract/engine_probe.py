@@ -6,7 +6,9 @@ import os
 import pytest
 import torch
 
+from reroll.infer.embedded.drafts import Draft, Drafter
 from reroll.infer.embedded.engine import EmbeddedEngine
+from reroll.infer.embedded.pace import Steady
 from reroll.models.attention import PackedAttention, hidden_states, logits
 from reroll.models.load import load_model, load_tokenizer
 from reroll.models.tiny import make_tiny
@@ -35,6 +37,19 @@ def open_embedded(folder, *, max_running=8, lora=None, dtype=torch.float32):
     return EmbeddedEngine(load(folder, lora, dtype), load_tokenizer(folder), max_running=max_running)
 
 
+def open_drafting(folder, *, max_running=8, lora=None, dtype=torch.float32):
+    """One whose every step checks guesses: its own where it has some, and strays."""
+    model, tokenizer = load(folder, lora, dtype), load_tokenizer(folder)
+    return EmbeddedEngine(model, tokenizer, max_running=max_running, drafter=Stray(), pace=Steady())
+
+
+class Stray(Drafter):
+    def draft(self, sequence, *, max_tokens, least):
+        own = super().draft(sequence, max_tokens=max_tokens, least=0.0)
+        stray = tuple(5 + (sequence.length * 7 + place) % 90 for place in range(max_tokens - len(own.tokens)))
+        return Draft((*own.tokens, *stray), (*own.kinds, *((0, 0),) * len(stray)))
+
+
 def open_vllm(folder, **options):
     from vllm_probe import open_engine  # Imports vllm.
 
@@ -47,7 +62,13 @@ def open_sglang(folder, **options):
     return open_engine(folder, **options)
 
 
-ENGINES = {"embedded": open_embedded, "vllm": open_vllm, "vllm-ahead": open_vllm, "sglang": open_sglang}
+ENGINES = {
+    "embedded": open_embedded,
+    "drafting": open_drafting,
+    "vllm": open_vllm,
+    "vllm-ahead": open_vllm,
+    "sglang": open_sglang,
+}
 
 
 def engines_and_families():
@@ -55,6 +76,8 @@ def engines_and_families():
     for family in FAMILIES:
         marks = [pytest.mark.slow] if family in SLOW_FAMILIES else []
         yield pytest.param(("embedded", family), id=f"embedded-{family}", marks=marks)
+    yield pytest.param(("drafting", "llama"), id="drafting-llama")
+    yield pytest.param(("drafting", "gemma2"), id="drafting-gemma2", marks=pytest.mark.slow)
     yield from _sglang_and_families()
     if importlib.util.find_spec("vllm") is None:
         yield pytest.param(("vllm", "llama"), id="vllm", marks=pytest.mark.skip(reason="vllm is not installed: make test-vllm"))

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from reroll.infer.embedded.drafts import Draft, Drafter
 from reroll.infer.embedded.engine import EmbeddedEngine
+from reroll.infer.embedded.pace import Pace, Steady
 from reroll.models.attention import PackedAttention, hidden_states, logits
 from reroll.models.load import load_model, load_tokenizer
 from reroll.models.tiny import make_tiny
@@ -167,3 +169,31 @@ def test_new_weights_that_read_contexts_anew_write_as_if_they_had_read_them_from
     ]  # fmt: skip
     assert all(len(one.versions) == 2 for one in done.values())
     assert_same_completions(written(fresh, begun), done)
+
+
+class HalfRight(Drafter):
+    """Drafts of eight tokens, of which a random number of the first are right."""
+
+    def __init__(self, known):
+        super().__init__()
+        self._known, self._draw = known, np.random.default_rng(0)
+
+    def draft(self, sequence, *, max_tokens, least):
+        ahead = self._known[sequence.request.id].token_ids[len(sequence.tokens) :][: self._draw.integers(9)]
+        tokens = [*ahead, *self._draw.integers(4, 90, size=8).tolist()][: max(0, min(max_tokens, self._draw.integers(9)))]
+        return Draft(tuple(tokens), ((4, 0),) * len(tokens))
+
+
+def test_drafts_write_the_same_tokens(folder):
+    model, tokenizer = load_model(folder, dtype=torch.float32, device="cuda"), load_tokenizer(folder)
+    requests = [
+        Request(
+            id=str(i), prompt_ids=(5, 6, 7 + i // 4), sampling=SamplingParams(max_tokens=60 + 9 * i, seed=i, top_k=40 * (i % 2))
+        )
+        for i in range(12)
+    ]
+    expected = written(EmbeddedEngine(model, tokenizer, max_running=8), requests)
+    for drafter, pace in ((HalfRight(expected), Steady()), (Drafter(), Steady()), (Drafter(), Pace())):
+        engine = EmbeddedEngine(model, tokenizer, max_running=8, drafter=drafter, pace=pace)
+        assert_same_completions(written(engine, requests), expected)
+        assert engine.counts.num_drafted > 0

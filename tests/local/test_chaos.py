@@ -1,4 +1,4 @@
-"""The chaos bench in short: a few faults to a run in processes, which ends as the undisturbed one."""
+"""The chaos bench in short: a few faults to a run, which ends as the undisturbed one."""
 
 from __future__ import annotations
 
@@ -14,6 +14,15 @@ from chaos import SCENARIOS, by_fault, by_scenario, play  # noqa: E402
 from chaos_faults import JUDGE, KILL, STOP  # noqa: E402
 
 FAULTS = [(JUDGE, ""), (STOP, "policy"), (KILL, "reward"), (KILL, "controller")]
+QUICK = [(KILL, "env"), (KILL, "reward"), (STOP, "controller")]
+
+
+def test_a_run_in_threads_gets_over_lost_workers_and_ends_as_if_there_had_been_none(tmp_path: Path) -> None:
+    verdict = play(SCENARIOS["local"], 1, num_faults=len(QUICK), folder=tmp_path, only=QUICK)
+    assert verdict.problems == []
+    assert [(fault.kind, fault.role) for fault in verdict.faults] == QUICK
+    assert all(fault.heal_s is not None for fault in verdict.faults)
+    assert verdict.left_behind == []
 
 
 @pytest.mark.slow

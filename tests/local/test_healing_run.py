@@ -19,6 +19,7 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM
 
+from reroll.cli.supervisor import SPARE
 from reroll.config.load import parse_config
 from reroll.errors import WorkerDied
 from reroll.observe.files import read_jsonl
@@ -164,8 +165,17 @@ def started(tree: Tree, tmp_path: Path) -> Iterator[Callable[..., subprocess.Pop
         process.wait()
 
 
-def controller_of(process: subprocess.Popen[str]) -> int:
-    return int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0])
+def children_of(process: subprocess.Popen[str]) -> list[int]:
+    """The controller, then its spare."""
+    return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+
+
+def is_spare(pid: int) -> bool:
+    """One that lives: what has ended and still has a number has no command."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip() == SPARE and Path(f"/proc/{pid}/cmdline").read_text() != ""
+    except OSError:
+        return False
 
 
 def until(condition: Callable[[], object], process: subprocess.Popen[str]) -> None:
@@ -174,13 +184,25 @@ def until(condition: Callable[[], object], process: subprocess.Popen[str]) -> No
         time.sleep(0.02)
 
 
-def test_a_killed_controller_is_started_anew_and_goes_on_to_the_same_end(
-    tree: Tree, tmp_path: Path, whole: Outcome, started: Callable[..., subprocess.Popen[str]]
+@pytest.mark.parametrize(
+    "has_spare", [pytest.param(True, id="spare"), pytest.param(False, id="no spare", marks=pytest.mark.slow)]
+)
+def test_a_killed_controller_is_followed_by_the_spare_if_there_is_one_and_goes_on_to_the_same_end(
+    tree: Tree, tmp_path: Path, whole: Outcome, started: Callable[..., subprocess.Popen[str]], has_spare: bool
 ) -> None:
     folder = tmp_path / "runs" / "test"
     process = started()
     until(lambda: len(rows(folder)) >= 1, process)
-    os.kill(controller_of(process), signal.SIGKILL)
+    controller = children_of(process)[0]
+    os.kill(controller, signal.SIGSTOP)  # It shall not end before there is a spare.
+    until(lambda: is_spare(children_of(process)[-1]), process)
+    spare = children_of(process)[-1]
+    if not has_spare:
+        os.kill(spare, signal.SIGKILL)
+        until(lambda: not is_spare(spare), process)
+    os.kill(controller, signal.SIGKILL)
+    until(lambda: len(rows(folder)) >= 2, process)
+    assert children_of(process)[0] == spare if has_spare else spare not in children_of(process)
     said, _ = process.communicate()
     assert "the controller was killed (SIGKILL): the run goes on by itself" in said
     assert process.returncode == 0

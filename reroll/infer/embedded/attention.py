@@ -16,6 +16,10 @@ _MAX_SCORES = 1 << 25
 """Scores of one head that are masked at once: bounds the memory of the masks when many tokens continue long contexts."""
 
 
+_SHORT = 9
+"""Steps in which no slot gets more new tokens are one piece of work: padding costs less than a kernel for each kind."""
+
+
 def work_kind(start: int, length: int) -> tuple[bool, int]:
     """Neighbouring slots whose new tokens are of one kind are worked on together.
 
@@ -42,7 +46,9 @@ class StepAttention:
         self._cache = cache
         self._rows = cache.rows(torch.from_numpy(slots).to(device), self.positions)
         self._parts: list[tuple[slice, Attention]] = []
-        for (from_beginning, _), run in groupby(range(len(starts)), key=lambda slot: work_kind(starts[slot], lengths[slot])):
+        is_short = min(starts) > 0 and max(lengths) <= _SHORT
+        kinds = [(False, 0) if is_short else work_kind(*slot) for slot in zip(starts, lengths, strict=True)]
+        for (from_beginning, _), run in groupby(range(len(starts)), key=kinds.__getitem__):
             slots_here = list(run)
             first, last = slots_here[0], slots_here[-1]
             part: Attention

@@ -19,6 +19,15 @@ class PendingTokens(Protocol):
         """Wait for the step: one token and its log-prob per row."""
 
 
+def sampled_places(lengths: Sequence[int], leaders: Sequence[int], num_drafted: Sequence[int]) -> tuple[list[int], list[int]]:
+    """For each row of a step (see `CacheBackend.forward_and_sample`) its slot, and which new token of that predicts it."""
+    if not num_drafted:
+        slots = [*range(len(lengths)), *leaders]
+        return slots, [lengths[slot] - 1 for slot in slots]
+    slots = [slot for slot, num in enumerate(num_drafted) for _ in range(num + 1)]
+    return slots, [length - 1 - back for length, num in zip(lengths, num_drafted, strict=True) for back in range(num, -1, -1)]
+
+
 class CacheBackend(ABC, Generic[K]):
     """The keys and values of the running sequences. Sequence i of n lives in slot i; slots n and up are free."""
 
@@ -46,12 +55,16 @@ class CacheBackend(ABC, Generic[K]):
         *,
         leaders: Sequence[int],
         rows: Sequence[RowSampling],
+        num_drafted: Sequence[int] = (),
     ) -> PendingTokens:
         """Run the model on `uncached[i]` in slot i, which holds `starts[i]` tokens; then sample one token per row.
 
         The first rows belong to those slots. The remaining rows are siblings that share a prompt and are not run
         themselves: each samples from the prediction of its slot in `leaders`. A token's position in its sequence, which
         its random number depends on, follows from the lengths.
+
+        A slot has one row, for its last token; or, if its last `num_drafted[i]` tokens are guesses, one for each of them more,
+        in order: what is drawn after the token before the first guess, after the first guess, and so on.
         """
 
     def forward_next(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice, repeat
 from typing import Any
 
 import torch
@@ -15,7 +16,9 @@ from reroll.errors import ModelError
 from reroll.infer.base import Engine, EngineCounts, Finished
 from reroll.infer.embedded.attention import work_kind
 from reroll.infer.embedded.backend import CacheBackend, PendingTokens
+from reroll.infer.embedded.drafts import MAX_DRAFT, NO_DRAFT, Draft, Drafter
 from reroll.infer.embedded.model_runner import ModelRunner
+from reroll.infer.embedded.pace import Pace
 from reroll.infer.embedded.sampler import RowSampling
 from reroll.infer.embedded.slots import SlotBackend
 from reroll.infer.prefixes import PrefixIndex
@@ -73,15 +76,10 @@ class _Sequence(SequenceState):
         """Whether a step has read a part of its context only: it cannot write yet."""
         return self.cached < self.length - 1 or (self.cached < self.length and not self.tokens)
 
-    @property
-    def sampling(self) -> RowSampling:
-        """How the next token is sampled. Before `min_tokens`, stop tokens are left out, though not of the log-prob."""
-        return self._sampling if len(self.tokens) >= self.request.sampling.min_tokens else self._early_sampling
-
-    @property
-    def sampling_after(self) -> RowSampling:
-        """How the token after that is sampled."""
-        return self._sampling if len(self.tokens) + 1 >= self.request.sampling.min_tokens else self._early_sampling
+    def sampling(self, *, ahead: int = 0) -> RowSampling:
+        """How the next token is sampled, or one so far ahead. Before `min_tokens`, stop tokens are left out, though not of the
+        log-prob."""
+        return self._sampling if len(self.tokens) + ahead >= self.request.sampling.min_tokens else self._early_sampling
 
 
 @dataclass(slots=True)
@@ -99,10 +97,13 @@ class _Siblings:
 
 @dataclass(frozen=True, slots=True)
 class _RunningStep:
-    """A step under way, and the sequences that it samples for."""
+    """A step under way, and the sequences that it samples for: one token for each, and one more for each that was drafted."""
 
     pending: PendingTokens
     sequences: tuple[_Sequence, ...]
+    drafts: tuple[Draft, ...] = ()
+    only_writes: bool = True
+    """Whether it reads nothing but the newest tokens, and drafts."""
 
 
 class EmbeddedEngine(Engine):
@@ -130,9 +131,11 @@ class EmbeddedEngine(Engine):
         max_cached: int | None = None,
         cache_bytes: int | None = None,
         reads_again: bool = False,
+        drafter: Drafter | None = None,
+        pace: Pace | None = None,
     ) -> None:
         """With `reads_again`, new weights read the contexts of requests in flight anew; else they go on from what older weights
-        have read."""
+        have read. With a `drafter`, steps check its guesses where `pace` finds that it pays; None: where measurement does."""
         self._runner = ModelRunner(model)
         self._tokenizer = tokenizer
         self._max_running = max_running
@@ -151,6 +154,7 @@ class EmbeddedEngine(Engine):
         self._asleep = False
         self._num_submitted = 0
         self._reads_again = reads_again
+        self._drafter, self._pace = drafter, pace or Pace()
         self.counts = EngineCounts()
 
     def submit(self, request: Request) -> None:
@@ -161,6 +165,8 @@ class EmbeddedEngine(Engine):
         reason = sequence.finish_reason(self._tokenizer, max_length=self._max_length)
         if reason is None:
             self._waiting.append(sequence)
+            if self._drafter is not None:
+                self._drafter.join(sequence)
         else:  # All of it was written before.
             self._reports.append(sequence.finish(reason))
 
@@ -169,12 +175,12 @@ class EmbeddedEngine(Engine):
         for sequence in self._waiting:
             if sequence.request.id == request_id:
                 self._waiting.remove(sequence)
-                self._reports.append(sequence.finish(FinishReason.ABORT))
+                self._report(sequence, FinishReason.ABORT)
                 return
         for slot, sequence in enumerate(self._running):
             if sequence.request.id == request_id:
                 self._free_slot(slot)
-                self._reports.append(sequence.finish(FinishReason.ABORT))
+                self._report(sequence, FinishReason.ABORT)
                 return
 
     @property
@@ -354,14 +360,51 @@ class EmbeddedEngine(Engine):
         num_readers = len(self._running) - len(leaders)
         readers = self._running[:num_readers]
         starts, uncached = [sequence.cached for sequence in readers], [sequence.next_read for sequence in readers]
-        rows = [sequence.sampling for sequence in self._running]
-        pending = self._backend.forward_and_sample(starts, uncached, leaders=leaders, rows=rows)
+        only_writes = not leaders and all(sequence.cached == sequence.length - 1 and sequence.tokens for sequence in readers)
+        if only_writes and (drafts := self._draft()):
+            pending = self._check(starts, uncached, drafts)
+        else:
+            drafts = ()
+            rows = [sequence.sampling() for sequence in self._running]
+            pending = self._backend.forward_and_sample(starts, uncached, leaders=leaders, rows=rows)
         for sequence, tokens in zip(readers, uncached, strict=True):
             sequence.cached += len(tokens)
         for slot, leader in enumerate(leaders, num_readers):
             self._running[slot].cached = self._running[leader].cached
             self._backend.copy(leader, slot, length=self._running[leader].cached)
-        return _RunningStep(pending, tuple(self._running))
+        return _RunningStep(pending, tuple(self._running), drafts, only_writes)
+
+    def _draft(self) -> tuple[Draft, ...]:
+        """Guesses at the next tokens of each running sequence, as far as it may go on. Nothing, if there is none or no room."""
+        least = self._pace.bar(len(self._running)) if self._drafter is not None else None
+        if self._drafter is None or least is None:
+            return ()
+        drafts = []
+        for sequence in self._running:
+            num_left = min(sequence.request.sampling.max_tokens - len(sequence.tokens), self._max_length - sequence.length)
+            drafts.append(self._drafter.draft(sequence, max_tokens=min(MAX_DRAFT, num_left - 1), least=least))
+        ends = [sequence.length + len(draft.tokens) for sequence, draft in zip(self._running, drafts, strict=True)]
+        num_new = sum(ends) - sum(sequence.cached for sequence in self._running)
+        is_worth_it = any(draft.tokens for draft in drafts) and (
+            self._backend.surely_has_room(num_slots=len(ends), num_new=num_new) or self._backend.has_room(ends)
+        )
+        return tuple(drafts) if is_worth_it else ()
+
+    def _check(self, starts: list[int], uncached: list[tuple[int, ...]], drafts: Sequence[Draft]) -> PendingTokens:
+        """Start a step that reads the drafts too, and draws at each of their places."""
+        num_drafted = [len(draft.tokens) for draft in drafts]
+        self.counts.num_drafted += sum(num_drafted)
+        return self._backend.forward_and_sample(
+            starts,
+            [(*tokens, *draft.tokens) for tokens, draft in zip(uncached, drafts, strict=True)],
+            leaders=(),
+            rows=[
+                sequence.sampling(ahead=ahead)
+                for sequence, num in zip(self._running, num_drafted, strict=True)
+                for ahead in range(num + 1)
+            ],
+            num_drafted=num_drafted,
+        )
 
     def _start_ahead(self, step: _RunningStep) -> _RunningStep | None:
         """Start the step after this one, before its tokens are known: the device need not wait for the host.
@@ -371,6 +414,8 @@ class EmbeddedEngine(Engine):
         """
         if self._waiting and len(self._running) < self._max_running:
             return None
+        if step.drafts or (self._drafter is not None and self._pace.bar(len(self._running)) is not None):
+            return None  # Drafts follow what is known.
         running = self._running
         if any(sequence.length + 1 >= self._max_length or sequence.cached < sequence.length for sequence in running):
             return None
@@ -384,25 +429,55 @@ class EmbeddedEngine(Engine):
             step.pending,
             [place[id(sequence)] for sequence in running],
             [sequence.length for sequence in running],
-            rows=[sequence.sampling_after for sequence in running],
+            rows=[sequence.sampling(ahead=1) for sequence in running],
         )
         return None if pending is None else _RunningStep(pending, tuple(running))
 
     def _finish(self, step: _RunningStep) -> None:
         """Write down what a step drew, and report the sequences that ended with it."""
-        self.counts.add_step(num_running=sum(sequence.cached == sequence.length for sequence in self._running))
-        ended = []
+        ended, num_tokens = [], 0
         slots = {id(sequence): slot for slot, sequence in enumerate(self._running)}
-        for sequence, token, logprob in zip(step.sequences, *step.pending.result(), strict=True):
+        drawn = zip(*step.pending.result(), strict=True)
+        for sequence, draft in zip(step.sequences, step.drafts or repeat(NO_DRAFT), strict=False):
+            own = list(islice(drawn, len(draft.tokens) + 1))
             if id(sequence) not in slots or sequence.cached < sequence.length:  # It has ended, or is still reading.
                 continue
-            sequence.append(token, logprob, self._version)
-            if (reason := sequence.finish_reason(self._tokenizer, max_length=self._max_length)) is not None:
+            num_written, reason = self._write(sequence, own, draft)
+            num_tokens += num_written
+            if reason is not None:
                 ended.append((slots[id(sequence)], reason))
+        self.counts.add_step(num_tokens=num_tokens)
+        if step.only_writes and num_tokens:
+            self._pace.stepped(len(step.sequences), num_tokens=num_tokens)
+        else:
+            self._pace.interrupted()
         for slot, reason in sorted(ended, reverse=True):
             sequence = self._running[slot]
             self._free_slot(slot)
-            self._reports.append(sequence.finish(reason))
+            self._report(sequence, reason)
+
+    def _write(self, sequence: _Sequence, drawn: Sequence[tuple[int, float]], draft: Draft) -> tuple[int, FinishReason | None]:
+        """Append what was drawn, up to the end or the first wrong guess, whose successors were drawn for another context."""
+        num_written = num_right = 0
+        reason = None
+        for token, logprob in drawn:
+            sequence.append(token, logprob, self._version)
+            num_written += 1
+            reason = sequence.finish_reason(self._tokenizer, max_length=self._max_length)
+            is_right = num_right < len(draft.tokens) and draft.tokens[num_right] == token
+            num_right += is_right
+            if reason is not None or not is_right:
+                break
+        sequence.cached = sequence.length - 1
+        if self._drafter is not None and draft.tokens:
+            self._drafter.learn(draft, num_right=num_right, num_known=num_written)
+            self.counts.num_accepted += num_right
+        return num_written, reason
+
+    def _report(self, sequence: _Sequence, reason: FinishReason) -> None:
+        if self._drafter is not None:
+            self._drafter.leave(sequence)
+        self._reports.append(sequence.finish(reason))
 
     def _free_slot(self, slot: int) -> None:
         """Cache what a slot holds and free it: the last running sequence moves in, so that running slots stay contiguous."""

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from reroll.infer.embedded.backend import sampled_places
 from reroll.infer.embedded.kernels import PAGE, tokens_per_block
 from reroll.infer.embedded.model_runner import ModelRunner
 from reroll.infer.embedded.sampler import RowSampling, is_plain, sample, sample_plain_on_device, uniforms
@@ -161,6 +162,7 @@ class GraphRunner:
         rows: Sequence[RowSampling],
         tables: NDArray[np.int32],
         *,
+        num_drafted: Sequence[int] = (),
         tokens: Tensor | None = None,
     ) -> DeviceTokens:
         """Start a step; see `CacheBackend.forward_and_sample`. Row i of `tables` holds the pages of slot i.
@@ -169,9 +171,10 @@ class GraphRunner:
         """
         lengths = [len(tokens) for tokens in uncached]
         ends = [start + length for start, length in zip(starts, lengths, strict=True)]
-        positions = [*ends, *(ends[leader] for leader in leaders)]
+        slots, places = sampled_places(lengths, leaders, num_drafted)
+        positions = [starts[slot] + place + 1 for slot, place in zip(slots, places, strict=True)]
         size, is_graph = self._size(lengths, num_rows=len(rows), num_pages=-(-max(ends) // PAGE))
-        int_inputs = _int_inputs(size, starts, uncached, leaders, tables, self._tokens(size.block_rows))
+        int_inputs = _int_inputs(size, starts, uncached, (slots, places), tables, self._tokens(size.block_rows))
         float_inputs = _float_inputs(size, rows, positions)
         graph = self._graph(size) if is_graph else None
         device = self._runner.device
@@ -270,11 +273,11 @@ def _int_inputs(
     size: Size,
     starts: Sequence[int],
     uncached: Sequence[Sequence[int]],
-    leaders: Sequence[int],
+    sampled: tuple[Sequence[int], Sequence[int]],
     tables: NDArray[np.int32],
     tokens_per_block: int,
 ) -> Tensor:
-    """The integer inputs of a step, in one buffer on the host."""
+    """The integer inputs of a step, in one buffer on the host. `sampled`: see `sampled_places`."""
     buffer = torch.zeros(sum(size.parts()), dtype=torch.int32, pin_memory=torch.cuda.is_available())
     ids, positions, targets, last, first_positions, bounds, block_sequence, block_first, pages = (
         part.numpy() for part in torch.split(buffer, size.parts())
@@ -293,8 +296,8 @@ def _int_inputs(
     pages_here[:num_sequences, :width] = tables[:num_sequences, :width]
     here = positions[:num_tokens]
     targets[:num_tokens] = pages_here[sequence, here // PAGE] * PAGE + here % PAGE
-    last[:num_sequences] = ends - 1
-    last[num_sequences : num_sequences + len(leaders)] = ends[np.array(leaders, int)] - 1
+    slots, places = sampled
+    last[: len(slots)] = (ends - lengths)[np.array(slots)] + np.array(places)
     bounds[1 : num_sequences + 1] = ends
     bounds[num_sequences + 1 :] = num_tokens
 

@@ -119,10 +119,16 @@ class PagedBackend(CacheBackend[SavedPages]):
         return True
 
     def forward_and_sample(
-        self, starts: Sequence[int], uncached: Sequence[Sequence[int]], *, leaders: Sequence[int], rows: Sequence[RowSampling]
+        self,
+        starts: Sequence[int],
+        uncached: Sequence[Sequence[int]],
+        *,
+        leaders: Sequence[int],
+        rows: Sequence[RowSampling],
+        num_drafted: Sequence[int] = (),
     ) -> PendingTokens:
         self._make_room([start + len(tokens) for start, tokens in zip(starts, uncached, strict=True)])
-        return self._graphs.run(starts, uncached, leaders, rows, self._table_rows)
+        return self._graphs.run(starts, uncached, leaders, rows, self._table_rows, num_drafted=num_drafted)
 
     def forward_next(
         self, previous: PendingTokens, source_rows: Sequence[int], starts: Sequence[int], *, rows: Sequence[RowSampling]

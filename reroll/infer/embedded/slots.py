@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from reroll.infer.embedded.attention import StepAttention
-from reroll.infer.embedded.backend import CacheBackend, PendingTokens
+from reroll.infer.embedded.backend import CacheBackend, PendingTokens, sampled_places
 from reroll.infer.embedded.cache import SlotCache
 from reroll.infer.embedded.model_runner import ModelRunner
 from reroll.infer.embedded.sampler import RowSampling, sample
@@ -51,7 +52,13 @@ class SlotBackend(CacheBackend[Tensor]):
         return self._max_bytes is None or len(every) * max(every) * self.bytes_per_token <= self._max_bytes
 
     def forward_and_sample(
-        self, starts: Sequence[int], uncached: Sequence[Sequence[int]], *, leaders: Sequence[int], rows: Sequence[RowSampling]
+        self,
+        starts: Sequence[int],
+        uncached: Sequence[Sequence[int]],
+        *,
+        leaders: Sequence[int],
+        rows: Sequence[RowSampling],
+        num_drafted: Sequence[int] = (),
     ) -> PendingTokens:
         lengths = [len(tokens) for tokens in uncached]
         ends = [start + length for start, length in zip(starts, lengths, strict=True)]
@@ -60,12 +67,16 @@ class SlotBackend(CacheBackend[Tensor]):
         device = self._runner.device
         ids = torch.tensor([token for tokens in uncached for token in tokens], device=device)
         hidden = self._runner.hidden(ids, attention.positions, attention)
-        if len(hidden) > len(lengths):
-            hidden = hidden[torch.tensor(lengths, device=device).cumsum(0) - 1]
+        slots, places = sampled_places(lengths, leaders, num_drafted)
+        firsts = [0, *accumulate(lengths)]
+        sources = [firsts[slot] + place for slot, place in zip(slots, places, strict=True)]
+        num_read = len(slots) - len(leaders)
+        if num_read < len(hidden):
+            hidden = hidden[torch.tensor(sources[:num_read], device=device)]
         logits = self._runner.logits(hidden)
         if leaders:
-            logits = logits[torch.tensor([*range(len(lengths)), *leaders], device=device)]
-        return KnownTokens(*sample(logits, rows, [*ends, *(ends[leader] for leader in leaders)]))
+            logits = logits[torch.tensor([*range(num_read), *leaders], device=device)]
+        return KnownTokens(*sample(logits, rows, [starts[slot] + place + 1 for slot, place in zip(slots, places, strict=True)]))
 
     def copy(self, source: int, target: int, *, length: int) -> None:
         self._cache.reserve(num_slots=target + 1, length=length)

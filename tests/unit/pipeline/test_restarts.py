@@ -7,7 +7,7 @@ import os
 import pytest
 
 from reroll.errors import NoRoom, RerollError, TooManyFailures, TrainingDiverged, WorkerDied, WorkerError
-from reroll.pipeline.restarts import MAX_PAUSE_S, PAUSE_S, Restarts
+from reroll.pipeline.restarts import MAX_PAUSE_S, PAUSE_GROWTH, PAUSE_S, Restarts
 
 DEATH = WorkerDied("worker policy[1] is gone: its process died (SIGKILL). Free memory.")
 
@@ -67,7 +67,7 @@ def test_the_pause_grows_up_to_a_bound_and_is_short_again_after_progress() -> No
     for _ in range(20):
         restarts.again()
         pauses.append(restarts.pause_s)
-    assert pauses[:3] == [PAUSE_S, 2 * PAUSE_S, 4 * PAUSE_S]
+    assert pauses[:3] == [PAUSE_S, PAUSE_GROWTH * PAUSE_S, PAUSE_GROWTH**2 * PAUSE_S]
     assert pauses[-1] == MAX_PAUSE_S
     restarts.reached(1)
     restarts.again()

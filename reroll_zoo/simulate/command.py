@@ -1,0 +1,168 @@
+"""`reroll simulate`: what a config would do, told in seconds by the scheduler that would run it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from reroll.errors import ConfigError, Violation
+
+if TYPE_CHECKING:
+    from reroll.config.cluster import ClusterConfig
+    from reroll.config.tree import RlvrConfig
+    from reroll_zoo.simulate.compare import Case
+    from reroll_zoo.simulate.recorded import RecordedRun
+    from reroll_zoo.simulate.run import System
+    from reroll_zoo.simulate.workload import Workload
+
+
+def simulate(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A YAML config.", show_default=False)],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides.")] = None,
+    steps: Annotated[int, typer.Option(min=4, help="Steps to simulate.")] = 24,
+    source: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="RUN", help="A run's folder: lengths, latencies, failures and times as they were."),
+    ] = None,
+    vary: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=V1,V2", help="Compare these values; several --vary are combined.")
+    ] = None,
+    search: Annotated[bool, typer.Option("--search", help="Find the settings with the least cost per trained sample.")] = False,
+    lengths: Annotated[
+        str | None, typer.Option(help="Of completions: 256, uniform:64,512, lognormal:MEAN,SIGMA, pareto:LEAST,ALPHA.")
+    ] = None,
+    turns: Annotated[str | None, typer.Option(help="Of an episode, likewise.")] = None,
+    env_s: Annotated[str | None, typer.Option("--env-s", help="Seconds of an environment's step, likewise.")] = None,
+    score_s: Annotated[str | None, typer.Option("--score-s", help="Seconds of a reward, likewise.")] = None,
+    lose: Annotated[
+        str | None, typer.Option(metavar="SECOND[:NODE]", help="Lose the engines of a node (default: the last) at this time.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="h100, h200, a100, l40s, rtx4090 or cpu; default: the config's.")] = None,
+    num: Annotated[int | None, typer.Option(min=1, help="Devices of one node.")] = None,
+    nodes: Annotated[int | None, typer.Option(min=1, help="Nodes.")] = None,
+    page: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the result as one HTML page.")] = None,
+) -> None:
+    """Run the real scheduler on a virtual clock: step time and what bounds it, idle time, staleness, waste.
+
+    Engines, trainer, environments and rewards are modelled; their times come from the planner (`reroll plan`), from the
+    options below, or from a run that was made (--from). No model is loaded and no device is touched.
+    """
+    from reroll_zoo.simulate.compare import SEARCHED, combinations, run_case
+    from reroll_zoo.simulate.report import print_outcomes, write_page
+
+    console = Console(highlight=False)
+    asked = {"device": device, "num": num, "nodes": nodes}
+    given = [*(overrides or ()), *(f"cluster.{key}={value}" for key, value in asked.items() if value is not None)]
+    varied = dict(map(_parse_vary, vary or ()))
+    if search and not varied:
+        varied = dict(SEARCHED)
+    maker = _Cases(file, given, source, {"lengths": lengths, "turns": turns, "env_s": env_s, "score_s": score_s}, lose)
+    cases = [maker.case(changes) for changes in combinations(varied)]
+    outcomes = [run_case(case, num_steps=steps) for case in cases]
+    for note in maker.notes:
+        console.print(f"[yellow]note[/] {escape(note)}", soft_wrap=True)
+    print_outcomes(console, outcomes, title=f"{file}: {steps} simulated steps")
+    if search:
+        best = min(outcomes, key=lambda one: one.outcome.device_s_per_sample)
+        console.print(f"[green]cheapest[/] {escape(best.label)}", soft_wrap=True)
+    if page is not None:
+        write_page(page, outcomes, title=f"{file.name}: {steps} simulated steps", notes=maker.notes)
+        console.print(f"[green]wrote[/] {page}", soft_wrap=True)
+
+
+def _parse_vary(text: str) -> tuple[str, list[str]]:
+    key, _, values = text.partition("=")
+    if not key or not values:
+        fix = "write a key and its values, e.g. --vary rollout.max_staleness=0,1,2,4"
+        raise ConfigError([Violation("--vary", f"{text!r} names no values", fix)])
+    return key, values.split(",")
+
+
+class _Cases:
+    """Makes settings of a run out of overrides."""
+
+    def __init__(
+        self, file: Path, given: list[str], source: Path | None, drawn: dict[str, str | None], lose: str | None
+    ) -> None:
+        self._file, self._given, self._drawn, self._lose = file, given, drawn, lose
+        self.notes: list[str] = []
+        self._recorded = self._calibrate(source) if source is not None else None
+
+    def _calibrate(self, source: Path) -> RecordedRun:
+        from reroll_zoo.simulate.compare import calibrated
+        from reroll_zoo.simulate.recorded import read_run
+
+        run = read_run(source)
+        system, factor = calibrated(run)
+        self.notes.append(
+            f"{source} took {run.step_s:.3g} s a step; its parts are timed {factor:.2f} times as it measured them"
+        )
+        return replace(run, system=system)
+
+    def case(self, changes: list[str]) -> Case:
+        from reroll_zoo.simulate.compare import Case
+        from reroll_zoo.simulate.planned import default_workload, planned_system
+
+        config = self._config(changes)
+        if self._recorded is not None:
+            workload, system = self._recorded.workload, self._recorded.system
+            system = replace(system, engine=replace(system.engine, max_running=config.engine.max_running))
+            cluster = None
+        else:
+            cluster = _cluster(config)
+            workload = default_workload(config, cluster, lengths=self._drawn["lengths"])
+            system, plan = planned_system(config, cluster, workload)
+            if not plan.fits:
+                self.notes.append(f"{' '.join(changes) or 'this config'} does not fit into memory: see `reroll plan`")
+        workload = self._with_drawn(workload)
+        return Case(" ".join(changes) or "as configured", config.rollout, workload, self._with_loss(system, cluster))
+
+    def _config(self, changes: list[str]) -> RlvrConfig:
+        from reroll.config.load import load_config
+        from reroll.config.tree import RlvrConfig
+
+        config = load_config(self._file, [*self._given, *changes], runs_here=False)
+        if not isinstance(config, RlvrConfig):
+            raise ConfigError([Violation("pipeline", "has no rollout to simulate", "give a config with pipeline: rlvr")])
+        return config
+
+    def _with_drawn(self, workload: Workload) -> Workload:
+        from reroll_zoo.simulate.workload import parse_drawn
+
+        changes: dict[str, Any] = {
+            name: parse_drawn(text, salt=salt, name=f"--{name.replace('_', '-')}", most=float("inf"))
+            for salt, (name, text) in enumerate(self._drawn.items(), start=1)
+            if text is not None
+        }
+        return replace(workload, **changes)
+
+    def _with_loss(self, system: System, cluster: ClusterConfig | None) -> System:
+        if self._lose is None:
+            return system
+        at_s, _, node = self._lose.partition(":")
+        nodes = [cluster.node_of(seat[0]) if cluster is not None else 0 for seat in system.engine_seats]
+        try:
+            lost, seconds = int(node) if node else max(nodes), float(at_s)
+        except ValueError:
+            problem = f"{self._lose!r} is no time"
+            raise ConfigError([Violation("--lose", problem, "write e.g. --lose 120 or --lose 120:3")]) from None
+        ranks = tuple(rank for rank, place in enumerate(nodes) if place == lost)
+        if not ranks or len(ranks) == len(nodes):
+            problem = f"node {lost} holds {len(ranks)} of {len(nodes)} engines"
+            raise ConfigError([Violation("--lose", problem, "name a node that holds some of the engines, not all")])
+        return replace(system, losses=((seconds, ranks),))
+
+
+def _cluster(config: RlvrConfig) -> ClusterConfig:
+    from reroll_zoo.plan.plan import cluster_here
+
+    cluster = cluster_here(config)
+    if cluster is None:
+        problem = "is not given, and the devices of this config cannot be told from here"
+        raise ConfigError([Violation("cluster.device", problem, "say what to simulate, e.g. --device h100 --num 8")])
+    return cluster

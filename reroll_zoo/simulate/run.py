@@ -1,0 +1,351 @@
+"""One simulated run: the production scheduler, router and leases in the order of a real step, on the clock of this loop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
+from typing import Any, cast
+
+from reroll.config.parts import RolloutConfig
+from reroll.envs.base import LiveEnv, SingleTurn, StepResult
+from reroll.errors import RewardError
+from reroll.infer.cluster import InferCluster
+from reroll.observe.journal import Journal
+from reroll.observe.metrics import Stats
+from reroll.rollout.play import play
+from reroll.rollout.scheduler import RolloutScheduler
+from reroll.rollout.seeds import stable_seed
+from reroll.rollout.token_keeper import TokenKeeper
+from reroll.runtime.devices import DeviceMap
+from reroll.tokens.renderer import Renderer
+from reroll.types import Message, Prompt, SamplingParams, Score, Trajectory
+from reroll_zoo.simulate.clock import run_virtually
+from reroll_zoo.simulate.cores import Cores
+from reroll_zoo.simulate.engines import EngineModel, ModelledWorkers
+from reroll_zoo.simulate.workload import Workload
+
+DOMAIN = "simulated"
+_ASK: Message = {"role": "user", "content": ""}
+
+
+@dataclass(frozen=True, kw_only=True)
+class System:
+    """The machines of a run: who is where, and what each can do."""
+
+    engine: EngineModel
+    engine_seats: tuple[tuple[str, ...], ...]
+    policy_seats: tuple[tuple[str, ...], ...]
+    train_s: float
+    """Of an update, whatever its size."""
+    train_token_s: float = 0.0
+    """For each token of prompt or completion that is trained on."""
+    overhead_s: float = 0.0
+    """Between a step and the next: what the controller itself does."""
+    shares_cores: bool = False
+    """Trainer and engines are on one CPU."""
+    num_devices: int = 1
+    losses: tuple[tuple[float, tuple[int, ...]], ...] = ()
+    """When which engines are lost."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTimes:
+    """One step: seconds of each of its parts."""
+
+    wait_s: float
+    train_s: float
+    push_s: float
+    step_s: float
+
+
+@dataclass(kw_only=True)
+class Outcome:
+    """What came of it."""
+
+    wall_s: float = 0.0
+    steps: list[StepTimes] = field(default_factory=list)
+    num_samples: int = 0
+    """Trained on."""
+    trained_tokens: int = 0
+    written_tokens: int = 0
+    wasted_tokens: int = 0
+    """Written, and neither trained on nor still in flight."""
+    staleness: Counter[int] = field(default_factory=Counter)
+    """Groups trained on, by the versions between their admission and their training."""
+    ends: dict[str, int] = field(default_factory=dict)
+    engine_busy: list[float] = field(default_factory=list)
+    """Share of the time that each engine was at work."""
+    num_running: float = 0.0
+    """Sequences in a step of an engine, on average."""
+    max_in_flight: int = 0
+    num_devices: int = 1
+    controller_s: float = 0.0
+    """CPU seconds of the simulation, the models' own included."""
+    num_started: int = 0
+
+    @property
+    def steady(self) -> list[StepTimes]:
+        """The steps without the first quarter, in which the pipeline fills."""
+        return self.steps[len(self.steps) // 4 :]
+
+    def mean(self, name: str) -> float:
+        """Of a part, over the steady steps."""
+        return sum(getattr(step, name) for step in self.steady) / len(self.steady)
+
+    @property
+    def step_s(self) -> float:
+        return self.mean("step_s")
+
+    @property
+    def samples_per_step(self) -> float:
+        return self.num_samples / len(self.steps)
+
+    @property
+    def samples_per_s(self) -> float:
+        return self.samples_per_step / self.step_s
+
+    @property
+    def device_s_per_sample(self) -> float:
+        """What a trained sample costs."""
+        return self.step_s * self.num_devices / self.samples_per_step
+
+    @property
+    def idle(self) -> dict[str, float]:
+        """Share of the time in which each role has nothing to do."""
+        busy_s = self.mean("train_s")
+        return {"trainer": 1 - busy_s / self.step_s, "engines": 1 - sum(self.engine_busy) / len(self.engine_busy)}
+
+    @property
+    def bound(self) -> str:
+        """What a faster step would have to begin with."""
+        parts = {
+            "generation": self.mean("wait_s"),
+            "training": self.mean("train_s"),
+            "push": self.mean("push_s"),
+        }
+        return max(parts, key=lambda name: parts[name])
+
+    @property
+    def mean_staleness(self) -> float:
+        return sum(age * num for age, num in self.staleness.items()) / max(1, self.staleness.total())
+
+
+class _Prompts:
+    """An endless supply of prompts of which only the number matters."""
+
+    shares: Mapping[str, float] = {DOMAIN: 1.0}
+
+    def __init__(self) -> None:
+        self._numbers = count()
+
+    def next_domain(self) -> str:
+        return DOMAIN
+
+    def next(self, domain: str) -> Prompt:
+        return Prompt(id=f"{next(self._numbers)}", messages=(_ASK,), domain=domain)
+
+    def record_rewards(self, prompt: Prompt, rewards: Sequence[float]) -> None:
+        return None
+
+    def stats(self) -> Stats:
+        return Stats()
+
+    def state(self) -> Any:
+        return None
+
+    def restore(self, state: Any) -> None:
+        return None
+
+
+class _Marks:
+    """Stands in for the tokenizer: a prompt is its number, and a conversation grows by what was said."""
+
+    stop_token_ids = (0,)
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def start(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        return (self._number + 2,)
+
+    def extend(self, prompt_ids: tuple[int, ...], completion_ids: tuple[int, ...], messages: Sequence[Message]) -> Any:
+        return (*prompt_ids, *completion_ids, 1)
+
+    def decode(self, ids: tuple[int, ...]) -> str:
+        return ""
+
+
+class _ModelledEnv:
+    """An environment that takes its time, and ends after as many turns as its seed draws."""
+
+    def __init__(self, workload: Workload, seed: int, slots: asyncio.Semaphore | None) -> None:
+        self._workload, self._seed, self._slots = workload, seed, slots
+        self._num_left = max(1, round(workload.turns.of(seed)))
+        self._has_slot = False
+
+    async def reset(self) -> tuple[Message, ...]:
+        if self._slots is not None:
+            await self._slots.acquire()
+            self._has_slot = True
+        await asyncio.sleep(self._workload.reset_s.of(self._seed))
+        return (_ASK,)
+
+    async def step(self, action: str) -> StepResult:
+        self._num_left -= 1
+        await asyncio.sleep(self._workload.env_s.of(self._seed * 31 + self._num_left))
+        return StepResult(messages=(_ASK,), terminated=self._num_left == 0)
+
+    async def close(self) -> None:
+        if self._slots is not None and self._has_slot:
+            self._slots.release()
+
+
+class Simulation:
+    """Opens what a run has, and steps through it."""
+
+    def __init__(self, rollout: RolloutConfig, workload: Workload, system: System, folder: Path, *, seed: int = 0) -> None:
+        self._rollout, self._workload, self._system = rollout, workload, system
+        self._loop = asyncio.get_running_loop()
+        self._cores = Cores() if system.shares_cores else None
+        self.workers = ModelledWorkers(len(system.engine_seats), system.engine, workload, self._cores)
+        self.engine = InferCluster(self.workers)
+        self.devices = DeviceMap({"policy": system.policy_seats, "engine": system.engine_seats}, apart=["engine"])
+        self.devices.set_hooks("engine", on_enter=self.engine.resume, on_leave=self.engine.pause)
+        self.journal = Journal(folder / "journal", clock=self._loop.time)
+        self._generate = TokenKeeper(self.journal, self.engine.generate).generate
+        self._slots = asyncio.Semaphore(workload.env_slots) if workload.env_slots else None
+        self._has_envs = workload.turns.longest > 1 or workload.env_s.longest > 0 or workload.reset_s.longest > 0
+        self._limits = {"max_prompt_tokens": 1 << 30, "max_turns": 1 << 30}
+        self.rollouts = RolloutScheduler(
+            rollout, _Prompts(), episode=self._episode, score=self._score, journal=self.journal, seed=seed
+        )
+        self.lengths: dict[str, int] = {}
+        """Tokens of the samples in flight that have ended."""
+        self.outcome = Outcome(num_devices=system.num_devices)
+        self._num_in_flight = 0
+
+    async def run(self, num_steps: int) -> Outcome:
+        """So many steps, from the first admission to the last release."""
+        started_s, cpu_s = self._loop.time(), time.process_time()
+        lost = [asyncio.create_task(self._lose(at_s, ranks)) for at_s, ranks in self._system.losses]
+        for step in range(num_steps):
+            await self._step(step)
+        outcome = self.outcome
+        outcome.wall_s = self._loop.time() - started_s
+        outcome.controller_s = time.process_time() - cpu_s
+        self._account()
+        for task in lost:
+            task.cancel()
+        await self.close()
+        return outcome
+
+    async def close(self) -> None:
+        await self.rollouts.close()
+        await self.engine.close()
+        self.journal.close()
+
+    async def _step(self, step: int) -> None:
+        """As `RlvrPipeline.step`: take, train under the policy's lease, push under the engine's, release."""
+        started_s = self._loop.time()
+        groups = await self.rollouts.take(self._rollout.prompts_per_step)
+        taken_s = self._loop.time()
+        num_tokens = sum(self.lengths[one.id] for group in groups for one in group.trajectories)
+        num_tokens += round(len(groups) * self._workload.prompt_tokens)
+        async with self.devices.lease("policy"):
+            work_s = self._system.train_s + num_tokens * self._system.train_token_s
+            await (self._cores.work(work_s) if self._cores else asyncio.sleep(work_s))
+        trained_s = self._loop.time()
+        async with self.devices.lease("engine"):
+            await self.engine.load_weights({}, version=step + 1, adopt=False)
+        pushed_s = self._loop.time()
+        for group in groups:
+            self.outcome.staleness[step - group.version] += 1
+            for one in group.trajectories:
+                self.outcome.num_samples += 1
+                self.outcome.trained_tokens += self.lengths.pop(one.id)
+        self.rollouts.release(groups, version=step + 1)
+        if self._system.overhead_s:
+            await (self._cores.work(self._system.overhead_s) if self._cores else asyncio.sleep(self._system.overhead_s))
+        self.outcome.steps.append(
+            StepTimes(
+                wait_s=taken_s - started_s,
+                train_s=trained_s - taken_s,
+                push_s=pushed_s - trained_s,
+                step_s=self._loop.time() - started_s,
+            )
+        )
+
+    async def _episode(self, prompt: Prompt, id: str, seed: int) -> Trajectory:
+        env: Any = _ModelledEnv(self._workload, seed, self._slots) if self._has_envs else SingleTurn(prompt)
+        self._num_in_flight += 1
+        self.outcome.num_started += 1
+        self.outcome.max_in_flight = max(self.outcome.max_in_flight, self._num_in_flight)
+        seeds: list[int] = []
+
+        async def generate(request: Any) -> Any:
+            seeds.append(request.sampling.seed)
+            return await self._generate(request)
+
+        try:
+            trajectory = await play(
+                cast(LiveEnv, env),
+                generate,
+                cast(Renderer, _Marks(int(prompt.id))),
+                SamplingParams(max_tokens=1 << 30, seed=seed),
+                id=id,
+                **self._limits,
+            )
+        finally:
+            self._num_in_flight -= 1
+        self.lengths[id] = sum(map(self._workload.num_tokens, seeds))
+        return trajectory
+
+    async def _score(self, prompt: Prompt, trajectory: Trajectory) -> Score:
+        seed = stable_seed(*map(int, trajectory.id.split(".")))
+        if (score_s := self._workload.score_s.of(seed)) > 0:
+            await asyncio.sleep(score_s)
+        if self._workload.failed and (seed * 0x9E3779B97F4A7C15 >> 20) % 10_000 < self._workload.failed * 10_000:
+            raise RewardError("modelled failure")
+        return Score(value=self._workload.rewards.of(seed))
+
+    async def _lose(self, at_s: float, ranks: Sequence[int]) -> None:
+        await asyncio.sleep(at_s)
+        for rank in ranks:
+            self.workers.engines[rank].die()
+
+    def _account(self) -> None:
+        """What became of every token."""
+        outcome, written = self.outcome, self.workers.written()
+        in_flight = {row["number"] for row in self.rollouts.state()["queue"] if row["number"] is not None}
+        kept = sum(num for id, num in written.items() if int(id.partition(".")[0]) in in_flight)
+        outcome.written_tokens = sum(written.values())
+        outcome.wasted_tokens = max(0, outcome.written_tokens - outcome.trained_tokens - kept)
+        engines = self.workers.engines
+        outcome.engine_busy = [engine.busy_s / outcome.wall_s for engine in engines]
+        num_steps = sum(engine.num_steps for engine in self.workers.all_engines)
+        outcome.num_running = sum(engine.num_tokens for engine in self.workers.all_engines) / max(1.0, num_steps)
+        outcome.ends = {
+            name.removeprefix("rollout/").removesuffix("_samples"): int(value)
+            for name, value in self.rollouts.stats().values_by_name().items()
+            if name.startswith("rollout/") and name.endswith("_samples")
+        }
+
+
+def simulate(
+    rollout: RolloutConfig, workload: Workload, system: System, *, num_steps: int, folder: Path, seed: int = 0
+) -> Outcome:
+    """A run of so many steps on a virtual clock. What happens to samples is written to `folder` as a run's journal."""
+    longest = min(workload.max_tokens, workload.lengths.longest)
+    per_mark = max(1, round(longest / 64))
+    told_every = max(system.engine.report_every, round(longest / 8))
+    system = replace(system, engine=replace(system.engine, tokens_per_mark=per_mark, report_every=told_every))
+
+    async def main() -> Outcome:
+        return await Simulation(rollout, workload, system, folder, seed=seed).run(num_steps)
+
+    return run_virtually(main())

@@ -1,0 +1,286 @@
+"""The simulator: the production scheduler on a virtual clock."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from reroll.config.parts import RolloutConfig
+from reroll.errors import ConfigError
+from reroll.observe.journal import STEPPED, TAKEN, Event, Journal, SampleState, read_journal
+from reroll.rollout.scheduler import RolloutScheduler
+from reroll.types import Completion, FinishReason, Group, Prompt, Score, Status, Trajectory, Turn
+from reroll_zoo.audit.audit import audit
+from reroll_zoo.simulate.clock import NothingLeft, VirtualLoop, run_virtually
+from reroll_zoo.simulate.compare import Compared
+from reroll_zoo.simulate.cores import Cores
+from reroll_zoo.simulate.engines import EngineModel
+from reroll_zoo.simulate.report import page_of
+from reroll_zoo.simulate.run import Outcome, Simulation, System, _Prompts, simulate
+from reroll_zoo.simulate.workload import Drawn, Workload, fixed, parse_drawn
+
+
+def tail(least: float = 16, most: float = 256) -> Drawn:
+    return parse_drawn(f"pareto:{least},1.2", salt=1, name="lengths", most=most)
+
+
+def system(*, num_engines: int = 2, train_s: float = 0.1, shared: bool = False, **changes: Any) -> System:
+    engine = EngineModel(decode_s=lambda num: 0.001 + 0.00001 * num, max_running=16, report_every=8, move_s=0.01, load_s=0.02)
+    seats = tuple((str(rank),) for rank in range(num_engines))
+    return System(
+        engine=engine, engine_seats=seats, policy_seats=(("0" if shared else "9",),), train_s=train_s, num_devices=4, **changes
+    )
+
+
+def workload(**changes: Any) -> Workload:
+    return Workload(**{"lengths": tail(), "prompt_tokens": 32, "max_tokens": 256, **changes})
+
+
+def test_time_jumps_to_the_next_timer_and_never_runs_backwards() -> None:
+    async def main() -> list[float]:
+        loop, seen = asyncio.get_running_loop(), []
+        assert isinstance(loop, VirtualLoop)
+
+        async def wake(after_s: float) -> None:
+            await asyncio.sleep(after_s)
+            seen.append(loop.time())
+
+        await asyncio.gather(*(wake(after_s) for after_s in (3600.0, 0.5, 0.0, 86400.0 * 3)))
+        return seen
+
+    assert run_virtually(main()) == pytest.approx([0.0, 0.5, 3600.0, 86400.0 * 3])
+
+
+def test_waiting_for_what_never_comes_is_told_instead_of_hanging() -> None:
+    async def main() -> None:
+        await asyncio.Event().wait()
+
+    with pytest.raises(NothingLeft):
+        run_virtually(main())
+
+
+def test_cores_shared_by_two_take_as_long_as_one_after_the_other() -> None:
+    async def main() -> list[float]:
+        cores, loop, ended = Cores(), asyncio.get_running_loop(), []
+
+        async def work(seconds: float) -> None:
+            await cores.work(seconds)
+            ended.append(loop.time())
+
+        await asyncio.gather(work(1.0), work(3.0))
+        return ended
+
+    assert run_virtually(main()) == pytest.approx([2.0, 4.0])
+
+
+def test_an_engine_takes_its_lengths_times_the_time_of_a_step(tmp_path: Path) -> None:
+    engine = EngineModel(decode_s=lambda num: 0.01 * num, max_running=4)
+    alone = System(engine=engine, engine_seats=(("0",),), policy_seats=(("1",),), train_s=0.5)
+    rollout = RolloutConfig(prompts_per_step=2, group_size=4)
+
+    outcome = simulate(rollout, workload(lengths=fixed(100)), alone, num_steps=3, folder=tmp_path)
+
+    # Eight samples, four at a time: two rounds of 100 steps at 0.04 s.
+    assert outcome.step_s == pytest.approx(8.0 + 0.5)
+    assert outcome.bound == "generation"
+    assert outcome.idle["trainer"] == pytest.approx(1 - 0.5 / 8.5)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    max_staleness=st.integers(0, 3),
+    take_window=st.integers(1, 3),
+    oversample=st.sampled_from([1.0, 1.5]),
+    extra_samples=st.integers(0, 1),
+    shared=st.booleans(),
+    lost=st.booleans(),
+    failed=st.sampled_from([0.0, 0.1]),
+)
+def test_nothing_is_lost_or_too_stale_whatever_the_setting(
+    tmp_path_factory: pytest.TempPathFactory,
+    max_staleness: int,
+    take_window: int,
+    oversample: float,
+    extra_samples: int,
+    shared: bool,
+    lost: bool,
+    failed: float,
+) -> None:
+    folder = tmp_path_factory.mktemp("simulated")
+    rollout = RolloutConfig(
+        prompts_per_step=4,
+        group_size=3,
+        max_staleness=max_staleness,
+        take_window=take_window,
+        oversample=oversample,
+        extra_samples=extra_samples,
+    )
+    machines = system(shared=shared, losses=((0.3, (1,)),) if lost else ())
+
+    async def main() -> Simulation:
+        simulation = Simulation(rollout, workload(failed=failed), machines, folder)
+        await simulation.run(6)
+        assert simulation.devices._active == []
+        assert not simulation.devices._queue
+        return simulation
+
+    outcome = run_virtually(main()).outcome
+    found = audit(folder / "journal", max_staleness=max_staleness)
+    times = [event.time_s for event in read_journal(folder / "journal")]
+
+    assert found.violations == []
+    assert found.trained == 24
+    assert times == sorted(times)
+    assert max(outcome.staleness) <= max_staleness
+    assert outcome.trained_tokens + outcome.wasted_tokens <= outcome.written_tokens + outcome.num_samples
+
+
+def test_the_same_seed_gives_the_same_run(tmp_path: Path) -> None:
+    rollout = RolloutConfig(prompts_per_step=4, group_size=3, max_staleness=1)
+    runs = [simulate(rollout, workload(), system(), num_steps=5, folder=tmp_path / str(index)) for index in range(2)]
+
+    assert runs[0].wall_s == runs[1].wall_s
+    assert runs[0].written_tokens == runs[1].written_tokens
+
+
+def test_a_lost_engine_costs_time_and_its_samples_go_on_elsewhere(tmp_path: Path) -> None:
+    rollout = RolloutConfig(prompts_per_step=8, group_size=4)
+    whole = simulate(rollout, workload(), system(), num_steps=6, folder=tmp_path / "whole")
+    broken = simulate(rollout, workload(), system(losses=((0.2, (1,)),)), num_steps=6, folder=tmp_path / "broken")
+
+    assert broken.num_samples == whole.num_samples
+    assert broken.wall_s > whole.wall_s
+
+
+def test_episodes_of_several_turns_wait_for_their_environment(tmp_path: Path) -> None:
+    rollout = RolloutConfig(prompts_per_step=2, group_size=2)
+    played = workload(lengths=fixed(10), turns=fixed(3), env_s=fixed(1.0), reset_s=fixed(0.5))
+    engine = EngineModel(decode_s=lambda num: 0.001, max_running=64)
+    machines = replace(system(train_s=0.0), engine=engine)
+
+    free = simulate(rollout, played, machines, num_steps=4, folder=tmp_path / "free")
+    narrow = simulate(rollout, replace(played, env_slots=1), machines, num_steps=4, folder=tmp_path / "narrow")
+
+    assert free.step_s == pytest.approx(0.5 + 3 * 1.0 + 3 * 0.01)
+    assert narrow.step_s == pytest.approx(4 * free.step_s)
+
+
+async def _score(prompt: Prompt, trajectory: Trajectory) -> Score:
+    return Score(value=float(int(trajectory.id.partition(".")[2]) % 2))
+
+
+class _Gates:
+    """A real scheduler's engine, in which a test lets one sample after the other end."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, asyncio.Event] = {}
+
+    def gate(self, id: str) -> asyncio.Event:
+        return self._open.setdefault(id, asyncio.Event())
+
+    async def episode(self, prompt: Prompt, id: str, seed: int) -> Trajectory:
+        await self.gate(id).wait()
+        completion = Completion(token_ids=(1,), logprobs=(-1.0,), finish_reason=FinishReason.STOP, versions=((0, 1),))
+        return Trajectory(id=id, turns=(Turn(prompt_ids=(1,), completion=completion, text=""),), status=Status.COMPLETED)
+
+
+async def _drive(rollout: RolloutConfig, order: list[Event], folder: Path, num_steps: int) -> None:
+    """The real scheduler on a real loop; its samples end, and its steps are over, in the order of these events."""
+    gates = _Gates()
+    with Journal(folder) as journal:
+        scheduler = RolloutScheduler(rollout, _Prompts(), episode=gates.episode, score=_score, journal=journal, seed=0)
+        taking: asyncio.Task[list[Group]] = asyncio.create_task(scheduler.take(rollout.prompts_per_step))
+        for event in order:
+            if event.state is SampleState.SCORING:
+                gates.gate(event.sample_id).set()
+            elif event.state == STEPPED:
+                scheduler.release(await taking, version=event.detail["version"])
+                if event.detail["version"] == num_steps:
+                    break
+                taking = asyncio.create_task(scheduler.take(rollout.prompts_per_step))
+            for _ in range(20):
+                await asyncio.sleep(0)
+        await scheduler.close()
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1, 3])
+def test_the_simulated_scheduler_takes_and_admits_in_the_order_of_the_real_one(tmp_path: Path, max_staleness: int) -> None:
+    rollout = RolloutConfig(prompts_per_step=3, group_size=2, max_staleness=max_staleness)
+    simulate(rollout, workload(), system(), num_steps=6, folder=tmp_path)
+    simulated = list(read_journal(tmp_path / "journal"))
+
+    asyncio.run(_drive(rollout, simulated, tmp_path / "real", 6))
+    real = list(read_journal(tmp_path / "real"))
+
+    def decisions(events: list[Event]) -> list[tuple[str, Any]]:
+        told = [event for event in events if event.state in (SampleState.QUEUED, SampleState.TRAINED, TAKEN, STEPPED)]
+        return [
+            (str(event.state), event.detail.get("groups") or event.detail.get("version"), event.sample_id) for event in told
+        ]
+
+    assert decisions(simulated) == decisions(real)
+    assert len(decisions(real)) > 6 * 3 * 2
+
+
+@pytest.mark.parametrize("text", ["nonsense:1", "uniform:1", "lognormal:a,b", "fixed:-3"])
+def test_a_distribution_that_is_none_is_refused_with_the_forms_there_are(text: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse_drawn(text, salt=0, name="--lengths")
+    assert "lognormal" in str(refused.value)
+
+
+def test_distributions_have_the_mean_they_are_asked_for() -> None:
+    assert parse_drawn("lognormal:100,0.7", salt=1, name="x").mean == pytest.approx(100, rel=0.05)
+    assert parse_drawn("12", salt=1, name="x").of(99) == 12
+    assert 63 < parse_drawn("uniform:64,512", salt=1, name="x").of(7) < 513
+
+
+def test_the_page_shows_every_setting_and_no_markup_of_its_names(tmp_path: Path) -> None:
+    rollout = RolloutConfig(prompts_per_step=2, group_size=2, max_staleness=1)
+    outcome: Outcome = simulate(rollout, workload(), system(), num_steps=4, folder=tmp_path)
+    page = page_of([Compared("<b>one", outcome), Compared("two", outcome)], title="t & u")
+
+    assert "&lt;b&gt;one" in page
+    assert "<b>" not in page
+    assert "t &amp; u" in page
+    assert "http" not in page.replace("http-equiv", "")
+
+
+def test_the_command_compares_settings_and_finds_the_cheapest(
+    tmp_path: Path, rlvr_tree: dict[str, Any], reroll: Callable[..., Any]
+) -> None:
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(rlvr_tree))
+    out = tmp_path / "page.html"
+
+    result = reroll(
+        "simulate",
+        "run.yaml",
+        "--steps",
+        "4",
+        "--vary",
+        "rollout.max_staleness=0,2",
+        "--search",
+        "--page",
+        str(out),
+        cwd=tmp_path,
+    )
+
+    assert result.returncode == 0, result.stderr
+    assert "max_staleness=2" in result.stdout
+    assert "cheapest" in result.stdout
+    assert "max_staleness=0" in out.read_text()
+
+
+def test_lengths_pick_by_seed_alone() -> None:
+    drawn = Drawn(np.arange(1000.0), 3)
+    assert [drawn.of(seed) for seed in range(5)] == [drawn.of(seed) for seed in range(5)]
+    assert len({drawn.of(seed) for seed in range(100)}) > 80
