@@ -10,7 +10,6 @@ from rich.console import Console
 from rich.markup import escape
 
 from reroll import __version__
-from reroll.cli.eval import evaluate
 from reroll.cli.plug_ins import add_plug_ins
 from reroll.cli.supervisor import supervise
 from reroll.config.load import dump_config, load_config
@@ -26,7 +25,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-app.command("eval")(evaluate)
 add_plug_ins(app)
 
 EXIT_FAILED = 1
