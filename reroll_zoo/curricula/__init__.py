@@ -1,0 +1,1 @@
+"""Which prompts are worth the next try: `filter`, `target` and `ladder`."""
