@@ -22,8 +22,11 @@ from reroll.config.check_envs import env_violations
 from reroll.config.check_rewards import reward_violations
 from reroll.config.check_strategy import strategy_violations
 from reroll.config.data import (
+    DatasetsSourceConfig,
     ImportSourceConfig,
+    JsonlSourceConfig,
     NamedColumnsConfig,
+    ParquetSourceConfig,
     SourceConfig,
 )
 from reroll.config.distill import DistillConfig
@@ -38,7 +41,7 @@ from reroll.config.parts import (
     RayRuntimeConfig,
 )
 from reroll.config.preference import DpoConfig, KtoLossConfig, RewardModelConfig
-from reroll.config.registry import load_entry, package_violations
+from reroll.config.registry import package_violations
 from reroll.config.reward_hosted import HostedJudgeConfig, ModelRewardConfig, OpenedRewardConfig
 from reroll.config.rewards import walk
 from reroll.config.select import select_gpus
@@ -216,29 +219,33 @@ def _sources(config: AnyConfig, *, module_exists: Callable[[str], bool]) -> Iter
         if isinstance(source, ImportSourceConfig) and not module_exists(source.path):
             problem = f"no module {source.path.partition(':')[0]!r} beside the YAML, in the working directory or installed"
             yield Violation(f"{where}.path", problem, "give it as module:name")
-        for found in source.violations():
-            yield Violation(f"{where}.{found.path}", found.problem, found.fix)
+        if isinstance(source, JsonlSourceConfig | ParquetSourceConfig) and not source.path.is_file():
+            is_folder = source.path.is_dir()
+            problem = f"{source.path} {'is a folder' if is_folder else 'does not exist'}"
+            fix = "name a file in it" if is_folder else f"relative paths are taken from the working directory, {Path.cwd()}"
+            yield Violation(f"{where}.path", problem, fix)
+        elif isinstance(source, DatasetsSourceConfig) and not source.path.is_dir() and not source.is_hub_name:
+            fix = "give a folder written by save_to_disk, or a name of the hub such as openai/gsm8k"
+            yield Violation(f"{where}.path", f"{source.path} is no folder", fix)
 
 
 def _packages(config: AnyConfig) -> Iterator[Violation]:
     """Optional packages that the config asks for and this Python does not have."""
-    wanted = [
-        ("run.trackers", package, requirement)
-        for tracker in config.run.trackers
-        for package, requirement in load_entry("reroll.trackers", tracker).packages.items()
+    wanted: list[tuple[str, str, str]] = [
+        ("run.trackers", tracker, "mlflow" if tracker == "mlflow" else "trackers") for tracker in config.run.trackers
     ]
     if isinstance(config.runtime, RayRuntimeConfig):
-        wanted.append(("runtime.kind", "ray", "reroll[ray]"))
+        wanted.append(("runtime.kind", "ray", "ray"))
     folder = model_folder(config.policy.model)
     if config.policy.lora or (folder and adapter_base(folder)):
-        wanted.append(("policy.lora" if config.policy.lora else "policy.model", "peft", "reroll[lora]"))
+        wanted.append(("policy.lora" if config.policy.lora else "policy.model", "peft", "lora"))
     if isinstance(config, RlvrConfig) and isinstance(config.critic, OwnCriticConfig) and config.critic.lora:
-        wanted.append(("critic.lora", "peft", "reroll[lora]"))
+        wanted.append(("critic.lora", "peft", "lora"))
     for where, source in named_sources(config):
         yield from package_violations(where, source)
-    for where, package, requirement in wanted:
+    for where, package, extra in wanted:
         if importlib.util.find_spec(package) is None:
-            yield Violation(where, f"needs the package {package}", f"pip install '{requirement}'")
+            yield Violation(where, f"needs the package {package}", f"pip install 'reroll[{extra}]'")
 
 
 def module_exists(path: str, folder: Path) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
+from reroll.config.data import LadderCurriculumConfig
 from reroll.config.tree import RlvrConfig
 from reroll.errors import Violation
 
@@ -45,7 +46,7 @@ def _broken(config: RlvrConfig, where: str, domains: Iterable[str], rules: Rule)
 
 def _curriculum(config: RlvrConfig) -> Iterator[Violation]:
     curriculum, sources = config.data.curriculum, config.data.train
-    if curriculum is None or not curriculum.goes_by_levels:
+    if not isinstance(curriculum, LadderCurriculumConfig):
         for index, source in enumerate(sources):
             if source.level:
                 yield Violation(
@@ -53,6 +54,11 @@ def _curriculum(config: RlvrConfig) -> Iterator[Violation]:
                     f"is {source.level}, but nothing goes by levels",
                     "set data.curriculum to {kind: ladder}, or remove it",
                 )
-    if curriculum is not None:
-        for found in curriculum.violations(sources):
-            yield Violation(f"data.curriculum.{found.path}", found.problem, found.fix)
+    elif all(source.level == other.level for source in sources for other in sources if source.domain == other.domain):
+        yield Violation(
+            "data.curriculum.kind", "is ladder, but no domain has sources of different levels", "set level of the harder ones"
+        )
+    if curriculum is not None and curriculum.kind == "filter" and curriculum.low > curriculum.high:
+        yield Violation(
+            "data.curriculum.low", f"{curriculum.low} is above high, {curriculum.high}: no prompt fits", "set low below high"
+        )

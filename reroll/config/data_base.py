@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import ClassVar
 
 from pydantic import Field
 
 from reroll.config.registry import KindConfig
-from reroll.errors import Violation
 
 
 class SourceConfig(KindConfig):
@@ -28,10 +25,6 @@ class SourceConfig(KindConfig):
     """A system message put before every prompt that brings none of its own."""
     level: int = 0
     """How hard its prompts are, by your own count: curriculum `ladder` opens one level of a domain after the other."""
-
-    def violations(self) -> Iterator[Violation]:
-        """What would stop it later, with paths inside the node."""
-        yield from ()
 
 
 class RowSourceConfig(SourceConfig):
@@ -68,39 +61,3 @@ class NamedColumnsConfig(RowSourceConfig):
     """By how much the better answer should win, where the row says so; for reward models."""
     label_key: str = "label"
     """Whether an answer is good: true or false, 1 or 0; for kto."""
-
-
-class TableConfig(NamedColumnsConfig):
-    """A file or folder of rows. A row holds `messages_key` (chat messages) or `prompt_key` (one user message)."""
-
-    path: Path
-    """Seen from the working directory."""
-
-    @property
-    def title(self) -> str:
-        return str(self.path)
-
-
-class FileConfig(TableConfig):
-    """Rows of one file."""
-
-    def violations(self) -> Iterator[Violation]:
-        if self.path.is_file():
-            return
-        is_folder = self.path.is_dir()
-        problem = f"{self.path} {'is a folder' if is_folder else 'does not exist'}"
-        fix = "name a file in it" if is_folder else f"relative paths are taken from the working directory, {Path.cwd()}"
-        yield Violation("path", problem, fix)
-
-
-class CurriculumConfig(KindConfig):
-    """Which prompts come next, by how often they passed so far. What it `runs` is called with the node and the levels of the
-    data, and gives a `reroll.data.curriculum.Curriculum`. Kinds are found by their entry points, group `reroll.curricula`."""
-
-    group: ClassVar[str] = "reroll.curricula"
-    goes_by_levels: ClassVar[bool] = False
-    """Whether the `level` of a source means anything to it."""
-
-    def violations(self, sources: Sequence[SourceConfig]) -> Iterator[Violation]:
-        """What would stop it later, with paths inside the node."""
-        yield from ()

@@ -5,9 +5,8 @@ A package adds a kind with one line of its `pyproject.toml`: the kind's name, an
     [project.entry-points."reroll.envs"]
     dice = "my_package.dice:DiceConfig"
 
-Groups are `reroll.envs`, `reroll.rewards`, `reroll.data`, `reroll.strategies`, `reroll.engines` and `reroll.curricula`. A
-node's module is imported when a config names its kind, and what the node `runs` when it is made: reading a config loads no
-library that it does not need.
+Groups are `reroll.envs`, `reroll.rewards`, `reroll.data`, `reroll.strategies` and `reroll.engines`. A node's module is imported
+when a config names its kind, and what the node `runs` when it is made: reading a config loads no library that it does not need.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from reroll.config.data_base import CurriculumConfig
+from reroll.config.data import CurriculumConfig
 from reroll.data.curriculum import Level, make_curriculum
 from reroll.data.sampler import Mix, Walk, refuse_other_data
 from reroll.observe.metrics import Stats

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reroll.config.data import JsonlSourceConfig, NamedColumnsConfig
+from reroll.config.data import JsonlSourceConfig, NamedColumnsConfig, ParquetSourceConfig
 from reroll.config.rewards import RewardWorkersConfig, walk, wants_host
 from reroll.data.sources import load_source
 from reroll.errors import DataError, RewardError
@@ -20,7 +20,6 @@ from reroll.rewards.said import said
 from reroll.runtime.local import LocalRuntime
 from reroll.types import Prompt, Score
 from reroll_zoo.load_part import AskedReward
-from reroll_zoo.tables.config import ParquetSourceConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

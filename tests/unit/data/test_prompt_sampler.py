@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from reroll.config.data_base import CurriculumConfig
+from reroll.config.data import CurriculumConfig
 from reroll.data.prompts import PromptSampler, PromptSource
 from reroll.errors import DataError
 from reroll.types import Prompt

@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from reroll.config.data import DataConfig, ImportSourceConfig, JsonlSourceConfig
+from reroll.config.data import DataConfig, DatasetsSourceConfig, ImportSourceConfig, JsonlSourceConfig, ParquetSourceConfig
 from reroll.data.sources import load_conversations, load_eval, load_source, load_train
 from reroll.errors import DataError
 from reroll_zoo.reasoning_gym.config import ReasoningGymSourceConfig
-from reroll_zoo.tables.config import DatasetsSourceConfig, ParquetSourceConfig
 
 
 def write_jsonl(path: Path, *rows: object) -> Path:

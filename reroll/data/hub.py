@@ -6,15 +6,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from reroll.config.data import DatasetsSourceConfig
 from reroll.errors import DataError
-from reroll_zoo.tables.config import INSTALL_FIX, DatasetsSourceConfig
+
+INSTALL_FIX = "pip install 'reroll[data]'"
 
 _SAVED = ("state.json", "dataset_dict.json")
 """What `save_to_disk` leaves in a folder; one that is laid out as on the hub has neither."""
 
 
-def read_dataset(config: DatasetsSourceConfig) -> Iterator[Mapping[str, Any]]:
-    """Its rows in order. A name of the hub is downloaded once, and read from `datasets`' cache from then on.
+def read_dataset(config: DatasetsSourceConfig) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """(place, row) pairs in order. A name of the hub is downloaded once, and read from `datasets`' cache from then on.
 
     Raises DataError if there is no such data set, subset or split, or the hub is not reached.
     """
@@ -27,7 +29,7 @@ def read_dataset(config: DatasetsSourceConfig) -> Iterator[Mapping[str, Any]]:
         stored = _only_split(config, stored)
     elif config.split is not None and _is_saved(config.path):
         raise DataError(f"{config.path}: holds one data set without splits (remove `split: {config.split}`)")
-    yield from stored
+    yield from ((f"row {number}", row) for number, row in enumerate(stored))
 
 
 def _load(config: DatasetsSourceConfig, datasets: Any) -> Any:

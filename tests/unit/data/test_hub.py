@@ -15,9 +15,9 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+from reroll.config.data import DatasetsSourceConfig
 from reroll.data.sources import load_source
 from reroll.errors import DataError
-from reroll_zoo.tables.config import DatasetsSourceConfig
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 FILES = {
@@ -100,7 +100,7 @@ def hub() -> Iterator[str]:
 
 CODE = """
 import json, sys
-from reroll_zoo.tables.config import DatasetsSourceConfig
+from reroll.config.data import DatasetsSourceConfig
 from reroll.data.sources import load_source
 from reroll.errors import DataError
 

@@ -5,11 +5,10 @@ from collections import Counter
 
 import pytest
 
-from reroll.data.curriculum import Level
+from reroll.config.data import FilterCurriculumConfig, LadderCurriculumConfig, TargetCurriculumConfig
+from reroll.data.curriculum import Filter, Ladder, Level, Target, pass_rate
 from reroll.data.prompts import PromptSampler, PromptSource
 from reroll.types import Prompt
-from reroll_zoo.curricula.config import FilterCurriculumConfig, LadderCurriculumConfig, TargetCurriculumConfig
-from reroll_zoo.curricula.curricula import Filter, Ladder, Target, pass_rate
 
 
 def prompt(number, domain="math"):

@@ -1,1 +1,0 @@
-"""Which prompts are worth the next try: `filter`, `target` and `ladder`."""

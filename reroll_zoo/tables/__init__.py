@@ -1,1 +1,0 @@
-"""Rows of tables that other libraries read: Parquet files, data sets of the Hugging Face hub."""
