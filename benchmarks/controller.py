@@ -21,7 +21,7 @@ from typing import Any
 from fakes import Prompts
 from report import arguments, report
 
-from reroll.config.parts import LocalRuntimeConfig, ProcessesRuntimeConfig, RayRuntimeConfig, RolloutConfig, RuntimeConfig
+from reroll.config.parts import LocalRuntimeConfig, ProcessesRuntimeConfig, RolloutConfig, RuntimeConfig
 from reroll.infer.base import Finished
 from reroll.infer.cluster import CONCURRENCY, InferCluster
 from reroll.infer.worker import Command, EngineReport, EngineStatus, Submit
@@ -35,6 +35,7 @@ from reroll.tokens.samples import rows_of
 from reroll.training.cluster import TrainCluster, TrainJob
 from reroll.training.loss import PolicyLoss
 from reroll.types import Completion, FinishReason, Prompt, Request, SamplingParams, Score, Status, Trajectory, Turn
+from reroll_zoo.ray.config import RayRuntimeConfig
 
 NUM_STEPS = 4
 PROMPTS_PER_STEP, GROUP_SIZE = 32, 8

@@ -25,11 +25,11 @@ from reroll.config.parts import RolloutConfig
 from reroll.config.reward_base import RewardConfig
 from reroll.observe.journal import Journal
 from reroll.rewards.cluster import RewardCluster
-from reroll.rewards.hosted import Answer
 from reroll.rewards.said import said
 from reroll.rollout.scheduler import RolloutScheduler
 from reroll.runtime.local import LocalRuntime
 from reroll.types import Message, Prompt, SamplingParams, Trajectory
+from reroll_zoo.judge.answer import Answer
 
 DOMAIN = "fake"
 """Of the prompts that `fakes` makes."""

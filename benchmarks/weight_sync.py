@@ -22,11 +22,11 @@ from report import arguments, report
 from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from reroll.config.parts import RayRuntimeConfig
 from reroll.runtime.base import Placement, WorkerInfo, Workers
-from reroll.runtime.ray import RayRuntime
 from reroll.weights.buckets import Bucket, Channel, GroupRank, TransportKind, WeightReceiver
 from reroll.weights.sender import WeightSender
+from reroll_zoo.ray.config import RayRuntimeConfig
+from reroll_zoo.ray.runtime import RayRuntime
 
 CHANGED = 0.05
 """Of the values between two pushes, where changes alone travel."""

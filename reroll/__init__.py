@@ -15,10 +15,8 @@ if TYPE_CHECKING:
     from reroll.algo.losses import Tokens
     from reroll.api import Run, build, evaluate, make_config, train
     from reroll.config.data_base import RowSourceConfig
-    from reroll.config.distill import DistillConfig
     from reroll.config.env_base import EnvConfig
     from reroll.config.load import load_config
-    from reroll.config.offline import SftConfig
     from reroll.config.parts import (
         CheckpointConfig,
         EvalConfig,
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
         RolloutConfig,
         RunConfig,
     )
-    from reroll.config.preference import DpoConfig, RewardModelConfig
     from reroll.config.reward_base import RewardConfig
     from reroll.config.tree import RlvrConfig
     from reroll.envs.base import Env, InvalidAction, StepResult
@@ -51,6 +48,8 @@ if TYPE_CHECKING:
     from reroll.tokens.samples import rows_of
     from reroll.training.loss import PolicyLoss
     from reroll.types import Completion, Group, Message, Prompt, Sample, Score, Status, Trajectory, Turn
+    from reroll_zoo.offline.config import DistillConfig, SftConfig
+    from reroll_zoo.offline.preference_config import DpoConfig, RewardModelConfig
 
 __version__ = "0.1.0"
 
@@ -58,9 +57,8 @@ _HOMES = {
     "reroll.api": ["Run", "build", "evaluate", "make_config", "train"],
     "reroll.config.load": ["load_config"],
     "reroll.config.tree": ["RlvrConfig"],
-    "reroll.config.offline": ["SftConfig"],
-    "reroll.config.preference": ["DpoConfig", "RewardModelConfig"],
-    "reroll.config.distill": ["DistillConfig"],
+    "reroll_zoo.offline.config": ["DistillConfig", "SftConfig"],
+    "reroll_zoo.offline.preference_config": ["DpoConfig", "RewardModelConfig"],
     "reroll.config.parts": [
         "CheckpointConfig", "EvalConfig", "LoraConfig", "OptimConfig", "PolicyConfig", "RolloutConfig", "RunConfig",
     ],

@@ -15,10 +15,10 @@ from reroll.config.base import Node
 from reroll.config.host import model_folder
 from reroll.config.imports import ObjectPath
 from reroll.config.load import config_class_of, load_config, parse_config
-from reroll.config.offline import PipelineConfig
 from reroll.config.parts import RunConfig
+from reroll.config.pipeline import PipelineConfig
 from reroll.config.registry import entry_names, load_entry
-from reroll.config.tree import AnyConfig, RlvrConfig
+from reroll.config.tree import RlvrConfig
 from reroll.data.given import source_of
 from reroll.errors import ConfigError, Violation
 
@@ -78,7 +78,7 @@ class ConfigSections(TypedDict, total=False):
 class Run:
     """A run that has ended, and what can be asked of it."""
 
-    config: AnyConfig
+    config: PipelineConfig
     folder: Path
     """All it left behind: metrics, samples, checkpoints."""
     checkpoint: Path
@@ -134,7 +134,7 @@ class Run:
 
 
 def train(
-    config: AnyConfig | str | Path | None = None,
+    config: PipelineConfig | str | Path | None = None,
     *,
     model: str | None = None,
     data: Data | None = None,
@@ -183,7 +183,7 @@ def train(
 
 
 def evaluate(
-    config: AnyConfig | str | Path | None = None,
+    config: PipelineConfig | str | Path | None = None,
     *,
     model: str | None = None,
     data: Data | None = None,
@@ -217,7 +217,7 @@ def evaluate(
 
 
 @asynccontextmanager
-async def build(config: AnyConfig | str | Path, *, folder: Path | str | None = None) -> AsyncIterator[RlvrComponents]:
+async def build(config: PipelineConfig | str | Path, *, folder: Path | str | None = None) -> AsyncIterator[RlvrComponents]:
     """The components of an RL run, for a loop of your own: rollouts, policy, engine, weights, devices and the rest.
 
     What happens to the samples is written into `folder`, or nowhere that stays. `examples/own_loop.py` shows the loop.
@@ -256,7 +256,7 @@ def make_config(
     name: str | None = None,
     pipeline: str | type[Pipeline[Any]] | None = None,
     **settings: Unpack[ConfigSections],
-) -> AnyConfig:
+) -> PipelineConfig:
     """A checked config from Python objects. Raises ConfigError with everything that is wrong.
 
     - `model`: a folder, a name of the hub, or of `reroll models fetch`, which is fetched if it is not there.
@@ -340,14 +340,14 @@ def _short(pipeline: Any) -> str:
     return pipeline.__name__ if isinstance(pipeline, type) else str(pipeline).rpartition(":")[2]
 
 
-def _loaded(config: AnyConfig | str | Path) -> tuple[AnyConfig, Path]:
+def _loaded(config: PipelineConfig | str | Path) -> tuple[PipelineConfig, Path]:
     """The config, and the folder where its modules may lie."""
     if isinstance(config, PipelineConfig):
         return config, Path()
     return load_config(Path(config)), Path(config).parent
 
 
-def _run_by(config: AnyConfig, pipeline: str | type[Pipeline[Any]] | None) -> AnyConfig:
+def _run_by(config: PipelineConfig, pipeline: str | type[Pipeline[Any]] | None) -> PipelineConfig:
     """The config with another pipeline of the same kind."""
     if pipeline is None:
         return config
@@ -359,7 +359,7 @@ def _run_by(config: AnyConfig, pipeline: str | type[Pipeline[Any]] | None) -> An
     return config.model_copy(update={"pipeline": ObjectPath(pipeline, travels=False)})
 
 
-def _ended(config: AnyConfig, outcome: Outcome) -> Run:
+def _ended(config: PipelineConfig, outcome: Outcome) -> Run:
     return Run(
         config=config,
         folder=outcome.folder,

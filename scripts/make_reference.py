@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 
 from reroll.config.base import Node
 from reroll.config.explain import kinds_of
-from reroll.config.load import PIPELINES
+from reroll.config.pipeline import pipelines
 from reroll.config.tree import RlvrConfig
 from reroll_zoo.reference.catalogue import CATALOGUE
 from reroll_zoo.reference.reference import PRESET_FIELDS, SchemaEntry, about, bounds_in_words, default_in_words, type_in_words
@@ -53,8 +53,8 @@ class _Config:
         self._titles: dict[tuple[type[Node], ...], str] = {}
 
     def lines(self) -> Iterator[str]:
-        for root in dict.fromkeys(PIPELINES.values()):
-            names = [name for name, other in PIPELINES.items() if other is root]
+        for root in dict.fromkeys(pipelines().values()):
+            names = [name for name, other in pipelines().items() if other is root]
             yield from (f"## pipeline: {', '.join(names)}", "", about(root), "")
             sections = list(self._sections(root, path="", pipeline=names[0]))
             yield from self._table(root)

@@ -14,7 +14,6 @@ from reroll.cli.plug_ins import add_plug_ins
 from reroll.cli.supervisor import supervise
 from reroll.config.load import dump_config, load_config
 from reroll.config.registry import load_entry
-from reroll.config.tree import AnyConfig, RlvrConfig
 from reroll.errors import ConfigError, RerollError
 from reroll.pipeline.controls import Companion
 from reroll.pipeline.restarts import Restarts
@@ -123,7 +122,7 @@ def check(
     if expand:
         typer.echo(dump_config(config), nl=False)
     else:
-        Console().print(f"[green]ok[/] {file}: {_summary(config)}", highlight=False)
+        Console().print(f"[green]ok[/] {file}: {config.summary}", highlight=False)
 
 
 @app.callback(invoke_without_command=True)
@@ -132,18 +131,6 @@ def version(show: Annotated[bool, typer.Option("--version", help="Print the vers
     if show:
         typer.echo(f"reroll {__version__}")
         raise typer.Exit
-
-
-def _summary(config: AnyConfig) -> str:
-    if not isinstance(config, RlvrConfig):
-        return f"{config.pipeline} of {config.policy.model}, {config.run.steps} steps of {config.rows_per_step} rows"
-    rollout = config.rollout
-    size = f"{rollout.prompts_per_step} prompts × {rollout.group_size} samples × {rollout.max_tokens} tokens"
-    parts = {"advantage": config.advantage, "loss": config.loss}
-    own = [f"{name} {node.path}" for name, node in parts.items() if node.kind == "import"]
-    preset = [f"{config.algorithm} with"] if len(own) == 1 else []
-    algorithm = " ".join([*preset, " and ".join(own)]) if own else config.algorithm
-    return f"{algorithm} on {config.policy.model}, {config.run.steps} steps of {size}, {config.runtime.kind} runtime"
 
 
 def _print_violations(console: Console, error: ConfigError) -> None:

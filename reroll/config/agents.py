@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import ClassVar
 
 from pydantic import Field
 
-from reroll.config.base import ImportPath, Node
+from reroll.config.base import Node
+from reroll.config.registry import KindConfig
 
 
 class EndpointConfig(Node):
@@ -20,41 +21,20 @@ class EndpointConfig(Node):
     """Larger requests are refused."""
 
 
-class LimitedAgentConfig(Node):
-    """What all agents share."""
+class AgentConfig(KindConfig):
+    """What all agents share. Kinds are found by their entry points, group `reroll.agents`."""
+
+    group: ClassVar[str] = "reroll.agents"
+    plays: ClassVar[str]
+    """`module:function` that has agents of such kinds play: an async context manager, given {domain: agent} and the endpoint's
+    config, that yields {domain: `reroll.rollout.play.AgentEpisode`}. It is imported no sooner."""
 
     timeout_s: float = Field(default=600.0, gt=0)
     """An agent that takes longer is stopped and its sample fails."""
     max_turns: int = Field(default=32, ge=1)
     """Completions that one episode may ask for; a request beyond them is refused and the sample counts as truncated."""
 
-
-class FunctionAgentConfig(LimitedAgentConfig):
-    """Your own function: `(prompt, *, base_url, api_key, **options) -> reward`, a number, a Score or nothing.
-
-    A plain function runs in a thread of its own, which nothing can stop: after its time its key is void. An async
-    function runs in the run's event loop: it must await its requests, or everything waits for it.
-    """
-
-    kind: Literal["function"]
-    path: ImportPath
-    """`module:name`; the folder of the YAML and the working directory are importable."""
-    options: dict[str, Any] = Field(default_factory=dict)
-    """Its keyword arguments."""
-
-
-class CommandAgentConfig(LimitedAgentConfig):
-    """A program, started once per episode with OPENAI_BASE_URL and OPENAI_API_KEY in its environment.
-
-    The prompt is on its standard input: one JSON object of id, messages, domain, answer and extra. Exit code 0 is
-    success; a reward is reported with POST $OPENAI_BASE_URL/reward, `{"reward": 0.5, "parts": {}}`.
-    """
-
-    kind: Literal["command"]
-    argv: list[str] = Field(min_length=1)
-    """The program and its arguments, run without a shell. `{prompt}` stands for the text of the prompt's last message."""
-    env: dict[str, str] = Field(default_factory=dict)
-    """Added to the environment of the run."""
-
-
-AgentConfig = Annotated[FunctionAgentConfig | CommandAgentConfig, Field(discriminator="kind")]
+    @property
+    def code(self) -> str | None:
+        """`module:name` of the user's code that its field `path` names; it is tried before a run. None: it has none."""
+        return None

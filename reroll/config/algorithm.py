@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from reroll.config.base import Node
-from reroll.config.distill import DivergenceConfig, ReverseKlConfig
+from reroll.config.divergence import DivergenceConfig, ReverseKlConfig
 from reroll.config.losses import KlEstimator
 from reroll.config.parts import FixedModelConfig, ModelConfig
 

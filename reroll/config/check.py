@@ -21,36 +21,25 @@ from reroll.config.check_engine import engine_violations, weights_violations
 from reroll.config.check_envs import env_violations
 from reroll.config.check_rewards import reward_violations
 from reroll.config.check_strategy import strategy_violations
-from reroll.config.data import (
-    DatasetsSourceConfig,
-    ImportSourceConfig,
-    JsonlSourceConfig,
-    NamedColumnsConfig,
-    ParquetSourceConfig,
-    SourceConfig,
-)
-from reroll.config.distill import DistillConfig
+from reroll.config.data import ImportSourceConfig
 from reroll.config.host import adapter_base, is_path, model_card, model_folder, num_visible_gpus, parse_devices
 from reroll.config.imports import ObjectPath
 from reroll.config.parts import (
     Devices,
     DeviceSelectionConfig,
     ExternalEngineConfig,
-    FixedModelConfig,
     ModelConfig,
-    RayRuntimeConfig,
 )
-from reroll.config.preference import DpoConfig, KtoLossConfig, RewardModelConfig
-from reroll.config.registry import package_violations
-from reroll.config.reward_hosted import HostedJudgeConfig, ModelRewardConfig, OpenedRewardConfig
-from reroll.config.rewards import walk
+from reroll.config.pipeline import PipelineConfig
+from reroll.config.registry import load_entry, package_violations
+from reroll.config.reward_hosted import HostedJudgeConfig
 from reroll.config.select import select_gpus
 from reroll.config.strategy import TorchStrategyConfig
-from reroll.config.tree import AnyConfig, RlvrConfig
+from reroll.config.tree import RlvrConfig
 from reroll.errors import Violation
 
 
-def violations_of(config: AnyConfig, *, folder: Path) -> list[Violation]:
+def violations_of(config: PipelineConfig, *, folder: Path) -> list[Violation]:
     """Everything that would stop this run later, found now. User modules may lie in `folder`.
 
     Where the config has fields that are not known, rules that ask for one of them say nothing more.
@@ -63,7 +52,7 @@ def violations_of(config: AnyConfig, *, folder: Path) -> list[Violation]:
     return found
 
 
-def notes_of(config: AnyConfig) -> Iterator[str]:
+def notes_of(config: PipelineConfig) -> Iterator[str]:
     """What runs, and is hardly what was meant."""
     per_step = config.train.epochs * config.train.mini_batches if isinstance(config, RlvrConfig) else 1
     trained: dict[str, ModelConfig] = {"policy": config.policy}
@@ -76,7 +65,7 @@ def notes_of(config: AnyConfig) -> Iterator[str]:
             yield f"{name}.optim.warmup_steps is {warmup} and the run has {total}: the learning rate comes to {highest} at most"
 
 
-def _rules(config: AnyConfig, folder: Path) -> list[Callable[[Any], Iterable[Violation]]]:
+def _rules(config: PipelineConfig, folder: Path) -> list[Callable[[Any], Iterable[Violation]]]:
     is_there = partial(module_exists, folder=folder)
     rules: list[Callable[[Any], Iterable[Violation]]] = [_models, partial(_sources, module_exists=is_there), _packages]
     if isinstance(config, RlvrConfig):
@@ -92,9 +81,7 @@ def _rules(config: AnyConfig, folder: Path) -> list[Callable[[Any], Iterable[Vio
             engine_violations,
             weights_violations,
         ]
-    if isinstance(config, DpoConfig | RewardModelConfig):
-        rules.append(_preferences)
-    return rules
+    return [*rules, type(config).violations]
 
 
 def _engine_devices(config: RlvrConfig) -> Iterator[Violation]:
@@ -153,26 +140,9 @@ def _token_limits(config: RlvrConfig) -> Iterator[Violation]:
         )
 
 
-def named_models(config: AnyConfig) -> Iterator[tuple[str, FixedModelConfig | HostedJudgeConfig]]:
-    """(path, config) of every model of the run."""
-    yield "policy", config.policy
-    if isinstance(config, DistillConfig):
-        yield "teacher", config.teacher
-    if isinstance(config, RlvrConfig):
-        if isinstance(config.critic, OwnCriticConfig):
-            yield "critic", config.critic
-        for name, teacher in config.teachers.items():
-            yield f"teachers.{name}", teacher
-        for name, node in walk(config.rewards):
-            if isinstance(node, ModelRewardConfig):
-                yield f"rewards.{name}", node
-            elif isinstance(node, OpenedRewardConfig) and node.hosted is not None:
-                yield f"rewards.{name}.model", node.hosted
-
-
-def _models(config: AnyConfig) -> Iterator[Violation]:
+def _models(config: PipelineConfig) -> Iterator[Violation]:
     num_gpus = _num_gpus(config)
-    for where, node in named_models(config):
+    for where, node in config.named_models():
         if isinstance(node, HostedJudgeConfig):
             yield from _devices(config, f"{where}.devices", node.devices, at_most=node.num_workers)
         else:
@@ -207,45 +177,32 @@ def _context_length(model: str) -> int | None:
     return length if isinstance(length, int) else None
 
 
-def named_sources(config: AnyConfig) -> Iterator[tuple[str, SourceConfig]]:
-    """(path, config) of every source of rows."""
-    for part, sources in (("train", config.data.train), ("eval", config.data.eval)):
-        for index, source in enumerate(sources):
-            yield f"data.{part}.{index}", source
-
-
-def _sources(config: AnyConfig, *, module_exists: Callable[[str], bool]) -> Iterator[Violation]:
-    for where, source in named_sources(config):
+def _sources(config: PipelineConfig, *, module_exists: Callable[[str], bool]) -> Iterator[Violation]:
+    for where, source in config.data.named():
         if isinstance(source, ImportSourceConfig) and not module_exists(source.path):
             problem = f"no module {source.path.partition(':')[0]!r} beside the YAML, in the working directory or installed"
             yield Violation(f"{where}.path", problem, "give it as module:name")
-        if isinstance(source, JsonlSourceConfig | ParquetSourceConfig) and not source.path.is_file():
-            is_folder = source.path.is_dir()
-            problem = f"{source.path} {'is a folder' if is_folder else 'does not exist'}"
-            fix = "name a file in it" if is_folder else f"relative paths are taken from the working directory, {Path.cwd()}"
-            yield Violation(f"{where}.path", problem, fix)
-        elif isinstance(source, DatasetsSourceConfig) and not source.path.is_dir() and not source.is_hub_name:
-            fix = "give a folder written by save_to_disk, or a name of the hub such as openai/gsm8k"
-            yield Violation(f"{where}.path", f"{source.path} is no folder", fix)
+        for fault in source.violations():
+            yield Violation(f"{where}.{fault.path}", fault.problem, fault.fix)
 
 
-def _packages(config: AnyConfig) -> Iterator[Violation]:
+def _packages(config: PipelineConfig) -> Iterator[Violation]:
     """Optional packages that the config asks for and this Python does not have."""
-    wanted: list[tuple[str, str, str]] = [
-        ("run.trackers", tracker, "mlflow" if tracker == "mlflow" else "trackers") for tracker in config.run.trackers
+    wanted = [
+        ("run.trackers", package, requirement)
+        for tracker in config.run.trackers
+        for package, requirement in load_entry("reroll.trackers", tracker).packages.items()
     ]
-    if isinstance(config.runtime, RayRuntimeConfig):
-        wanted.append(("runtime.kind", "ray", "ray"))
     folder = model_folder(config.policy.model)
     if config.policy.lora or (folder and adapter_base(folder)):
-        wanted.append(("policy.lora" if config.policy.lora else "policy.model", "peft", "lora"))
+        wanted.append(("policy.lora" if config.policy.lora else "policy.model", "peft", "reroll[lora]"))
     if isinstance(config, RlvrConfig) and isinstance(config.critic, OwnCriticConfig) and config.critic.lora:
-        wanted.append(("critic.lora", "peft", "lora"))
-    for where, source in named_sources(config):
-        yield from package_violations(where, source)
-    for where, package, extra in wanted:
+        wanted.append(("critic.lora", "peft", "reroll[lora]"))
+    for where, node in [("runtime", config.runtime), *config.data.named()]:
+        yield from package_violations(where, node)
+    for where, package, requirement in wanted:
         if importlib.util.find_spec(package) is None:
-            yield Violation(where, f"needs the package {package}", f"pip install 'reroll[{extra}]'")
+            yield Violation(where, f"needs the package {package}", f"pip install '{requirement}'")
 
 
 def module_exists(path: str, folder: Path) -> bool:
@@ -268,19 +225,7 @@ def _evaluation(config: RlvrConfig) -> Iterator[Violation]:
         )
 
 
-def _preferences(config: DpoConfig | RewardModelConfig) -> Iterator[Violation]:
-    for where, source in named_sources(config):
-        if not isinstance(source, NamedColumnsConfig):
-            yield Violation(
-                f"{where}.kind", f"is {source.kind}, whose rows compare no answers", "use jsonl, parquet, datasets or import"
-            )
-    if isinstance(config, DpoConfig) and isinstance(config.loss, KtoLossConfig) and config.rows_per_step < 2:
-        yield Violation(
-            "rows_per_step", "is 1, but kto also looks at answers to other prompts of the step", "set it to 2 or more"
-        )
-
-
-def _devices(config: AnyConfig, where: str, value: Devices, *, at_most: int | None) -> Iterator[Violation]:
+def _devices(config: PipelineConfig, where: str, value: Devices, *, at_most: int | None) -> Iterator[Violation]:
     if isinstance(value, DeviceSelectionConfig):
         yield from _selection(config, where, value, at_most=at_most)
         return
@@ -307,8 +252,8 @@ def _devices(config: AnyConfig, where: str, value: Devices, *, at_most: int | No
         )
 
 
-def _selection(config: AnyConfig, where: str, value: DeviceSelectionConfig, *, at_most: int | None) -> Iterator[Violation]:
-    if not isinstance(config.runtime, RayRuntimeConfig):
+def _selection(config: PipelineConfig, where: str, value: DeviceSelectionConfig, *, at_most: int | None) -> Iterator[Violation]:
+    if not config.runtime.spans_nodes:
         yield Violation(
             where, f"selects GPUs among nodes, and the {config.runtime.kind} runtime has one", "set runtime: {kind: ray}"
         )
@@ -323,13 +268,6 @@ def _selection(config: AnyConfig, where: str, value: DeviceSelectionConfig, *, a
             yield Violation(where, str(error), "ask for fewer or others, or list the nodes that carry it under cluster.nodes")
 
 
-def _num_gpus(config: AnyConfig) -> int | None:
+def _num_gpus(config: PipelineConfig) -> int | None:
     """GPUs to check against; None when only the cluster knows."""
-    if isinstance(config.runtime, RayRuntimeConfig):
-        if config.runtime.num_gpus is not None:
-            return config.runtime.num_gpus
-        if config.cluster is not None:
-            return 0 if config.cluster.has_only_cpus else config.cluster.num_devices
-        if config.runtime.address is not None:
-            return None
-    return num_visible_gpus()
+    return config.runtime.num_gpus_in(config.cluster, here=num_visible_gpus())

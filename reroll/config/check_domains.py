@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from reroll.config.data import LadderCurriculumConfig
 from reroll.config.tree import RlvrConfig
 from reroll.errors import Violation
 
@@ -46,7 +45,7 @@ def _broken(config: RlvrConfig, where: str, domains: Iterable[str], rules: Rule)
 
 def _curriculum(config: RlvrConfig) -> Iterator[Violation]:
     curriculum, sources = config.data.curriculum, config.data.train
-    if not isinstance(curriculum, LadderCurriculumConfig):
+    if curriculum is None or not curriculum.uses_levels:
         for index, source in enumerate(sources):
             if source.level:
                 yield Violation(
@@ -55,10 +54,7 @@ def _curriculum(config: RlvrConfig) -> Iterator[Violation]:
                     "set data.curriculum to {kind: ladder}, or remove it",
                 )
     elif all(source.level == other.level for source in sources for other in sources if source.domain == other.domain):
-        yield Violation(
-            "data.curriculum.kind", "is ladder, but no domain has sources of different levels", "set level of the harder ones"
-        )
-    if curriculum is not None and curriculum.kind == "filter" and curriculum.low > curriculum.high:
-        yield Violation(
-            "data.curriculum.low", f"{curriculum.low} is above high, {curriculum.high}: no prompt fits", "set low below high"
-        )
+        problem = f"is {curriculum.kind}, but no domain has sources of different levels"
+        yield Violation("data.curriculum.kind", problem, "set level of the harder ones")
+    for fault in curriculum.violations() if curriculum else ():
+        yield Violation(f"data.curriculum.{fault.path}", fault.problem, fault.fix)

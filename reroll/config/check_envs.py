@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Iterator
 
-from reroll.config.agents import FunctionAgentConfig
 from reroll.config.data import EnvSourceConfig
 from reroll.config.envs import ImportEnvConfig, RayEnvsConfig
-from reroll.config.parts import RayRuntimeConfig
 from reroll.config.registry import package_violations
 from reroll.config.tree import RlvrConfig
 from reroll.errors import Violation
@@ -60,20 +57,19 @@ def _limits(config: RlvrConfig) -> Iterator[Violation]:
             f"{config.max_total_tokens} is more than a micro-batch holds ({room})",
             "lower it, or raise policy.strategy.micro_batch_tokens",
         )
-    if isinstance(config.env_workers, RayEnvsConfig) and not isinstance(config.runtime, RayRuntimeConfig):
+    if isinstance(config.env_workers, RayEnvsConfig) and not config.runtime.spans_nodes:
         yield Violation("env_workers.kind", "is ray, but the runtime is not", "set runtime.kind to ray, or use processes")
 
 
 def _code(config: RlvrConfig, module_exists: Callable[[str], bool]) -> Iterator[Violation]:
     for domain, entry in config.envs.items():
         yield from package_violations(f"envs.{domain}.env", entry.env)
-    named = [(f"envs.{domain}.env.path", entry.env) for domain, entry in config.envs.items()]
-    for where, node in [*named, *((f"agents.{domain}.path", agent) for domain, agent in config.agents.items())]:
-        if isinstance(node, ImportEnvConfig | FunctionAgentConfig) and not module_exists(node.path):
-            yield Violation(
-                where,
-                f"no module {node.path.partition(':')[0]!r} beside the YAML, in the working directory or installed",
-                "give it as module:name",
-            )
-    if config.agents and importlib.util.find_spec("aiohttp") is None:
-        yield Violation("agents", "needs the package aiohttp", "pip install 'reroll[agents]'")
+    for domain, agent in config.agents.items():
+        yield from package_violations(f"agents.{domain}", agent)
+    envs = ((f"envs.{domain}.env", entry.env) for domain, entry in config.envs.items())
+    named = [(where, env.path) for where, env in envs if isinstance(env, ImportEnvConfig)]
+    named += [(f"agents.{domain}", agent.code) for domain, agent in config.agents.items() if agent.code]
+    for where, path in named:
+        if not module_exists(path):
+            problem = f"no module {path.partition(':')[0]!r} beside the YAML, in the working directory or installed"
+            yield Violation(f"{where}.path", problem, "give it as module:name")

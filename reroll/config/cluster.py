@@ -11,7 +11,7 @@ from typing import Annotated, NamedTuple
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from reroll.config.base import Node
-from reroll.config.select import MEMORY_LABEL, TYPE_LABEL, GpuNode
+from reroll.config.select import GpuNode
 
 
 class DeviceSpecConfig(Node):
@@ -60,8 +60,6 @@ DEVICES: dict[str, DeviceSpecConfig] = {
     "cpu": _spec("cpu", 16, 16.0, 0.5, 0.5, 40.0, 10.0, 10.0),
 }
 """The kinds that have a name. A `cpu` counts as one device; its memory is replaced by that of this machine where known."""
-RAY_KINDS = {"H100": "h100", "H200": "h200", "A100-80G": "a100", "L40S": "l40s", "GeForce-RTX-4090": "rtx4090"}
-"""What Ray calls them. Its plain `A100` is left out: there are two sizes, and Ray does not tell them apart."""
 
 
 def _known(device: str | DeviceSpecConfig) -> str | DeviceSpecConfig:
@@ -237,13 +235,3 @@ def weakest(specs: Sequence[DeviceSpecConfig]) -> DeviceSpecConfig:
     numbers = [name for name in DeviceSpecConfig.model_fields if name not in ("name", "sold_gb")]
     least = {name: min(getattr(spec, name) for spec in kinds) for name in numbers}
     return DeviceSpecConfig(name=" and ".join(spec.name for spec in kinds), **least)
-
-
-def gpu_node(num_gpus: int, labels: Mapping[str, str]) -> GpuNode:
-    """A node of a running cluster, by its labels. Raises ValueError if the one that gives its memory is no number."""
-    said, kind = labels.get(MEMORY_LABEL), RAY_KINDS.get(labels.get(TYPE_LABEL, ""))
-    try:
-        memory_gb = float(said) if said is not None else DEVICES[kind].sold_gb if kind else None
-    except ValueError:
-        raise ValueError(f"a node has the label {MEMORY_LABEL}={said}: give the GB of one GPU as a number") from None
-    return GpuNode(num_gpus, labels, memory_gb)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar
 
 from pydantic import Field
 
 from reroll.config.registry import KindConfig
+from reroll.errors import Violation
 
 
 class SourceConfig(KindConfig):
@@ -25,6 +27,10 @@ class SourceConfig(KindConfig):
     """A system message put before every prompt that brings none of its own."""
     level: int = 0
     """How hard its prompts are, by your own count: curriculum `ladder` opens one level of a domain after the other."""
+
+    def violations(self) -> Iterator[Violation]:
+        """What would keep it from being read, as far as names of files tell; paths are below the node."""
+        yield from ()
 
 
 class RowSourceConfig(SourceConfig):

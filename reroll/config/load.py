@@ -14,26 +14,17 @@ from pydantic import ValidationError
 
 from reroll.config.base import Node
 from reroll.config.check import violations_of
-from reroll.config.distill import DistillConfig
 from reroll.config.explain import FieldFault, did_you_mean, faults_in, flags_for_numbers, known_part, with_new_names
 from reroll.config.imports import ObjectPath, import_object, search_in
-from reroll.config.offline import SftConfig
-from reroll.config.preference import DpoConfig, RewardModelConfig
+from reroll.config.pipeline import PipelineConfig, find_pipeline, pipeline_names, pipelines
 from reroll.config.presets import PRESETS
-from reroll.config.tree import AnyConfig, RlvrConfig
+from reroll.config.tree import RlvrConfig
 from reroll.errors import ConfigError, Violation
 
-PIPELINES: dict[str, type[AnyConfig]] = {
-    "rlvr": RlvrConfig,
-    "agentic": RlvrConfig,
-    "sft": SftConfig,
-    "dpo": DpoConfig,
-    "reward_model": RewardModelConfig,
-    "distill": DistillConfig,
-}
 
-
-def load_config(path: Path, overrides: Sequence[str] = (), *, runs_here: bool = True, is_of_run: bool = False) -> AnyConfig:
+def load_config(
+    path: Path, overrides: Sequence[str] = (), *, runs_here: bool = True, is_of_run: bool = False
+) -> PipelineConfig:
     """The config in this file with `key=value` overrides applied. Raises ConfigError with every violation.
 
     One that does not run here is only planned: its files, packages and devices are another machine's, and not looked for.
@@ -48,7 +39,7 @@ def load_config(path: Path, overrides: Sequence[str] = (), *, runs_here: bool = 
 
 def parse_config(
     tree: dict[str, Any], *, problems: Sequence[Violation] = (), folder: Path | None = None, runs_here: bool = True
-) -> AnyConfig:
+) -> PipelineConfig:
     """As `load_config`, from a plain dict. `folder` is where user code may lie beside the working directory."""
     problems, tree = list(problems), with_imports(tree)
     try:
@@ -56,8 +47,8 @@ def parse_config(
     except ConfigError as error:
         problems += error.violations
         # The rest is looked at as what it looks like.
-        name = max(PIPELINES, key=lambda name: len(tree.keys() & PIPELINES[name].model_fields.keys()))
-        tree, root = tree | {"pipeline": name}, PIPELINES[name]
+        name, root = max(pipelines().items(), key=lambda known: len(tree.keys() & known[1].model_fields.keys()))
+        tree = tree | {"pipeline": name}
     if issubclass(root, RlvrConfig):
         problems += _expand_preset(tree)
     config, faults = _validate(root, tree)
@@ -69,13 +60,11 @@ def parse_config(
     return config
 
 
-def config_class_of(tree: Mapping[str, Any], *, folder: Path) -> type[AnyConfig]:
+def config_class_of(tree: Mapping[str, Any], *, folder: Path) -> type[PipelineConfig]:
     """The class that the tree is read as, by its `pipeline`. Raises ConfigError."""
     name = tree.get("pipeline")
     name = ObjectPath(name, travels=False) if isinstance(name, type) else name
-    if isinstance(name, str) and name in PIPELINES:
-        return PIPELINES[name]
-    problem, fix = "is missing", f"set pipeline to one of: {', '.join(PIPELINES)}; or to your own, as module:Class"
+    problem, fix = "is missing", f"set pipeline to one of: {', '.join(pipeline_names())}; or to your own, as module:Class"
     if name is not None:
         problem = f"{name!r} is unknown"
     if isinstance(name, str) and ":" in name:
@@ -85,9 +74,15 @@ def config_class_of(tree: Mapping[str, Any], *, folder: Path) -> type[AnyConfig]
         except (ImportError, AttributeError) as error:
             problem, fix = f"{name} cannot be used: {error}", "name a subclass of reroll.Pipeline as module:Class"
         else:
-            if issubclass(root, tuple(PIPELINES.values())):
+            if issubclass(root, PipelineConfig):
                 return root  # type: ignore[no-any-return]
             problem, fix = f"{name}.config_class is {root.__name__}", "derive it from reroll.RlvrConfig or another pipeline's"
+    elif isinstance(name, str):
+        try:
+            if found := find_pipeline(name):
+                return found
+        except ValueError as error:
+            problem, fix = str(error), "mend or uninstall that package"
     raise ConfigError([Violation("pipeline", problem, fix)])
 
 
@@ -107,7 +102,7 @@ def with_imports(tree: Any, *, kind: str = "import") -> Any:
     return {"kind": kind, "path": tree} if callable(tree) else tree
 
 
-def dump_config(config: AnyConfig) -> str:
+def dump_config(config: PipelineConfig) -> str:
     """The whole tree as YAML, presets and defaults written out; loads back to an equal config."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
@@ -205,7 +200,7 @@ def _fill(mine: dict[str, Any], preset: Mapping[str, Any]) -> None:
             _fill(mine[field], value)
 
 
-def _validate(root: type[AnyConfig], tree: dict[str, Any]) -> tuple[AnyConfig, list[Violation]]:
+def _validate(root: type[PipelineConfig], tree: dict[str, Any]) -> tuple[PipelineConfig, list[Violation]]:
     """The config, and what is wrong with it field by field. Fields that are wrong are not known to it."""
     faults: list[FieldFault] = []
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeVar
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, WithJsonSchema
 from pydantic_core import PydanticKnownError
@@ -14,6 +14,9 @@ from reroll.config.base import Node
 from reroll.config.registry import KindConfig, entry_names
 from reroll.config.strategy import StrategyConfig, TorchStrategyConfig
 from reroll.errors import Violation
+
+if TYPE_CHECKING:
+    from reroll.config.cluster import ClusterConfig
 
 
 class DeviceSelectionConfig(Node):
@@ -48,13 +51,27 @@ Devices = Annotated[
 ]
 
 
-class LocalRuntimeConfig(Node):
+class RuntimeConfig(KindConfig):
+    """Where a run's workers live. What a kind `runs` gives a `Runtime`."""
+
+    group: ClassVar[str] = "reroll.runtimes"
+    spans_nodes: ClassVar[bool] = False
+    """Whether workers may live on several machines, so that their GPUs may be chosen by what their nodes are."""
+
+    def num_gpus_in(self, cluster: ClusterConfig | None, *, here: int) -> int | None:
+        """How many GPUs `devices` may name, where this machine has `here`; None if only the running cluster knows."""
+        return here
+
+
+class LocalRuntimeConfig(RuntimeConfig):
     """Workers are threads of this process. Nothing to install; breakpoints work."""
+
+    runs: ClassVar[str] = "reroll.runtime.local:make_local"
 
     kind: Literal["local"] = "local"
 
 
-class _WatchedConfig(Node):
+class WatchedRuntimeConfig(RuntimeConfig):
     """What runtimes have in common whose workers can be ended."""
 
     watchdog_s: float | None = Field(default=600.0, gt=0)
@@ -62,25 +79,12 @@ class _WatchedConfig(Node):
     this time counts as lost: its stacks are printed, and it is ended. null: it is waited for."""
 
 
-class ProcessesRuntimeConfig(_WatchedConfig):
+class ProcessesRuntimeConfig(WatchedRuntimeConfig):
     """Each worker is a process of its own on this machine. Nothing to install."""
 
+    runs: ClassVar[str] = "reroll.runtime.processes:make_processes"
+
     kind: Literal["processes"]
-
-
-class RayRuntimeConfig(_WatchedConfig):
-    """Workers are Ray actors in placement groups."""
-
-    kind: Literal["ray"]
-    address: str | None = None
-    """None starts Ray on this machine; `auto` or `host:port` joins a running cluster."""
-    num_cpus: int | None = Field(default=None, ge=1)
-    """Logical CPUs when starting Ray here; default: what the machine has, at least 4."""
-    num_gpus: int | None = Field(default=None, ge=0)
-    """Logical GPUs when starting Ray here, or the size of the cluster to check devices against."""
-
-
-RuntimeConfig = Annotated[LocalRuntimeConfig | ProcessesRuntimeConfig | RayRuntimeConfig, Field(discriminator="kind")]
 
 
 class OptimConfig(Node):

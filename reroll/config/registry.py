@@ -5,8 +5,9 @@ A package adds a kind with one line of its `pyproject.toml`: the kind's name, an
     [project.entry-points."reroll.envs"]
     dice = "my_package.dice:DiceConfig"
 
-Groups are `reroll.envs`, `reroll.rewards`, `reroll.data`, `reroll.strategies` and `reroll.engines`. A node's module is imported
-when a config names its kind, and what the node `runs` when it is made: reading a config loads no library that it does not need.
+Groups are `reroll.envs`, `reroll.rewards`, `reroll.data`, `reroll.strategies`, `reroll.engines`, `reroll.runtimes`,
+`reroll.curricula` and `reroll.agents`. A node's module is imported when a config names its kind, and what the node `runs` when
+it is made: reading a config loads no library that it does not need.
 """
 
 from __future__ import annotations
@@ -136,28 +137,28 @@ def kinds(group: str) -> dict[str, type[KindConfig]]:
 @cache
 def find_kind(group: str, name: str) -> type[KindConfig] | None:
     """The kind that a package registered under this name, if one did. Raises ValueError that says why it cannot be used."""
+    found = load_entry(group, name)
+    if found is None:
+        return None
+    told = _told(_entries(group)[name][0])
+    if not (isinstance(found, type) and issubclass(found, KindConfig) and getattr(found, "group", None) == group):
+        raise ValueError(f"{name} is {told}, which is no kind of {group}: derive it from the node of that group")
+    if name not in get_args(found.model_fields["kind"].annotation):
+        raise ValueError(f'{name} is {told}, which has another kind: give it `kind: Literal["{name}"] = "{name}"`')
+    return found
+
+
+def load_entry(group: str, name: str) -> Any:
+    """What a package registered under this name, imported; None if none did. Raises ValueError that says why it cannot be."""
     entries = _entries(group).get(name, ())
     if not entries:
         return None
     if len(entries) > 1:
         raise ValueError(f"{name} is registered by {' and by '.join(map(_told, entries))}: uninstall one of them")
     try:
-        found = entries[0].load()
+        return entries[0].load()
     except Exception as error:
         raise ValueError(f"{name} is {_told(entries[0])}, which cannot be imported: {error}") from error
-    if not (isinstance(found, type) and issubclass(found, KindConfig) and getattr(found, "group", None) == group):
-        raise ValueError(f"{name} is {_told(entries[0])}, which is no kind of {group}: derive it from the node of that group")
-    if name not in get_args(found.model_fields["kind"].annotation):
-        raise ValueError(f'{name} is {_told(entries[0])}, which has another kind: give it `kind: Literal["{name}"] = "{name}"`')
-    return found
-
-
-def load_entry(group: str, name: str) -> Any:
-    """What a package registered under this name, imported; None if none did. Raises ValueError if several did."""
-    entries = _entries(group).get(name, ())
-    if len(entries) > 1:
-        raise ValueError(f"{name} is registered by {' and by '.join(map(_told, entries))}: uninstall one of them")
-    return entries[0].load() if entries else None
 
 
 def entry_names(group: str) -> list[str]:

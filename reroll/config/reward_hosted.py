@@ -1,10 +1,10 @@
-"""Rewards that hold something or ask somebody: a service, a language model or a reward model that the run hosts."""
+"""Rewards that hold something or ask somebody: a service, or a model that the run hosts."""
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from reroll.config.base import Node
 from reroll.config.parts import Devices, FixedModelConfig
@@ -37,26 +37,17 @@ class OpenedRewardConfig(RewardConfig):
     """A reward that lives as long as the run. What it `runs` is called with the node and a `reroll.rewards.base.RewardContext`,
     and gives something to await: `async (prompt, trajectory) -> Score`, with `close` and `stats` where it needs them."""
 
+    hosts: ClassVar[str]
+    """`module:function` that brings up the model that the run hosts for it: `async (node, name, runtime, stack) -> model`.
+    `stack` closes the model; the reward finds it in its context (`RewardContext.host`)."""
+
     @property
-    def hosted(self) -> HostedJudgeConfig | None:
-        """The language model that the run is to host for it, if there is one."""
+    def hosted(self) -> tuple[str, FixedModelConfig | HostedJudgeConfig] | None:
+        """The model that the run is to host for it, with its path below this node; None: it needs none."""
         return None
 
-
-class ModelRewardConfig(OpenedRewardConfig, FixedModelConfig):
-    """A reward model: a decoder with one scalar head, as the `reward_model` pipeline trains it or Hugging Face stores it."""
-
-    runs: ClassVar[str] = "reroll.rewards.reward_model:open_reward_model"
-
-    kind: Literal["reward_model"] = "reward_model"
-    output: Literal["raw", "sigmoid"] = "raw"
-    """What becomes of the head's number first; sigmoid puts it between 0 and 1."""
-    scale: float = 1.0
-    """It is multiplied by this."""
-    clip: Annotated[tuple[float, float], AfterValidator(check_ascending)] | None = None
-    """Then kept between these."""
-    score_at: Literal["turn", "template"] = "turn"
-    """Where the head is read: at the token that ends the answer, as reroll trains it, or where the chat template ends, often
-    a newline later, as many published models were trained."""
-    max_tokens: int = Field(default=4096, ge=2)
-    """A longer conversation is cut at its end."""
+    @property
+    def host_key(self) -> str:
+        """Rewards whose keys are equal share the model."""
+        assert self.hosted is not None
+        return self.hosted[1].model_dump_json()

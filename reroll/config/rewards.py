@@ -12,7 +12,7 @@ from reroll.config.base import ImportPath, Node
 from reroll.config.imports import import_object
 from reroll.config.reward_base import ExtractingRewardConfig, InProcessRewardConfig
 from reroll.config.reward_base import RewardConfig as RewardConfig
-from reroll.config.reward_hosted import ModelRewardConfig, OpenedRewardConfig
+from reroll.config.reward_hosted import OpenedRewardConfig
 
 
 class ImportRewardConfig(InProcessRewardConfig):
@@ -97,7 +97,7 @@ def nested_in(node: RewardConfig) -> dict[str, RewardConfig]:
 
 def wants_host(node: RewardConfig) -> bool:
     """Whether it asks a model that the run must host."""
-    return isinstance(node, ModelRewardConfig) or (isinstance(node, OpenedRewardConfig) and node.hosted is not None)
+    return isinstance(node, OpenedRewardConfig) and node.hosted is not None
 
 
 def needs_process(node: RewardConfig) -> bool:

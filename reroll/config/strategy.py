@@ -60,8 +60,11 @@ class RanksStrategyConfig(StrategyConfig):
         """What ranks cut up among them, by ZeRO's count; None: a layout of its own."""
         return None
 
-    def violations(self, where: str, model: Any) -> Iterator[Violation]:
-        """What keeps this kind from holding the model (`ModelConfig`, or `FixedModelConfig`) whose node is at `where`."""
+    def violations(self, where: str, model: Any, *, num_ranks: int | None) -> Iterator[Violation]:
+        """What keeps this kind from holding the model (`ModelConfig`, or `FixedModelConfig`) whose node is at `where`.
+
+        `num_ranks` is None where only the cluster knows.
+        """
         yield from ()
 
 
@@ -69,36 +72,3 @@ class TorchStrategyConfig(StrategyConfig):
     """One process, one device, plain PyTorch: the oracle of every other kind."""
 
     kind: Literal["torch"] = "torch"
-
-
-class Fsdp2StrategyConfig(RanksStrategyConfig):
-    """PyTorch's fully sharded data parallelism over all devices of the role, with sequence and tensor parallelism inside it.
-
-    Ranks are laid out as replicas × shards × sp × tp, neighbours sharing a tensor. Parameters are cut over shards and sp.
-    Needs `runtime: {kind: processes}` or `ray`.
-    """
-
-    runs: ClassVar[str] = "reroll.training.fsdp2:make_fsdp2"
-
-    kind: Literal["fsdp2"] = "fsdp2"
-    tp: int = Field(default=1, ge=1)
-    """So many neighbouring ranks split every layer's heads and columns among them (Llama, Mistral, Qwen2, Qwen3, SmolLM3)."""
-    sp: int = Field(default=1, ge=1)
-    """So many neighbouring ranks share the tokens of every sequence, for sequences that are too long for one of them. Each
-    holds `micro_batch_tokens`, so together they take sequences `sp` times as long. Must divide the attention heads."""
-    ep: int = Field(default=1, ge=1)
-    """So many neighbouring ranks hold different experts of every layer, and tokens travel to them (Qwen3-MoE, without `tp`)."""
-    replicas: int = Field(default=1, ge=1)
-    """Copies of the sharded model, e.g. one per node: weights are then gathered inside a copy only."""
-    cpu_offload: bool = False
-    """Weights, gradients and optimizer state live in host memory; a layer is on the GPU while it computes."""
-    reshard_after_forward: bool = True
-    """Free a layer's gathered weights between its forward and backward pass; false is faster and holds them all."""
-
-    @property
-    def ranks_per_share(self) -> int:
-        return self.sp * self.tp
-
-    @property
-    def pass_tokens(self) -> int:
-        return self.sp * self.micro_batch_tokens

@@ -1,9 +1,10 @@
-"""The pipelines' config trees. `pipeline` says which."""
+"""The config tree of RL. Other pipelines have theirs beside them (`config.pipeline`)."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -14,20 +15,20 @@ from reroll.config.algorithm import (
     DistillTermConfig,
     KlConfig,
     MaskConfig,
+    OwnCriticConfig,
     ReferenceConfig,
     TeacherConfig,
     ValueLossConfig,
 )
 from reroll.config.base import Node, PipelinePath
 from reroll.config.data import DataConfig
-from reroll.config.distill import DistillConfig
 from reroll.config.envs import EnvDomainConfig, EnvWorkersConfig, ProcessEnvsConfig
 from reroll.config.losses import Aggregation, CorrectionConfig, LossConfig, PpoLossConfig, RejectionConfig
-from reroll.config.offline import PipelineConfig, SftConfig
-from reroll.config.parts import EmbeddedEngineConfig, EngineConfig, EvalConfig, RolloutConfig
-from reroll.config.preference import DpoConfig, RewardModelConfig
+from reroll.config.parts import EmbeddedEngineConfig, EngineConfig, EvalConfig, FixedModelConfig, RolloutConfig
+from reroll.config.pipeline import PipelineConfig
 from reroll.config.reward_base import RewardConfig
-from reroll.config.rewards import RewardWorkersConfig
+from reroll.config.reward_hosted import HostedJudgeConfig, OpenedRewardConfig
+from reroll.config.rewards import RewardWorkersConfig, walk
 from reroll.config.weights import WeightsConfig
 
 
@@ -68,6 +69,8 @@ class GuardConfig(Node):
 
 class RlvrConfig(PipelineConfig):
     """RL: single-turn tasks with verifiable rewards, environments of many turns, agents; `agentic` is another name for it."""
+
+    runs: ClassVar[str] = "reroll.pipeline.rlvr:RlvrPipeline"
 
     pipeline: Literal["rlvr", "agentic"] | PipelinePath
     """What is done, and so which fields there are; or `module:Class` of a pipeline of your own."""
@@ -127,6 +130,31 @@ class RlvrConfig(PipelineConfig):
     """Train on the samples in the journal of an earlier run, without engines (`reroll replay`); null: draw samples."""
 
     @property
+    def reads(self) -> str:
+        return "reroll.data.sources:load_source"
+
+    @property
+    def summary(self) -> str:
+        rollout = self.rollout
+        size = f"{rollout.prompts_per_step} prompts × {rollout.group_size} samples × {rollout.max_tokens} tokens"
+        parts = {"advantage": self.advantage, "loss": self.loss}
+        own = [f"{name} {node.path}" for name, node in parts.items() if node.kind == "import"]
+        preset = [f"{self.algorithm} with"] if len(own) == 1 else []
+        algorithm = " ".join([*preset, " and ".join(own)]) if own else self.algorithm
+        return f"{algorithm} on {self.policy.model}, {self.run.steps} steps of {size}, {self.runtime.kind} runtime"
+
+    def named_models(self) -> Iterator[tuple[str, FixedModelConfig | HostedJudgeConfig]]:
+        yield from super().named_models()
+        if isinstance(self.critic, OwnCriticConfig):
+            yield "critic", self.critic
+        for name, teacher in self.teachers.items():
+            yield f"teachers.{name}", teacher
+        for name, node in walk(self.rewards):
+            if isinstance(node, OpenedRewardConfig) and node.hosted is not None:
+                path, model = node.hosted
+                yield ".".join(filter(None, ("rewards", name, path))), model
+
+    @property
     def max_total_tokens(self) -> int:
         """What an episode of several turns may hold."""
         return self.rollout.max_total_tokens or self.policy.strategy.micro_batch_tokens
@@ -164,6 +192,3 @@ class RlvrConfig(PipelineConfig):
         if self.old_policy == "auto":
             return self.rollout.max_staleness > 0 and self.loss.kind != "reinforce"
         return self.old_policy == "sampler"
-
-
-AnyConfig = RlvrConfig | SftConfig | DpoConfig | RewardModelConfig | DistillConfig

@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Any
 
 from reroll.config.data import CurriculumConfig
-from reroll.data.curriculum import Level, make_curriculum
+from reroll.data.curriculum import Curriculum, Level
 from reroll.data.sampler import Mix, Walk, refuse_other_data
 from reroll.observe.metrics import Stats
 from reroll.types import Prompt
@@ -41,7 +41,7 @@ class PromptSampler:
         for name, source in enumerate(sources):
             by_domain.setdefault(source.domain, {})[name] = source
         levels = [Level(domain=source.domain, number=source.level, prompts=source.prompts) for source in sources]
-        self._curriculum = make_curriculum(curriculum, levels)
+        self._curriculum: Curriculum = curriculum.implementation()(curriculum, levels) if curriculum else Curriculum()
         self._domains = {domain: _DomainPrompts(found, seed=seed, shuffle=shuffle) for domain, found in by_domain.items()}
         weights = [_total_weight(found.values()) for found in by_domain.values()]
         self.shares: Mapping[str, float] = dict(zip(by_domain, map(float, weights), strict=True))

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from reroll.config.data import DatasetsSourceConfig, JsonlSourceConfig, ParquetSourceConfig, RowSourceConfig
-from reroll.data.hub import INSTALL_FIX, read_dataset
+from reroll.config.data import JsonlSourceConfig, RowSourceConfig
 from reroll.errors import DataError, RerollError
 
 
@@ -22,15 +21,7 @@ Row = Mapping[str, Any] | BadRow
 
 def read_rows(config: RowSourceConfig) -> Iterator[tuple[str, Row]]:
     """(place, row) pairs in file order, read as they are asked for. Raises DataError if the source as a whole is unusable."""
-    match config:
-        case JsonlSourceConfig():
-            return _read_jsonl(config.path)
-        case ParquetSourceConfig():
-            return _read_parquet(config.path)
-        case DatasetsSourceConfig():
-            return read_dataset(config)
-        case _:
-            return _read_code(config)
+    return _read_jsonl(config.path) if isinstance(config, JsonlSourceConfig) else _read_code(config)
 
 
 def _read_code(config: RowSourceConfig) -> Iterator[tuple[str, Row]]:
@@ -45,7 +36,7 @@ def _read_code(config: RowSourceConfig) -> Iterator[tuple[str, Row]]:
 
 
 def _read_jsonl(path: Path) -> Iterator[tuple[str, Row]]:
-    _require_file(path)
+    require_file(path)
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
@@ -69,25 +60,8 @@ def _parse_line(line: bytes) -> Row:
     return row
 
 
-def _read_parquet(path: Path) -> Iterator[tuple[str, Row]]:
-    _require_file(path)
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError as error:
-        raise DataError(f"{path}: reading Parquet needs pyarrow: {INSTALL_FIX}") from error
-    number = 0
-    try:
-        with parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches():
-                for row in batch.to_pylist():
-                    yield f"row {number}", row
-                    number += 1
-    except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"{path}: not a readable Parquet file: {error}") from error
-
-
-def _require_file(path: Path) -> None:
+def require_file(path: Path) -> None:
+    """Raise DataError unless there is such a file."""
     if path.is_dir():
         raise DataError(f"{path}: is a folder (name a file in it)")
     if not path.exists():

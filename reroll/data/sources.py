@@ -1,4 +1,4 @@
-"""From config to prompts and conversations. Every row is checked here, so nothing malformed reaches a run."""
+"""From config to prompts. Every row is checked here, so nothing malformed reaches a run."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def load_source(config: SourceConfig, *, id_prefix: str = "", first_index: int =
             id=f"{id_prefix}{config.domain}/{first_index + index}",
             messages=messages,
             domain=config.domain,
-            answer=_read_answer(row, columns),
+            answer=read_answer(row, columns),
             extra={name: value for name, value in row.items() if name not in columns.used},
         )
 
@@ -70,25 +70,6 @@ def _instances(config: EnvSourceConfig, *, id_prefix: str, first_index: int) -> 
         Prompt(id=f"{id_prefix}{config.domain}/{first_index + index}", messages=(), domain=config.domain, extra={"seed": seed})
         for index, seed in enumerate(seeds)
     ]
-
-
-def load_conversations(config: RowSourceConfig) -> list[tuple[Message, ...]]:
-    """Conversations to learn from, each ending with the assistant's words.
-
-    A row whose messages end otherwise is completed by its answer column. Errors are those of `load_source`.
-    """
-    columns = Columns.of(config)
-
-    def to_conversation(index: int, row: Mapping[str, Any]) -> tuple[Message, ...]:
-        messages = read_messages(row, columns, system=config.system)
-        if messages[-1]["role"] == "assistant":
-            return messages
-        answer = _read_answer(row, columns)
-        if answer is None or not answer.strip():
-            raise BadRow(f"nothing to learn: no last assistant message and no `{columns.answer}`; {keys_of(row)}")
-        return (*messages, Message(role="assistant", content=answer))
-
-    return convert_rows(config, to_conversation)
 
 
 def _load_all(configs: Sequence[SourceConfig], *, prefix: str) -> list[list[Prompt]]:
@@ -211,7 +192,8 @@ def check_text(value: object, *, name: str, may_be_blank: bool = False) -> str:
     return value
 
 
-def _read_answer(row: Mapping[str, Any], columns: Columns) -> str | None:
+def read_answer(row: Mapping[str, Any], columns: Columns) -> str | None:
+    """The row's reference answer, if it has one. Raises BadRow."""
     value = row.get(columns.answer)
     if value is None:
         return None

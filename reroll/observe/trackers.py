@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from reroll.config.registry import load_entry
 from reroll.observe.files import append_jsonl
@@ -13,6 +13,9 @@ from reroll.observe.run_folder import RunFolder
 
 class Tracker(Protocol):
     """Takes the numbers of each step. One step may be logged several times, with different names."""
+
+    packages: ClassVar[Mapping[str, str]] = {}
+    """Modules of other distributions that it cannot do without, each with what pip must install for it."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None: ...
 
@@ -31,7 +34,7 @@ def make_tracker(names: Sequence[str], folder: RunFolder, *, config: Mapping[str
     return TrackerGroup(trackers)
 
 
-class TrackerGroup:
+class TrackerGroup(Tracker):
     """Several trackers as one."""
 
     def __init__(self, trackers: Sequence[Tracker]) -> None:
@@ -46,7 +49,7 @@ class TrackerGroup:
             tracker.close()
 
 
-class JsonlTracker:
+class JsonlTracker(Tracker):
     """One line per call: `{"step": 12, "reward/mean": 0.5}`."""
 
     def __init__(self, path: Path) -> None:

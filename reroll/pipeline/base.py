@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
-from reroll.config.offline import PipelineConfig
+from reroll.config.pipeline import PipelineConfig
 from reroll.observe.metrics import Stats
 from reroll.observe.progress import TrainView
 from reroll.observe.run_folder import Checkpoint, RunFolder

@@ -6,9 +6,10 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from reroll.config.agents import AgentConfig
 from reroll.config.envs import EnvDomainConfig, InlineEnvsConfig
+from reroll.config.imports import import_object
 from reroll.config.parts import (
     EmbeddedEngineConfig,
     EngineConfig,
@@ -27,14 +28,10 @@ from reroll.models.load import context_length, load_tokenizer
 from reroll.pipeline.evaluate import EvalResult, evaluate
 from reroll.pipeline.judges import open_hosts
 from reroll.rewards.cluster import RewardCluster
-from reroll.rollout.play import Generate, play
+from reroll.rollout.play import AgentEpisode, Generate, play
 from reroll.runtime.base import Placement, Runtime
 from reroll.tokens.renderer import Renderer
 from reroll.types import Message, Prompt, SamplingParams, Score, Trajectory
-
-if TYPE_CHECKING:  # They load aiohttp, which only runs with agents need.
-    from reroll.rollout.agent import Agent
-    from reroll.rollout.endpoint import Endpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +43,8 @@ class EpisodeRunner:
     rewards: RewardCluster
     renderer: Renderer
     envs: EnvCluster
-    agents: Mapping[str, Agent]
-    endpoint: Endpoint | None
-    """Where agents reach the policy, if there are agents."""
+    agents: Mapping[str, AgentEpisode]
+    """How the agent of a domain plays."""
     context_length: int | None
     """Tokens that the model takes; None if it does not say."""
     generate: Generate
@@ -58,8 +54,9 @@ class EpisodeRunner:
         """One episode with the policy, sampled as the config says (or at another temperature)."""
         rollout = self.config.rollout.of(prompt.domain)
         sampling = sampling_of(rollout, seed=seed, temperature=temperature)
-        if prompt.domain in self.agents:
-            return await self._agent_episode(prompt, id, sampling)
+        max_total_tokens = self._max_total_tokens(prompt.domain)
+        if agent := self.agents.get(prompt.domain):
+            return await agent(prompt, self.generate, self.renderer, sampling, id=id, max_total_tokens=max_total_tokens)
         entry = self.config.envs.get(prompt.domain)
         return await play(
             LiveParsed(self.envs.live(prompt.domain, prompt.extra["seed"]), entry) if entry else SingleTurn(prompt),
@@ -69,7 +66,7 @@ class EpisodeRunner:
             id=id,
             max_prompt_tokens=rollout.max_prompt_tokens,
             max_turns=entry.max_turns if entry else 1,
-            max_total_tokens=self._max_total_tokens(prompt.domain),
+            max_total_tokens=max_total_tokens,
             history=entry.history if entry else None,
         )
 
@@ -95,24 +92,6 @@ class EpisodeRunner:
         if not any("success" in turn.info for turn in trajectory.turns):
             return score
         return replace(score, info={**score.info, "success": trajectory.turns[-1].info.get("success", 0.0)})
-
-    async def _agent_episode(self, prompt: Prompt, id: str, sampling: SamplingParams) -> Trajectory:
-        from reroll.rollout.agent import play_agent
-
-        agent = self.config.agents[prompt.domain]
-        assert self.endpoint is not None  # There are agents.
-        return await play_agent(
-            self.agents[prompt.domain],
-            prompt,
-            self.endpoint,
-            self.generate,
-            self.renderer,
-            sampling,
-            id=id,
-            timeout_s=agent.timeout_s,
-            max_turns=agent.max_turns,
-            max_total_tokens=self._max_total_tokens(prompt.domain),
-        )
 
     async def evaluate(
         self, prompts: Sequence[Prompt], settings: EvalConfig, *, seed: int, on_done: Callable[[], None] = lambda: None
@@ -158,7 +137,7 @@ async def open_episode_runner(
     """
     async with AsyncExitStack() as stack:
         renderer = Renderer(load_tokenizer(config.policy.model))
-        agents, endpoint = await _open_agents(config, stack)
+        agents = await _open_agents(config, stack)
         rewards = await RewardCluster.start(
             runtime,
             config.rewards,
@@ -180,20 +159,20 @@ async def open_episode_runner(
             renderer=renderer,
             envs=envs,
             agents=agents,
-            endpoint=endpoint,
             context_length=context_length(config.policy.model),
             generate=engine.generate,
         )
 
 
-async def _open_agents(config: RlvrConfig, stack: AsyncExitStack) -> tuple[dict[str, Agent], Endpoint | None]:
-    if not config.agents:
-        return {}, None
-    from reroll.rollout.agent import make_agent
-    from reroll.rollout.endpoint import Endpoint
-
-    agents = {domain: make_agent(agent) for domain, agent in config.agents.items()}
-    return agents, await stack.enter_async_context(Endpoint(config.endpoint))
+async def _open_agents(config: RlvrConfig, stack: AsyncExitStack) -> dict[str, AgentEpisode]:
+    """The agents of all domains; those that play in the same way are opened together."""
+    together: dict[str, dict[str, AgentConfig]] = {}
+    for domain, node in config.agents.items():
+        together.setdefault(node.plays, {})[domain] = node
+    agents: dict[str, AgentEpisode] = {}
+    for path, nodes in together.items():
+        agents |= await stack.enter_async_context(import_object(path)(nodes, config.endpoint))
+    return agents
 
 
 async def spawn_engine(runtime: Runtime, engine: EngineConfig, policy: PolicyConfig) -> InferCluster:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from reroll.config.pipeline import PipelineConfig
 from reroll.config.registry import load_entry
-from reroll.config.tree import AnyConfig, RlvrConfig
+from reroll.config.tree import RlvrConfig
 from reroll.errors import Violation
 
 
@@ -19,7 +20,7 @@ class Planner(Protocol):
     def assign_devices(self, config: RlvrConfig, *, num_gpus: int) -> RlvrConfig:
         """The config with a map in the place of `auto`. Where the model's sizes are not known, it is left as it is."""
 
-    def memory_violations(self, config: AnyConfig) -> tuple[list[Violation], list[str]]:
+    def memory_violations(self, config: PipelineConfig) -> tuple[list[Violation], list[str]]:
         """Devices that cannot hold the config's models and their optimizers; and notes on those that may be too small for what
         comes on top. What is not known of the devices is let pass."""
 
@@ -30,7 +31,7 @@ def assign_devices(config: RlvrConfig, *, num_gpus: int) -> RlvrConfig:
     return planner.assign_devices(config, num_gpus=num_gpus) if planner else config
 
 
-def memory_violations(config: AnyConfig) -> tuple[list[Violation], list[str]]:
+def memory_violations(config: PipelineConfig) -> tuple[list[Violation], list[str]]:
     """What will not fit the devices, and notes on what may not."""
     planner = _planner()
     return planner.memory_violations(config) if planner else ([], [])

@@ -6,20 +6,14 @@ for models that are not here, and reckons whether the GPUs are large enough. Loa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from reroll.config.check import named_models, named_sources, notes_of
-from reroll.config.distill import DistillConfig
+from reroll.config.check import notes_of
 from reroll.config.host import model_folder
-from reroll.config.imports import search_in
-from reroll.config.offline import SftConfig
-from reroll.config.preference import DpoConfig, KtoLossConfig
-from reroll.config.tree import AnyConfig, RlvrConfig
-from reroll.data.pairs import load_judged, load_pairs
-from reroll.data.sources import load_conversations, load_source
+from reroll.config.imports import import_object, search_in
+from reroll.config.pipeline import PipelineConfig
+from reroll.config.tree import RlvrConfig
 from reroll.errors import ConfigError, DataError, Violation
 from reroll.pipeline.planner import memory_violations
 from reroll.pipeline.rehearsal import code_violations
@@ -27,7 +21,7 @@ from reroll.pipeline.rehearsal import code_violations
 GET_THE_MODEL = "go online, give a folder, or a model of `reroll models fetch`"
 
 
-def preflight(config: AnyConfig, *, code_folder: Path, may_be_offline: bool = False) -> list[str]:
+def preflight(config: PipelineConfig, *, code_folder: Path, may_be_offline: bool = False) -> list[str]:
     """Raise ConfigError with everything that is wrong; else give what runs, and is hardly what was meant.
 
     Modules are looked for in `code_folder` and the working directory. With `may_be_offline` a hub that does not answer is no
@@ -50,10 +44,10 @@ def preflight(config: AnyConfig, *, code_folder: Path, may_be_offline: bool = Fa
     return [*notes_of(config), *repeats, *tight, *not_seen]
 
 
-def _rows(config: AnyConfig) -> tuple[int, list[Violation]]:
+def _rows(config: PipelineConfig) -> tuple[int, list[Violation]]:
     """How many rows there are to train on, and what is wrong with any source."""
-    read, num_rows, found = _reader(config), 0, []
-    for where, source in named_sources(config):
+    read, num_rows, found = import_object(config.reads), 0, []
+    for where, source in config.data.named():
         try:
             rows = read(source)
         except DataError as error:
@@ -63,7 +57,7 @@ def _rows(config: AnyConfig) -> tuple[int, list[Violation]]:
     return num_rows, found
 
 
-def _repeats(config: AnyConfig, num_rows: int) -> Iterator[str]:
+def _repeats(config: PipelineConfig, num_rows: int) -> Iterator[str]:
     if isinstance(config, RlvrConfig) and config.rollout.prompts_per_step > num_rows:
         wanted = config.rollout.prompts_per_step
         yield (
@@ -72,21 +66,10 @@ def _repeats(config: AnyConfig, num_rows: int) -> Iterator[str]:
         )
 
 
-def _reader(config: AnyConfig) -> Callable[[Any], Sequence[object]]:
-    """How the pipeline reads a source."""
-    if isinstance(config, RlvrConfig):
-        return load_source
-    if isinstance(config, SftConfig | DistillConfig):
-        return load_conversations
-    if isinstance(config, DpoConfig):
-        return load_judged if isinstance(config.loss, KtoLossConfig) else load_pairs
-    return partial(load_pairs, with_margin=True)
-
-
-def _hub_models(config: AnyConfig) -> tuple[list[Violation], dict[str, str]]:
+def _hub_models(config: PipelineConfig) -> tuple[list[Violation], dict[str, str]]:
     """Of the models that are not on this disk: those that are not to be had, and {path: problem} where the hub was silent."""
     names = {
-        f"{where}.model": node.model for where, node in named_models(config) if node.model and model_folder(node.model) is None
+        f"{where}.model": node.model for where, node in config.named_models() if node.model and model_folder(node.model) is None
     }
     absent: list[Violation] = []
     unseen: dict[str, str] = {}

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 import reroll
 from reroll.config.advantages import ImportAdvantageConfig
-from reroll.config.agents import FunctionAgentConfig
 from reroll.config.imports import import_object
 from reroll.config.losses import ImportLossConfig
 from reroll.config.rewards import ImportRewardConfig, walk
@@ -86,8 +85,8 @@ def _attempts(config: RlvrConfig) -> Iterator[tuple[str, Attempt]]:
         for where, attempt in entry.env.rehearsals():
             yield f"envs.{domain}.env.{where}", attempt
     for domain, agent in config.agents.items():
-        if isinstance(agent, FunctionAgentConfig):
-            yield f"agents.{domain}.path", partial(_try_agent, agent)
+        if agent.code is not None:
+            yield f"agents.{domain}.path", agent.make
     if isinstance(config.advantage, ImportAdvantageConfig):
         yield "advantage.path", partial(_try_advantage, config.advantage)
     if isinstance(config.loss, ImportLossConfig):
@@ -98,12 +97,6 @@ def _try_reward(node: ImportRewardConfig) -> None:
     from reroll.rewards.verifiers import make_judge
 
     make_judge(node)
-
-
-def _try_agent(node: FunctionAgentConfig) -> None:
-    from reroll.rollout.agent import make_agent
-
-    make_agent(node)
 
 
 def _try_loss(node: ImportLossConfig) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from reroll.config.explain import with_new_names
-from reroll.config.offline import PipelineConfig
+from reroll.config.pipeline import PipelineConfig
 from reroll.errors import RunFolderError
 from reroll.observe.manifest import has_manifest
 from reroll.observe.run_folder import Checkpoint, RunFolder

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from reroll.config.imports import import_object, search_in
+from reroll.config.pipeline import PipelineConfig
 from reroll.config.registry import entry_names, load_entry
-from reroll.config.tree import AnyConfig, RlvrConfig
+from reroll.config.tree import RlvrConfig
 from reroll.data.sources import load_eval
 from reroll.errors import ConfigError, RerollError, RunFolderError, Violation
 from reroll.observe.files import read_jsonl
@@ -23,15 +24,11 @@ from reroll.observe.trackers import make_tracker
 from reroll.pipeline.base import Interrupted, Outcome, Pipeline, RunContext
 from reroll.pipeline.checkpoints import Checkpoints
 from reroll.pipeline.controls import Companion
-from reroll.pipeline.distill import DistillPipeline
 from reroll.pipeline.episode_runner import open_episode_runner
 from reroll.pipeline.evaluate import EvalResult, num_episodes
-from reroll.pipeline.preference import DpoPipeline, RewardModelPipeline
 from reroll.pipeline.preflight import preflight
 from reroll.pipeline.restarts import Restarts
 from reroll.pipeline.resume import STATE_FILE, finished_before, look_back, read_state
-from reroll.pipeline.rlvr import RlvrPipeline
-from reroll.pipeline.sft import SftPipeline
 from reroll.runtime import make_runtime
 from reroll.runtime.cores import busy_remark, core_watch
 from reroll.runtime.foreground import Foreground
@@ -40,7 +37,7 @@ log = logging.getLogger(__name__)
 
 
 def train(
-    config: AnyConfig,
+    config: PipelineConfig,
     *,
     resume: bool = False,
     overwrite: bool = False,
@@ -91,33 +88,19 @@ def _finished_before(folder: RunFolder, num_steps: int) -> Outcome | None:
     return Outcome(folder.path, checkpoint.path, checkpoint.step, result["seconds"], interrupted=False, evals=evals)
 
 
-PIPELINES: dict[str, type[Pipeline[Any]]] = {
-    "rlvr": RlvrPipeline,
-    "agentic": RlvrPipeline,
-    "sft": SftPipeline,
-    "dpo": DpoPipeline,
-    "reward_model": RewardModelPipeline,
-    "distill": DistillPipeline,
-}
-"""Those that come with the library, by their name in a config."""
-
-
-def pipeline_of(config: AnyConfig) -> type[Pipeline[Any]]:
-    """The class that runs the config: one of ours, one that a package registered, or the user's own."""
-    is_replay = isinstance(config, RlvrConfig) and config.recorded
+def pipeline_of(config: PipelineConfig) -> type[Pipeline[Any]]:
+    """The class that runs the config: the one that its class names, or the user's own."""
     found: type[Pipeline[Any]]
-    if is_replay:
-        found = load_entry("reroll.pipelines", "replay")
-    elif config.pipeline in PIPELINES:
-        found = PIPELINES[config.pipeline]
+    if isinstance(config, RlvrConfig) and config.recorded:
+        found = load_entry("reroll.recorded", "pipeline")
     else:
-        found = import_object(config.pipeline)
+        found = import_object(config.pipeline if ":" in config.pipeline else config.runs)
     return found
 
 
 def _train_in(
     folder: RunFolder,
-    config: AnyConfig,
+    config: PipelineConfig,
     resolved: dict[str, Any],
     *,
     notes: list[str],
@@ -168,7 +151,7 @@ def _leave_reason(context: RunContext, error: Exception, *, seconds: float) -> N
         log.warning("the reason could not be written down: %s", failure)
 
 
-async def _train(config: AnyConfig, context: RunContext, foreground: Foreground, companion: Companion | None) -> Outcome:
+async def _train(config: PipelineConfig, context: RunContext, foreground: Foreground, companion: Companion | None) -> Outcome:
     def ask_to_stop() -> None:
         context.view.note("stopping: the current update is finished and saved (Ctrl-C again quits at once)")
         context.stop.set()
@@ -372,7 +355,7 @@ def _is_due(num_steps: int, every: int) -> bool:
     return bool(every) and num_steps % every == 0
 
 
-def evaluate(config: AnyConfig, *, code_folder: Path | None = None) -> EvalResult:
+def evaluate(config: PipelineConfig, *, code_folder: Path | None = None) -> EvalResult:
     """Play the held-out prompts (`data.eval`) with `policy.model`, with a progress bar.
 
     Modules that the config imports are looked for in `code_folder` and the working directory.

@@ -7,7 +7,7 @@ from reroll.config.strategy import RanksStrategyConfig
 from reroll.models.load import Head
 from reroll.runtime.base import Placement, Runtime
 from reroll.training.cluster import TrainCluster, TrainWorker
-from reroll.training.parallel.ranks import Rendezvous
+from reroll.training.ranks import Rendezvous
 
 
 async def spawn_model(

@@ -25,7 +25,7 @@ class RewardContext:
     name: str
     """Its path in the config, below `rewards`."""
     host: Any = None
-    """The model that the run hosts for it: a `hosted.Complete`, or a `reward_model.ScoreModel`."""
+    """The model that the run hosts for it, as its config's `hosts` gave it."""
     config_folder: Path | None = None
     """Where the YAML lies; None: there is none."""
     run_folder: Path | None = None

@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from reroll.config.reward_base import InProcessRewardConfig, RewardConfig
 from reroll.config.rewards import ImportRewardConfig, RewardWorkersConfig, needs_process, walk
@@ -18,11 +18,6 @@ from reroll.rewards.meter import RewardMeter
 from reroll.rewards.workers import RewardWorkers
 from reroll.runtime.base import Runtime
 from reroll.types import Prompt, Score, Trajectory
-
-if TYPE_CHECKING:  # They load what only runs with judges need.
-    from reroll.rewards.hosted import Complete
-    from reroll.rewards.reward_model import ScoreModel
-
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +47,7 @@ class RewardCluster:
         configs: Mapping[str, RewardConfig],
         *,
         workers: RewardWorkersConfig | None = None,
-        hosts: Mapping[str, Complete | ScoreModel] | None = None,
+        hosts: Mapping[str, Any] | None = None,
         config_folder: Path | None = None,
         run_folder: Path | None = None,
     ) -> RewardCluster:

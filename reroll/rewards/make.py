@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from reroll.config.reward_base import RewardConfig
 from reroll.config.reward_hosted import OpenedRewardConfig
@@ -15,10 +15,6 @@ from reroll.rewards.stack import Cascade, Stack
 from reroll.rewards.verifiers import make_judge
 from reroll.rewards.workers import Remote, RewardWorkers
 
-if TYPE_CHECKING:  # They load what only runs with judges need.
-    from reroll.rewards.hosted import Complete
-    from reroll.rewards.reward_model import ScoreModel
-
 
 @dataclass(slots=True, kw_only=True)
 class Maker:
@@ -26,7 +22,7 @@ class Maker:
 
     workers: RewardWorkers | None = None
     """Where rewards run that need a process; None if there are none."""
-    hosts: Mapping[str, Complete | ScoreModel] = field(default_factory=dict)
+    hosts: Mapping[str, Any] = field(default_factory=dict)
     """Models that the run hosts, by the name path of the reward that asks them."""
     config_folder: Path | None = None
     run_folder: Path | None = None

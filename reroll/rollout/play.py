@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from reroll.envs.base import LiveEnv
 from reroll.errors import EnvError, EnvLost
 from reroll.rollout.seeds import stable_seed
-from reroll.types import Completion, FinishReason, Message, Request, SamplingParams, Status, Trajectory, Turn
+from reroll.types import Completion, FinishReason, Message, Prompt, Request, SamplingParams, Status, Trajectory, Turn
 
 if TYPE_CHECKING:  # It loads transformers, which a simulated run does not need.
     from reroll.tokens.renderer import Renderer
@@ -19,6 +19,23 @@ Generate = Callable[[Request], Awaitable[Completion]]
 """Asks an engine for one completion. Cancelling the call aborts the request."""
 
 _log = logging.getLogger(__name__)
+
+
+class AgentEpisode(Protocol):
+    """Has an agent play one episode to its end. What goes wrong with the agent becomes the sample's status; what goes wrong
+    with the engine is raised. A reward that the agent reported is the trajectory's, with parts that are never empty.
+    """
+
+    async def __call__(
+        self,
+        prompt: Prompt,
+        generate: Generate,
+        renderer: Renderer,
+        sampling: SamplingParams,
+        *,
+        id: str,
+        max_total_tokens: int,
+    ) -> Trajectory: ...
 
 
 async def play(

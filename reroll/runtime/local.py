@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Any, Concatenate, Generic
 
 from reroll.config.host import num_visible_gpus
+from reroll.config.parts import LocalRuntimeConfig
 from reroll.errors import RerollError, WorkerDied, WorkerError
 from reroll.runtime.base import A, Calls, P, Placement, Runtime, T, W, WorkerInfo, Workers
 from reroll.runtime.cores import core_watch
@@ -22,6 +23,11 @@ STOP_TIMEOUT_S = 5.0
 """How long a worker may take to close before it is left behind."""
 
 log = logging.getLogger(__name__)
+
+
+def make_local(config: LocalRuntimeConfig) -> LocalRuntime:
+    """The runtime of a config."""
+    return LocalRuntime()
 
 
 class LocalRuntime(Runtime):

@@ -24,6 +24,7 @@ from contextlib import suppress
 from typing import Any, Concatenate
 
 from reroll.config.host import num_visible_gpus
+from reroll.config.parts import ProcessesRuntimeConfig
 from reroll.errors import RerollError, WorkerDied, WorkerError
 from reroll.runtime.base import A, Calls, P, Placement, Runtime, T, W, WorkerInfo, Workers
 from reroll.runtime.children import (
@@ -50,6 +51,11 @@ GPUS = "CUDA_VISIBLE_DEVICES"
 _NOTHING = Payload([pickle.dumps(None)])
 
 log = logging.getLogger(__name__)
+
+
+def make_processes(config: ProcessesRuntimeConfig) -> ProcessRuntime:
+    """The runtime of a config."""
+    return ProcessRuntime(watchdog_s=config.watchdog_s)
 
 
 class ProcessRuntime(Runtime):

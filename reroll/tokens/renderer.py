@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import jinja2
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from reroll.errors import DataError, ModelError
 from reroll.tokens.tool_calls import CALL_OPENS
@@ -80,6 +80,8 @@ class Renderer:
 
     def decode(self, ids: Sequence[int], *, with_special: bool = False) -> str:
         """Text, without special tokens unless they are asked for."""
+        if isinstance(self.tokenizer, PreTrainedTokenizerFast):  # Straight to Rust: the wrapper looks at every id in Python.
+            return self.tokenizer.backend_tokenizer.decode(ids, skip_special_tokens=not with_special)
         text = self.tokenizer.decode(list(ids), skip_special_tokens=not with_special, clean_up_tokenization_spaces=False)
         assert isinstance(text, str)
         return text

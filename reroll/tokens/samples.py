@@ -106,7 +106,7 @@ class _Book:
         self, number: int, group: Group, trajectory: Trajectory, rows: Sequence[Sample], states: dict[tuple[str, ...], int]
     ) -> None:
         """One episode; `states` numbers the states that its group has seen."""
-        written = sorted({turn for row in rows for turn in row.turn.tolist() if turn >= 0})
+        written = sorted({turn for row in rows for turn in np.unique(row.turn).tolist() if turn >= 0})
         place = {turn: len(self.turn_reward) + index for index, turn in enumerate(written)}
         lookup = np.array([place.get(turn, -1) for turn in range(len(trajectory.turns))] + [-1], dtype=np.int64)
         self.token_turn += [lookup[row.turn] for row in rows]  # Turn -1 reads the last entry, -1.

@@ -32,7 +32,7 @@ from reroll.tokens.prefixes import prefix_order
 from reroll.training.base import Loss, Needs, Predictions, ZeroLoss, join_predictions, required
 from reroll.training.make import make_strategy
 from reroll.training.offload import in_background
-from reroll.training.parallel.ranks import Rendezvous
+from reroll.training.ranks import Rendezvous
 from reroll.training.shared_prefix import repeat_cost
 from reroll.weights.buckets import Bucket, Channel, ProcessLocation, location_of
 from reroll.weights.sender import WeightSender

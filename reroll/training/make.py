@@ -13,8 +13,8 @@ from reroll.models.heads import keep_padding_apart, score_head
 from reroll.models.load import DTYPES, Head, load_model, load_tokenizer, stored_dtype
 from reroll.runtime.base import WorkerInfo
 from reroll.training.base import Strategy
-from reroll.training.parallel.build import skeleton
-from reroll.training.parallel.ranks import join_process_group, leaving_on_error, only_first
+from reroll.training.empty_model import skeleton
+from reroll.training.ranks import join_process_group, leaving_on_error, only_first
 from reroll.training.torch_strategy import TorchStrategy
 
 

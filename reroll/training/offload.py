@@ -6,13 +6,16 @@ import copy
 import threading
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from reroll.models.load import has_adapter
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 T = TypeVar("T")
 
@@ -107,8 +110,6 @@ class HostCopies:
         if self._buffers is None:
             return tensor.to("cpu", copy=True)
         if hasattr(tensor, "to_local"):
-            from reroll.training.parallel.checkpoint import as_shard_of
-
             return as_shard_of(tensor, self._buffers.filled(key, tensor.to_local()))  # type: ignore[arg-type]
         return self._buffers.filled(key, tensor)
 
@@ -120,6 +121,14 @@ class HostCopies:
         if isinstance(state, list):
             return [self._of_part(value, key=(*key, number)) for number, value in enumerate(state)]
         return state
+
+
+def as_shard_of(parameter: DTensor, local: Tensor) -> DTensor:
+    """A rank's own part of a tensor that is spread as `parameter` is, by reference."""
+    from torch.distributed.tensor import DTensor
+
+    # Not `from_local`, which would copy a part that is kept on the host to the mesh's devices: read into, it would be lost.
+    return DTensor(local, parameter._spec, requires_grad=False)  # type: ignore[no-untyped-call]
 
 
 def in_background(work: Callable[[], T], *, name: str) -> Future[T]:

@@ -27,7 +27,7 @@ class DeepspeedConfig(RanksStrategyConfig):
     def zero_stage(self) -> int | None:
         return self.stage
 
-    def violations(self, where: str, model: Any) -> Iterator[Violation]:
+    def violations(self, where: str, model: Any, *, num_ranks: int | None) -> Iterator[Violation]:
         if isinstance(model, ModelConfig) and model.swap != "none":
             yield Violation(
                 f"{where}.swap",

@@ -18,8 +18,8 @@ from transformers import PreTrainedModel
 
 from reroll.config.parts import OptimConfig
 from reroll.models.fused import fuse
+from reroll.training.empty_model import PredictingModel
 from reroll.training.optimizer import adamw
-from reroll.training.parallel.build import PredictingModel
 from reroll_zoo.deepspeed.config import DeepspeedConfig
 
 MASTER, MOMENTS = "master", ("exp_avg", "exp_avg_sq")

@@ -17,9 +17,9 @@ from reroll.observe.files import sync_files
 from reroll.observe.metrics import Last, Max, Stats
 from reroll.tokens.batch import Batch
 from reroll.training.base import Loss, Needs, Predictions, ShardedStrategy
+from reroll.training.empty_model import PredictingModel
 from reroll.training.optimizer import diverged, learning_rate
-from reroll.training.parallel.build import PredictingModel
-from reroll.training.parallel.ranks import DataParallelRanks
+from reroll.training.ranks import DataParallelRanks
 from reroll.training.saved import read_state, readable, refuse_other_adapter, write_state, written_by_another
 from reroll.training.torch_strategy import enable_gradient_checkpointing
 from reroll_zoo.deepspeed.config import DeepspeedConfig
@@ -56,7 +56,7 @@ class DeepspeedStrategy(ShardedStrategy):
             self._model.requires_grad_(False)
         if config.gradient_checkpointing:
             enable_gradient_checkpointing(self._model)
-        root = PredictingModel(self._model, chunk=config.logprob_chunk, sequence_group=None)
+        root = PredictingModel(self._model, chunk=config.logprob_chunk)
         self._engine: Any = build_engine(root, config, optim, device=device, is_fixed=total_steps == 0)
         if total_steps > 0:
             self._optimizer: torch.optim.Optimizer = self._engine.basic_optimizer

@@ -15,7 +15,8 @@ from rich.table import Table
 
 from reroll.config.load import load_config
 from reroll.config.parts import EvalConfig
-from reroll.config.tree import AnyConfig, RlvrConfig
+from reroll.config.pipeline import PipelineConfig
+from reroll.config.tree import RlvrConfig
 
 if TYPE_CHECKING:
     from reroll.pipeline.evaluate import EvalResult
@@ -63,7 +64,7 @@ def evaluate(
         out.write_text(json.dumps(result.as_dict(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _config(load: Callable[[Sequence[str]], AnyConfig], overrides: Sequence[str], k: int) -> AnyConfig:
+def _config(load: Callable[[Sequence[str]], PipelineConfig], overrides: Sequence[str], k: int) -> PipelineConfig:
     """The config with k samples a prompt, drawn at a temperature at which they differ."""
     config = load(overrides)
     if k == 1 or not isinstance(config, RlvrConfig):

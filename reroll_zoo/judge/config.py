@@ -86,6 +86,7 @@ class JudgeConfig(OpenedRewardConfig):
     """A language model reads the answer and gives it a score. An empty answer gets the worst one unread."""
 
     runs: ClassVar[str] = "reroll_zoo.judge.judge:open_judge"
+    hosts: ClassVar[str] = "reroll_zoo.judge.hosted:host_judge"
 
     kind: Literal["judge"] = "judge"
     model: JudgeModel
@@ -120,8 +121,8 @@ class JudgeConfig(OpenedRewardConfig):
     """The file that remembers what the judge said, for resumed and for other runs; null: a file in the run's folder."""
 
     @property
-    def hosted(self) -> HostedJudgeConfig | None:
-        return self.model if isinstance(self.model, HostedJudgeConfig) else None
+    def hosted(self) -> tuple[str, HostedJudgeConfig] | None:
+        return ("model", self.model) if isinstance(self.model, HostedJudgeConfig) else None
 
     def violations(self, *, folder: Path) -> Iterator[Violation]:
         if self.votes > 1 and self.temperature == 0:

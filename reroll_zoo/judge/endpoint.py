@@ -16,8 +16,8 @@ except ImportError as error:
     raise ImportError("judges behind an endpoint need aiohttp: pip install 'reroll[agents]'") from error
 
 from reroll.errors import RewardError
-from reroll.rewards.hosted import Answer, Unreadable
 from reroll.types import Message, SamplingParams
+from reroll_zoo.judge.answer import Answer, Unreadable
 from reroll_zoo.judge.config import EndpointJudgeConfig
 from reroll_zoo.judge.judge import Meter
 

@@ -16,10 +16,10 @@ from typing import Any
 from reroll.errors import ConfigError, RewardError, Violation
 from reroll.observe.metrics import Max, Mean, Metric, Stats, Sum
 from reroll.rewards.base import RewardContext
-from reroll.rewards.hosted import Answer, Complete, Unreadable
 from reroll.rewards.match import reference
 from reroll.rewards.transcript import as_text, conversation, opening
 from reroll.types import Message, Prompt, SamplingParams, Score, Trajectory
+from reroll_zoo.judge.answer import Answer, Complete, Unreadable
 from reroll_zoo.judge.answers_cache import AnswersCache, question_key
 from reroll_zoo.judge.config import EndpointJudgeConfig, JudgeConfig
 from reroll_zoo.judge.text import ScoreReader, Template

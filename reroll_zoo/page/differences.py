@@ -7,11 +7,11 @@ from itertools import zip_longest
 from types import NoneType
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
 from reroll.config.explain import with_new_names
-from reroll.config.load import PIPELINES
+from reroll.config.pipeline import find_pipeline
 
 
 class Difference(NamedTuple):
@@ -27,12 +27,12 @@ def from_defaults(tree: Mapping[str, Any]) -> list[Difference]:
 
     A pipeline of the user's own is not imported: nothing in a run's folder is executed.
     """
-    root = PIPELINES.get(str(tree.get("pipeline")))
-    if root is None:
-        return between(tree, {})
     try:
+        root = find_pipeline(str(tree.get("pipeline")))
+        if root is None:
+            return between(tree, {})
         config = root.model_validate(with_new_names(root, dict(tree)))
-    except ValidationError:
+    except ValueError:  # Also pydantic's, and of a package that cannot be imported.
         return between(tree, {})
     return list(_of_node(config, config.model_dump(mode="json"), "", default=None))
 

@@ -13,9 +13,10 @@ from rich.table import Table
 
 from reroll.config.load import load_config
 from reroll.config.parts import ExternalEngineConfig
-from reroll.config.strategy import Fsdp2StrategyConfig
-from reroll.config.tree import AnyConfig, RlvrConfig
+from reroll.config.pipeline import PipelineConfig
+from reroll.config.tree import RlvrConfig
 from reroll.errors import ConfigError, Violation
+from reroll_zoo.fsdp2.config import Fsdp2StrategyConfig
 
 if TYPE_CHECKING:
     from reroll.config.cluster import ClusterConfig
@@ -127,7 +128,7 @@ def _time_table(plan: Plan) -> Table:
     return table
 
 
-def _cluster(config: AnyConfig) -> ClusterConfig:
+def _cluster(config: PipelineConfig) -> ClusterConfig:
     from reroll_zoo.plan.plan import cluster_here
 
     cluster = cluster_here(config)

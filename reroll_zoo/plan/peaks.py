@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from reroll.config.tree import AnyConfig
+from reroll.config.pipeline import PipelineConfig
 from reroll_zoo.plan.memory import CONTEXT_BYTES, Terms
 from reroll_zoo.plan.planned import Planned
 from reroll_zoo.plan.roles import Role, displaced_ranks
@@ -43,7 +43,7 @@ class DeviceLoad:
         return sum(term.num_bytes for term in self.terms if term.name in CERTAIN)
 
 
-def loads_of(config: AnyConfig, roles: Sequence[Role]) -> tuple[DeviceLoad, ...]:
+def loads_of(config: PipelineConfig, roles: Sequence[Role]) -> tuple[DeviceLoad, ...]:
     """Every device in use at its fullest; GPUs in their order, then the CPU."""
     return tuple(_Peaks(config, roles).loads())
 

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from reroll.config.cluster import ClusterConfig
-from reroll.config.tree import AnyConfig, RlvrConfig
+from reroll.config.pipeline import PipelineConfig
+from reroll.config.tree import RlvrConfig
+from reroll_zoo.offline.config import OfflineConfig
 from reroll_zoo.plan.planned import Planned
 from reroll_zoo.plan.roles import Role, displaced_ranks
 from reroll_zoo.plan.timing import Rows, answer_seconds, generate_seconds, push_seconds, train_seconds
@@ -27,7 +29,7 @@ class Bar:
         return self.end_s - self.start_s
 
 
-def bars_of(config: AnyConfig, cluster: ClusterConfig, roles: Sequence[Role]) -> tuple[Bar, ...]:
+def bars_of(config: PipelineConfig, cluster: ClusterConfig, roles: Sequence[Role]) -> tuple[Bar, ...]:
     """The phases of one step, from second 0."""
     return tuple(_Clock(config, roles, cluster).bars())
 
@@ -39,8 +41,8 @@ class _Clock(Planned):
     def rows(self) -> Rows:
         share = self.cluster.efficiency.length
         if not isinstance(self.config, RlvrConfig):
-            rows = self.config.rows_per_step
-            tokens = self.config.max_tokens
+            tokens = self.policy.how.longest
+            rows = self.config.rows_per_step if isinstance(self.config, OfflineConfig) else 1
             return Rows(num_rows=rows, prompt_tokens=0, written_tokens=share * tokens, longest_written=tokens, num_prompts=rows)
         rollout = self.config.rollout
         longest = self.policy.how.longest

@@ -7,20 +7,20 @@ from dataclasses import dataclass
 
 from reroll.config.cluster import DEVICES, ClusterConfig, DeviceSpecConfig
 from reroll.config.host import gpu_names, host_memory_bytes, num_visible_gpus
-from reroll.config.parts import RayRuntimeConfig
-from reroll.config.tree import AnyConfig
+from reroll.config.pipeline import PipelineConfig
 from reroll_zoo.plan.memory import GIB
 from reroll_zoo.plan.peaks import DeviceLoad, loads_of
 from reroll_zoo.plan.phases import Bar, bars_of
 from reroll_zoo.plan.roles import Role, roles_of
 from reroll_zoo.plan.shape import COUNTED
+from reroll_zoo.ray.config import RayRuntimeConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What a config comes to on a cluster."""
 
-    config: AnyConfig
+    config: PipelineConfig
     cluster: ClusterConfig
     roles: tuple[Role, ...]
     loads: tuple[DeviceLoad, ...]
@@ -49,7 +49,7 @@ class Plan:
         return sum(bar.seconds for bar in self.bars if bar.phase == phase)
 
 
-def make_plan(config: AnyConfig, cluster: ClusterConfig) -> Plan:
+def make_plan(config: PipelineConfig, cluster: ClusterConfig) -> Plan:
     """Work out the map that the config names; `auto` devices are all there are.
 
     Raises ModelError for models whose sizes are not known, ConfigError for devices that the cluster does not have.
@@ -67,7 +67,7 @@ def make_plan(config: AnyConfig, cluster: ClusterConfig) -> Plan:
     )
 
 
-def cluster_here(config: AnyConfig) -> ClusterConfig | None:
+def cluster_here(config: PipelineConfig) -> ClusterConfig | None:
     """The machines that a config will run on: those it names, else this one; None where its devices are not known.
 
     A cluster that is plainly `cpu` is this machine too, with the memory that it has.

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from reroll.config.parts import LocalRuntimeConfig
-from reroll.config.tree import AnyConfig, RlvrConfig
+from reroll.config.pipeline import PipelineConfig
+from reroll.config.tree import RlvrConfig
 from reroll_zoo.plan.roles import Role, engine_of
 
 
@@ -14,7 +15,7 @@ from reroll_zoo.plan.roles import Role, engine_of
 class Planned:
     """A run as it is planned."""
 
-    config: AnyConfig
+    config: PipelineConfig
     roles: Sequence[Role]
 
     @property

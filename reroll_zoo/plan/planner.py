@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from reroll.config.cluster import ClusterConfig
-from reroll.config.tree import AnyConfig, RlvrConfig
+from reroll.config.pipeline import PipelineConfig
+from reroll.config.tree import RlvrConfig
 from reroll.errors import ModelError, Violation
 from reroll_zoo.plan.plan import cluster_here
 from reroll_zoo.plan.search import best_plan, device_violations, is_open
@@ -24,7 +25,7 @@ def assign_devices(config: RlvrConfig, *, num_gpus: int) -> RlvrConfig:
     return planned
 
 
-def memory_violations(config: AnyConfig) -> tuple[list[Violation], list[str]]:
+def memory_violations(config: PipelineConfig) -> tuple[list[Violation], list[str]]:
     """Devices that cannot hold the config's models and their optimizers; and notes on those that may be too small for what
     comes on top. What is not known of the devices is let pass.
 

@@ -8,7 +8,6 @@ from typing import Literal
 
 from reroll.config.algorithm import OwnCriticConfig
 from reroll.config.cluster import ClusterConfig
-from reroll.config.distill import DistillConfig
 from reroll.config.host import parse_devices
 from reroll.config.parts import (
     Devices,
@@ -20,14 +19,17 @@ from reroll.config.parts import (
     LocalRuntimeConfig,
     ModelConfig,
 )
-from reroll.config.preference import DpoConfig, RewardModelConfig
-from reroll.config.reward_hosted import ModelRewardConfig
+from reroll.config.pipeline import PipelineConfig
+from reroll.config.reward_hosted import HostedJudgeConfig
 from reroll.config.rewards import walk
-from reroll.config.strategy import Fsdp2StrategyConfig, RanksStrategyConfig, StrategyConfig
-from reroll.config.tree import AnyConfig, RlvrConfig
+from reroll.config.strategy import RanksStrategyConfig, StrategyConfig
+from reroll.config.tree import RlvrConfig
 from reroll.errors import ConfigError, Violation
 from reroll.runtime.devices import DeviceMap, Ranks
+from reroll_zoo.fsdp2.config import Fsdp2StrategyConfig
 from reroll_zoo.judge.config import JudgeConfig
+from reroll_zoo.offline.config import DistillConfig, OfflineConfig
+from reroll_zoo.offline.preference_config import DpoConfig, RewardModelConfig
 from reroll_zoo.plan.memory import (
     GIB,
     RoleMemory,
@@ -39,6 +41,7 @@ from reroll_zoo.plan.memory import (
     train_memory,
 )
 from reroll_zoo.plan.shape import ModelShape, shape_of
+from reroll_zoo.reward_model.config import ModelRewardConfig
 
 VALUE_BYTES = {"fp32": 4, "bf16": 2}
 
@@ -70,7 +73,7 @@ class Role:
         return tuple(dict.fromkeys(device for rank in self.ranks for device in rank))
 
 
-def roles_of(config: AnyConfig, cluster: ClusterConfig) -> list[Role]:
+def roles_of(config: PipelineConfig, cluster: ClusterConfig) -> list[Role]:
     """Every role that holds a model, the policy first.
 
     Raises ModelError if a model's sizes are not known, ConfigError if a role names devices that the cluster does not have.
@@ -91,7 +94,7 @@ def displaced_ranks(policy: Role, engine: Role) -> Ranks:
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    config: AnyConfig
+    config: PipelineConfig
     cluster: ClusterConfig
 
     @property
@@ -102,8 +105,10 @@ class _Reader:
     def longest(self) -> int:
         """Tokens of the longest row."""
         config = self.config
-        if not isinstance(config, RlvrConfig):
+        if isinstance(config, OfflineConfig):
             return config.max_tokens
+        if not isinstance(config, RlvrConfig):
+            return config.policy.strategy.micro_batch_tokens
         if config.envs or config.agents:
             return config.max_total_tokens
         drawn = [config.rollout.of(domain) for domain in ("", *config.rollout.domains)]
@@ -133,8 +138,8 @@ class _Reader:
         for name, node in walk(config.rewards):
             if isinstance(node, ModelRewardConfig):
                 yield self._fixed(f"reward {name}", f"rewards.{name}", node, node.model, has_language_head=False)
-            elif isinstance(node, JudgeConfig) and node.hosted is not None:
-                judge = node.hosted
+            elif isinstance(node, JudgeConfig) and isinstance(node.model, HostedJudgeConfig):
+                judge = node.model
                 shape, size = shape_of(judge.model), VALUE_BYTES[judge.precision]
                 devices = self._devices(f"rewards.{name}.model", judge.devices)
                 ranks = tuple((devices[rank % len(devices)],) for rank in range(judge.num_workers))

@@ -11,9 +11,11 @@ from reroll.config.base import Node
 from reroll.config.cluster import ClusterConfig
 from reroll.config.host import parse_devices
 from reroll.config.parts import EngineConfig, ExternalEngineConfig, LocalRuntimeConfig, ModelConfig, PolicyConfig
-from reroll.config.strategy import Fsdp2StrategyConfig, RanksStrategyConfig, StrategyConfig, TorchStrategyConfig
-from reroll.config.tree import AnyConfig, RlvrConfig
+from reroll.config.pipeline import PipelineConfig
+from reroll.config.strategy import RanksStrategyConfig, StrategyConfig, TorchStrategyConfig
+from reroll.config.tree import RlvrConfig
 from reroll.errors import Violation
+from reroll_zoo.fsdp2.config import Fsdp2StrategyConfig
 from reroll_zoo.plan.memory import GIB
 from reroll_zoo.plan.peaks import DeviceLoad
 from reroll_zoo.plan.plan import Plan, make_plan
@@ -28,7 +30,7 @@ _MIN_RUNNING = 8
 """An engine that decodes fewer sequences at once is not worth advising."""
 
 
-def best_plan(config: AnyConfig, cluster: ClusterConfig) -> Plan:
+def best_plan(config: PipelineConfig, cluster: ClusterConfig) -> Plan:
     """The fastest map that fits among those that the config leaves open with `auto`; if none fits, the one nearest to it."""
     plans = [make_plan(candidate, cluster) for candidate in candidates(config, cluster)]
     fitting = [plan for plan in plans if plan.fits]
@@ -38,7 +40,7 @@ def best_plan(config: AnyConfig, cluster: ClusterConfig) -> Plan:
     return min(fitting, key=lambda plan: (round(plan.step_s, 6), len(plan.loads)))
 
 
-def candidates(config: AnyConfig, cluster: ClusterConfig) -> Iterator[AnyConfig]:
+def candidates(config: PipelineConfig, cluster: ClusterConfig) -> Iterator[PipelineConfig]:
     """Every map to look at: the config itself with lists of devices, worker numbers and tp where it leaves them open."""
     roles_of(config, cluster)  # Raises for devices that there are not, before others are put in their place.
     if not isinstance(config, RlvrConfig) or not is_open(config) or cluster.has_only_cpus:
@@ -217,7 +219,7 @@ def _fix(plan: Plan) -> str:
     )
 
 
-def _remedies(config: AnyConfig, cluster: ClusterConfig, longest: int) -> dict[str, tuple[str, AnyConfig]]:
+def _remedies(config: PipelineConfig, cluster: ClusterConfig, longest: int) -> dict[str, tuple[str, PipelineConfig]]:
     """Changes that save memory, by the key to set: the value, and the config with it. The cheapest in time come first.
 
     Of numbers, the largest of their halves that fits, else the smallest that works at all.

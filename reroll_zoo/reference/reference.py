@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 
 from reroll.config.base import Node
 from reroll.config.explain import did_you_mean, is_node, kinds_of, members_of
-from reroll.config.load import PIPELINES
+from reroll.config.pipeline import pipelines
 from reroll.config.presets import PRESETS
 from reroll.errors import ConfigError, Violation
 
@@ -51,7 +51,7 @@ def find(path: str) -> list[Found]:
     entry each. Raises ConfigError for a path that leads nowhere, with the nearest that does not.
     """
     found: dict[SchemaEntry, list[str]] = {}
-    for name, root in PIPELINES.items():
+    for name, root in pipelines().items():
         for place in _look_up(SchemaEntry(root), path.split(".")):
             found.setdefault(place, []).append(name)
     if not found:
@@ -99,7 +99,7 @@ def all_paths() -> dict[str, SchemaEntry]:
                 found.setdefault(f"{path}{name}", inner)
                 walk(inner, f"{path}{name}.", (*above, node))
 
-    for root in dict.fromkeys(PIPELINES.values()):
+    for root in dict.fromkeys(pipelines().values()):
         walk(SchemaEntry(root), "", ())
     return found
 
@@ -120,7 +120,7 @@ def _nearest(path: str) -> str:
 
 def _names_under(path: str, *, kinds: bool) -> list[str]:
     """What the last part of a path may be behind this one."""
-    places = [place for root in PIPELINES.values() for place in _look_up(SchemaEntry(root), path.split(".") if path else [])]
+    places = [place for root in pipelines().values() for place in _look_up(SchemaEntry(root), path.split(".") if path else [])]
     nodes = [node for place in places for node in place.nodes]
     named = [[f"kind={kind}" for kind in kinds_of(node)] if kinds else node.model_fields for node in nodes]
     return list(dict.fromkeys(name for names in named for name in names))

@@ -11,7 +11,7 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from reroll.config.base import PipelinePath
 from reroll.config.explain import kinds_of
-from reroll.config.load import PIPELINES
+from reroll.config.pipeline import pipelines
 from reroll.config.presets import PRESETS
 from reroll.config.registry import KindConfig
 from reroll.config.tree import RlvrConfig
@@ -22,7 +22,7 @@ _REF = "#/$defs/{model}"
 
 def json_schema() -> dict[str, Any]:
     """What a file may hold, by its `pipeline`. A user's own pipeline may have fields of its own: of it nothing is known."""
-    roots = {root: [name for name, other in PIPELINES.items() if other is root] for root in PIPELINES.values()}
+    roots = {root: [name for name, other in pipelines().items() if other is root] for root in pipelines().values()}
     nodes = dict.fromkeys(node for place in all_paths().values() for node in place.nodes if issubclass(node, KindConfig))
     adapters: list[Any] = [(node, "validation", TypeAdapter(node)) for node in (*roots, *nodes)]
     references, definitions = TypeAdapter.json_schemas(adapters, ref_template=_REF, schema_generator=_WithoutTitles)
@@ -38,7 +38,7 @@ def json_schema() -> dict[str, Any]:
         "title": "A config of reroll",
         "type": "object",
         "required": ["pipeline"],
-        "properties": {"pipeline": {"anyOf": [{"enum": list(PIPELINES)}, own], "description": "What is done."}},
+        "properties": {"pipeline": {"anyOf": [{"enum": list(pipelines())}, own], "description": "What is done."}},
         "allOf": [
             {
                 "if": {"properties": {"pipeline": {"enum": names}}, "required": ["pipeline"]},

@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 
 from reroll.config.explain import with_new_names
 from reroll.config.load import apply_overrides, config_class_of, parse_config, read_yaml
-from reroll.config.tree import AnyConfig, RecordedRunConfig, RlvrConfig
+from reroll.config.pipeline import PipelineConfig
+from reroll.config.tree import RecordedRunConfig, RlvrConfig
 from reroll.errors import ConfigError, RunFolderError, Violation
 from reroll.models.load import load_tokenizer
 from reroll.observe.files import read_jsonl
@@ -159,7 +160,7 @@ def replay_config(
     draw: bool = False,
     changes: Sequence[str] = (),
     name: str | None = None,
-) -> AnyConfig:
+) -> PipelineConfig:
     """The config that trains a run again, with changes as `key=value`. Raises ConfigError."""
     tree = read_yaml(RunFolder(source).config_path)
     tree = with_new_names(config_class_of(tree, folder=source), tree)

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reroll.config.data import JsonlSourceConfig, NamedColumnsConfig, ParquetSourceConfig
+from pydantic import TypeAdapter
+
+from reroll.config.data import NamedColumnsConfig, RowSourceConfig
 from reroll.config.rewards import RewardWorkersConfig, walk, wants_host
 from reroll.data.sources import load_source
 from reroll.errors import DataError, RewardError
@@ -63,11 +65,9 @@ def row_in_file(asked: AskedReward, place: str) -> Prompt:
     file, index = (name, int(number)) if colon and number.isdecimal() else (place, 1)
     if index < 1:
         raise DataError(f"{place}: rows are counted from 1")
-    given: dict[str, Any] = {"path": Path(file), "limit": index, **_columns(asked)}
-    is_parquet = file.endswith(".parquet")
-    prompts = load_source(
-        ParquetSourceConfig(kind="parquet", **given) if is_parquet else JsonlSourceConfig(kind="jsonl", **given)
-    )
+    kind = "parquet" if file.endswith(".parquet") else "jsonl"
+    given: dict[str, Any] = {"kind": kind, "path": Path(file), "limit": index, **_columns(asked)}
+    prompts = load_source(TypeAdapter(RowSourceConfig).validate_python(given))
     if len(prompts) < index:
         raise DataError(f"{file} has {len(prompts)} rows: there is no row {index}")
     return prompts[index - 1]

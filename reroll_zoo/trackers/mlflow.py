@@ -6,15 +6,18 @@ import logging
 import os
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from reroll.observe.files import write_atomically
 from reroll.observe.run_folder import RunFolder
+from reroll.observe.trackers import Tracker
 from reroll_zoo.trackers.missing import missing_package
 
 
-class MlflowTracker:
+class MlflowTracker(Tracker):
     """The server that MLFLOW_TRACKING_URI names; else `mlflow.db` beside the runs: `mlflow ui --backend-store-uri sqlite:///…`."""
+
+    packages: ClassVar[Mapping[str, str]] = {"mlflow": "reroll[mlflow]"}
 
     def __init__(self, folder: RunFolder, *, config: Mapping[str, Any], start_step: int) -> None:
         try:

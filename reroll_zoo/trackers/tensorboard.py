@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from reroll.observe.run_folder import RunFolder
+from reroll.observe.trackers import Tracker
 from reroll_zoo.trackers.missing import missing_package
 
 
-class TensorboardTracker:
+class TensorboardTracker(Tracker):
     """Event files; look at them with `tensorboard --logdir runs`."""
+
+    packages: ClassVar[Mapping[str, str]] = {"tensorboard": "reroll[trackers]"}
 
     def __init__(self, folder: RunFolder, *, config: Mapping[str, Any], start_step: int) -> None:
         try:

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import redirect_stdout
 from io import StringIO
-from typing import Any
+from typing import Any, ClassVar
 
 from reroll.observe.run_folder import RunFolder
+from reroll.observe.trackers import Tracker
 from reroll_zoo.trackers.missing import missing_package
 
 
-class TrackioTracker:
+class TrackioTracker(Tracker):
     """A local dashboard: `trackio show --project reroll`. A resumed run goes on under its name."""
+
+    packages: ClassVar[Mapping[str, str]] = {"trackio": "reroll[trackers]"}
 
     def __init__(self, folder: RunFolder, *, config: Mapping[str, Any], start_step: int) -> None:
         try:

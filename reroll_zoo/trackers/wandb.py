@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from reroll.errors import ConfigError, Violation
 from reroll.observe.run_folder import RunFolder
+from reroll.observe.trackers import Tracker
 from reroll_zoo.trackers.missing import missing_package
 
 
-class WandbTracker:
+class WandbTracker(Tracker):
     """Offline unless WANDB_MODE says otherwise: it never asks for a login; `wandb sync` uploads the folder later."""
+
+    packages: ClassVar[Mapping[str, str]] = {"wandb": "reroll[trackers]"}
 
     def __init__(self, folder: RunFolder, *, config: Mapping[str, Any], start_step: int) -> None:
         try:

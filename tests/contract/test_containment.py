@@ -31,12 +31,12 @@ from reroll.envs.make import make_env
 from reroll.envs.worker import HostedEnv, LoopThread
 from reroll.errors import RewardError
 from reroll.rewards.cluster import RewardCluster
-from reroll.rewards.hosted import Answer
 from reroll.rewards.said import said
 from reroll.runtime.local import LocalRuntime
 from reroll.tokens.tool_calls import write_call
 from reroll.types import Message, Prompt, SamplingParams
 from reroll_zoo.games.frozen_lake import FrozenLake, FrozenLakeConfig
+from reroll_zoo.judge.answer import Answer
 from reroll_zoo.judge.config import JudgeModel
 from reroll_zoo.tool_use.config import ToolConfig
 

@@ -18,13 +18,14 @@ import ray
 from pydantic import TypeAdapter
 
 from reroll.config.envs import EnvConfig, EnvWorkersConfig
-from reroll.config.parts import LocalRuntimeConfig, RayRuntimeConfig
+from reroll.config.parts import LocalRuntimeConfig
 from reroll.envs.base import InvalidAction, LiveEnv, StepResult
 from reroll.envs.cluster import EnvCluster
 from reroll.errors import ConfigError, EnvError, EnvLost
 from reroll.runtime import make_runtime
 from reroll.runtime.processes import ProcessWorkers
 from reroll_zoo.games.frozen_lake import FrozenLake, FrozenLakeConfig
+from reroll_zoo.ray.config import RayRuntimeConfig
 
 ALL = ["inline", "threads", "processes", "ray"]
 HERE = ["inline", "threads", "processes"]

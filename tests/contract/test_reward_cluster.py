@@ -16,7 +16,7 @@ import pytest
 import ray
 from pydantic import TypeAdapter
 
-from reroll.config.parts import LocalRuntimeConfig, ProcessesRuntimeConfig, RayRuntimeConfig
+from reroll.config.parts import LocalRuntimeConfig, ProcessesRuntimeConfig
 from reroll.config.reward_base import RewardConfig
 from reroll.config.rewards import ImportRewardConfig, RewardWorkersConfig
 from reroll.errors import ConfigError, RewardError
@@ -26,6 +26,7 @@ from reroll.rewards.workers import RewardWorkers
 from reroll.runtime import make_runtime
 from reroll.runtime.base import Runtime
 from reroll.types import Completion, FinishReason, Prompt, Score, Status, Trajectory, Turn
+from reroll_zoo.ray.config import RayRuntimeConfig
 
 USER_MODULE = """
 import os, subprocess, time

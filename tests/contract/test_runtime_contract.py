@@ -12,12 +12,13 @@ import ray
 import torch
 from runtime_probe import LoudProbe, Probe
 
-from reroll.config.parts import LocalRuntimeConfig, ProcessesRuntimeConfig, RayRuntimeConfig
+from reroll.config.parts import LocalRuntimeConfig, ProcessesRuntimeConfig
 from reroll.errors import ConfigError, ModelError, RerollError, WorkerDied, WorkerError, WorkerTimeout
 from reroll.runtime import make_runtime
 from reroll.runtime.base import Placement, Runtime, WorkerInfo
 from reroll.tokens.batch import pack
 from reroll.types import Sample
+from reroll_zoo.ray.config import RayRuntimeConfig
 
 
 @pytest.fixture(scope="module")

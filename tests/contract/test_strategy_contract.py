@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from reroll.config.parts import LoraConfig, ModelConfig, OptimConfig
-from reroll.config.strategy import Fsdp2StrategyConfig, TorchStrategyConfig
+from reroll.config.strategy import TorchStrategyConfig
 from reroll.errors import ModelError, RunFolderError, TrainingDiverged
 from reroll.models.load import DTYPES, load_model, load_tokenizer
 from reroll.models.lora import add_lora
@@ -24,13 +24,14 @@ from reroll.models.tiny import make_tiny
 from reroll.observe.metrics import Stats
 from reroll.tokens.batch import Batch, pack
 from reroll.training.base import LossOutput, Needs, Predictions, Strategy, required
-from reroll.training.fsdp2 import Fsdp2Strategy
+from reroll.training.empty_model import skeleton
 from reroll.training.loss import SFT_LOSS
-from reroll.training.parallel.build import skeleton
-from reroll.training.parallel.ranks import join_process_group
+from reroll.training.ranks import join_process_group
 from reroll.training.torch_strategy import TorchStrategy
 from reroll.types import Sample
 from reroll_zoo.deepspeed.config import DeepspeedConfig
+from reroll_zoo.fsdp2.config import Fsdp2StrategyConfig
+from reroll_zoo.fsdp2.strategy import Fsdp2Strategy
 
 KINDS: dict[str, dict[str, Any]] = {
     "torch-fp32": {"precision": "fp32"},

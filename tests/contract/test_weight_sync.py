@@ -15,7 +15,7 @@ import torch
 from weights_probe import ProbeEngine, ProbeTrainer
 
 from reroll.config.parts import LoraConfig, ModelConfig
-from reroll.config.strategy import Fsdp2StrategyConfig, StrategyConfig, TorchStrategyConfig
+from reroll.config.strategy import StrategyConfig, TorchStrategyConfig
 from reroll.config.weights import WeightsConfig, WeightsKind
 from reroll.infer.cluster import CONCURRENCY, InferCluster
 from reroll.models.load import Precision
@@ -24,7 +24,8 @@ from reroll.pipeline.weight_sync import WeightSync
 from reroll.runtime.base import Placement, Workers
 from reroll.runtime.processes import ProcessRuntime
 from reroll.training.cluster import TrainCluster
-from reroll.training.parallel.ranks import Rendezvous
+from reroll.training.ranks import Rendezvous
+from reroll_zoo.fsdp2.config import Fsdp2StrategyConfig
 
 KINDS: list[WeightsKind] = ["ipc", "broadcast", "disk", "store"]
 

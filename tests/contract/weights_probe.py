@@ -12,8 +12,8 @@ from reroll.infer.worker import InferWorker
 from reroll.models.load import Precision
 from reroll.runtime.base import WorkerInfo
 from reroll.training.cluster import TrainWorker
-from reroll.training.fsdp2 import Fsdp2Strategy
 from reroll.weights.buckets import Bucket, PushBroken
+from reroll_zoo.fsdp2.strategy import Fsdp2Strategy
 
 
 class ProbeTrainer(TrainWorker):

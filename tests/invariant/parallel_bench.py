@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from reroll.config.parts import LoraConfig, ModelConfig, OptimConfig
-from reroll.config.strategy import Fsdp2StrategyConfig, TorchStrategyConfig
+from reroll.config.strategy import TorchStrategyConfig
 from reroll.models.load import Head
 from reroll.observe.metrics import Stats
 from reroll.runtime.base import WorkerInfo
@@ -29,8 +29,9 @@ from reroll.tokens.batch import Batch, pack
 from reroll.training.base import Loss, Needs, Predictions, required
 from reroll.training.cluster import PredictJob, TrainWorker, train_jobs
 from reroll.training.loss import PolicyLoss
-from reroll.training.parallel.ranks import Rendezvous
+from reroll.training.ranks import Rendezvous
 from reroll.types import Sample
+from reroll_zoo.fsdp2.config import Fsdp2StrategyConfig
 
 STEP = 1e-3
 OPTIM = OptimConfig(lr=STEP, clip_norm=0.5, weight_decay=0.1)

@@ -26,7 +26,7 @@ from parallel_bench import (
 )
 from transformers import AutoModelForCausalLM
 
-from reroll.config.parts import LoraConfig, ModelConfig, RayRuntimeConfig
+from reroll.config.parts import LoraConfig, ModelConfig
 from reroll.errors import TrainingDiverged
 from reroll.models.tiny import make_tiny
 from reroll.pipeline.spawn import spawn_fixed, spawn_model
@@ -34,12 +34,13 @@ from reroll.runtime.base import Placement, WorkerInfo, Workers
 from reroll.training.base import Needs, required
 from reroll.training.cluster import TrainWorker
 from reroll.training.loss import PolicyLoss, ValueLoss
-from reroll.training.parallel.ranks import Rendezvous
+from reroll.training.ranks import Rendezvous
 from reroll_zoo.deepspeed.config import DeepspeedConfig
+from reroll_zoo.ray.config import RayRuntimeConfig
 
 pytest.importorskip("ray")
 pytest.importorskip("deepspeed")
-from reroll.runtime.ray import RayRuntime
+from reroll_zoo.ray.runtime import RayRuntime
 
 
 class Bench:

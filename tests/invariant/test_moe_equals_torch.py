@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from reroll.config.parts import LoraConfig, ModelConfig, OptimConfig
-from reroll.config.strategy import Fsdp2StrategyConfig, TorchStrategyConfig
+from reroll.config.strategy import TorchStrategyConfig
 from reroll.models.load import load_model, load_tokenizer, save_model
 from reroll.models.tiny import make_tiny
 from reroll.observe.metrics import Stats
@@ -32,8 +32,9 @@ from reroll.tokens.packing import micro_batches
 from reroll.training.base import Needs, Strategy, ZeroLoss, required
 from reroll.training.loss import PolicyLoss
 from reroll.training.make import make_strategy
-from reroll.training.parallel.ranks import Rendezvous
+from reroll.training.ranks import Rendezvous
 from reroll.types import Sample
+from reroll_zoo.fsdp2.config import Fsdp2StrategyConfig
 
 STEP = 1e-3
 OPTIM = OptimConfig(lr=STEP, clip_norm=0.5, weight_decay=0.1, eps=1e-6)

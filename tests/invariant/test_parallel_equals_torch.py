@@ -28,7 +28,7 @@ from reroll.tokens.batch import Batch
 from reroll.training import cluster as cluster_module
 from reroll.training.base import Divergence, LossOutput, Needs, Predictions, required
 from reroll.training.loss import ValueLoss
-from reroll.training.preference import RankingLoss
+from reroll_zoo.offline.preference_losses import RankingLoss
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from reroll.config.load import parse_config
-from reroll.config.parts import LocalRuntimeConfig, ModelConfig, ProcessesRuntimeConfig, RayRuntimeConfig, RuntimeConfig
+from reroll.config.parts import LocalRuntimeConfig, ModelConfig, ProcessesRuntimeConfig, RuntimeConfig
 from reroll.config.strategy import TorchStrategyConfig
 from reroll.errors import WorkerError
 from reroll.models.tiny import make_tiny
@@ -28,6 +28,7 @@ from reroll.runtime import make_runtime
 from reroll.runtime.base import Placement, WorkerInfo
 from reroll.training import cluster as cluster_module
 from reroll.training.cluster import FollowJob, PartShape, TrainCluster
+from reroll_zoo.ray.config import RayRuntimeConfig
 
 RUNTIMES: dict[str, RuntimeConfig] = {
     "local": LocalRuntimeConfig(),

@@ -16,11 +16,9 @@ from typing import Any
 import pytest
 
 from reroll.config.actions import LastLineActionConfig, RegexActionConfig, TagActionConfig, TextActionConfig
-from reroll.config.reward_match import ExactRewardConfig, NumericRewardConfig
 from reroll.envs.actions import parse_action
 from reroll.envs.base import InvalidAction
 from reroll.rewards.base import Verifier
-from reroll.rewards.match import Exact, Numeric
 from reroll.runtime import patterns
 from reroll.runtime.patterns import last_match
 from reroll.tokens.tool_calls import find_calls
@@ -34,6 +32,7 @@ from reroll_zoo.judge.config import JudgeConfig
 from reroll_zoo.judge.text import ScoreReader, Template
 from reroll_zoo.math import answer as math_answer
 from reroll_zoo.text.choice import Choice, ChoiceConfig
+from reroll_zoo.text.match import Exact, ExactRewardConfig, Numeric, NumericRewardConfig
 from reroll_zoo.text.overlap import F1, F1Config, Substring, SubstringConfig
 from reroll_zoo.text.penalties import Language, LanguageConfig, Repetition, RepetitionConfig
 from reroll_zoo.tool_use.answers import final_answer, same_answer

@@ -14,11 +14,9 @@ import torch
 
 from reroll.config.data import JsonlSourceConfig
 from reroll.config.load import parse_config
-from reroll.config.preference import DpoConfig
 from reroll.errors import ConfigError, DataError
 from reroll.models.load import load_model, load_tokenizer
 from reroll.pipeline.base import Outcome
-from reroll.pipeline.preference import PairRow, Tokeniser, mismatched, pack_pairs, pair_rows
 from reroll.pipeline.run import train
 from reroll.tokens.batch import pack
 from reroll.tokens.renderer import Renderer
@@ -26,6 +24,8 @@ from reroll.tokens.samples import sft_sample
 from reroll.training.base import Needs
 from reroll.training.predict import predict
 from reroll.types import Sample
+from reroll_zoo.offline.preference import PairRow, Tokeniser, mismatched, pack_pairs, pair_rows
+from reroll_zoo.offline.preference_config import DpoConfig
 
 Write = Callable[..., str]
 

@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from reroll.config.parts import CheckpointConfig, ModelConfig, OptimConfig, RayRuntimeConfig, RunConfig
-from reroll.config.strategy import Fsdp2StrategyConfig
+from reroll.config.parts import CheckpointConfig, ModelConfig, OptimConfig, RunConfig
 from reroll.errors import RunFolderError, WorkerDied
 from reroll.models.tiny import make_tiny
 from reroll.observe import manifest
@@ -29,11 +28,13 @@ from reroll.training import cluster as cluster_module
 from reroll.training.cluster import TrainCluster, TrainWorker
 from reroll.training.loss import SFT_LOSS
 from reroll.training.offload import in_background
-from reroll.training.parallel.ranks import Rendezvous
+from reroll.training.ranks import Rendezvous
 from reroll.types import Sample
+from reroll_zoo.fsdp2.config import Fsdp2StrategyConfig
+from reroll_zoo.ray.config import RayRuntimeConfig
 
 pytest.importorskip("ray")
-from reroll.runtime.ray import RayRuntime
+from reroll_zoo.ray.runtime import RayRuntime
 
 
 class WaitingWorker(TrainWorker):

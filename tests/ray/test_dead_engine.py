@@ -14,7 +14,7 @@ import pytest
 import ray
 
 from reroll.config.load import parse_config
-from reroll.config.parts import ProcessesRuntimeConfig, RayRuntimeConfig
+from reroll.config.parts import ProcessesRuntimeConfig
 from reroll.infer.cluster import CONCURRENCY, InferCluster
 from reroll.infer.worker import InferWorker
 from reroll.models.tiny import make_tiny
@@ -24,6 +24,7 @@ from reroll.pipeline.run import train
 from reroll.runtime import make_runtime
 from reroll.runtime.base import Placement
 from reroll.types import Completion, Request, SamplingParams
+from reroll_zoo.ray.config import RayRuntimeConfig
 
 
 class MortalWorker(InferWorker):

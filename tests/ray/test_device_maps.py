@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 from ray.cluster_utils import Cluster
 
-import reroll.runtime.ray
+import reroll_zoo.ray.runtime
 from reroll.config.load import parse_config
-from reroll.config.parts import RayRuntimeConfig
 from reroll.config.tree import RlvrConfig
 from reroll.infer.cluster import InferCluster
 from reroll.pipeline.base import Outcome
@@ -25,6 +24,7 @@ from reroll.runtime import make_runtime
 from reroll.runtime.base import WorkerInfo
 from reroll.training.cluster import TrainCluster
 from reroll_zoo.plan.planner import assign_devices
+from reroll_zoo.ray.config import RayRuntimeConfig
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def _compute_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def on_cpu(role: str, rank: int, world_size: int, device: str) -> WorkerInfo:
         return WorkerInfo(role, rank, world_size, "cpu")
 
-    monkeypatch.setattr(reroll.runtime.ray, "WorkerInfo", on_cpu)
+    monkeypatch.setattr(reroll_zoo.ray.runtime, "WorkerInfo", on_cpu)
 
 
 @pytest.fixture

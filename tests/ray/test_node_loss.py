@@ -22,10 +22,9 @@ import pytest
 import yaml
 from ray.cluster_utils import Cluster
 
-import reroll.runtime.ray
+import reroll_zoo.ray.runtime
 from reroll.config.envs import RayEnvsConfig
 from reroll.config.load import parse_config
-from reroll.config.parts import RayRuntimeConfig
 from reroll.config.rewards import ImportRewardConfig, RewardWorkersConfig
 from reroll.envs.cluster import EnvCluster
 from reroll.errors import EnvLost, WorkerDied
@@ -41,6 +40,7 @@ from reroll.training import cluster as train_cluster
 from reroll.training.cluster import TrainCluster
 from reroll.types import Completion, FinishReason, Prompt, Request, Status, Trajectory, Turn
 from reroll_zoo.games.frozen_lake import FrozenLakeConfig
+from reroll_zoo.ray.config import RayRuntimeConfig
 
 SOON = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "health_check_failure_threshold": 3}
 """A node that refuses three calls in a row is lost. One that is slow to answer has ten seconds for each, as always."""
@@ -71,7 +71,7 @@ def _compute_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def on_cpu(role: str, rank: int, world_size: int, device: str) -> WorkerInfo:
         return WorkerInfo(role, rank, world_size, "cpu")
 
-    monkeypatch.setattr(reroll.runtime.ray, "WorkerInfo", on_cpu)
+    monkeypatch.setattr(reroll_zoo.ray.runtime, "WorkerInfo", on_cpu)
 
 
 def lose(cluster: Cluster, node_id: str | None) -> None:

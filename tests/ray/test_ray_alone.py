@@ -13,10 +13,10 @@ import pytest
 import ray
 import torch
 
-from reroll.config.parts import RayRuntimeConfig
 from reroll.runtime import make_runtime
 from reroll.runtime.base import Placement, WorkerInfo
 from reroll.runtime.devices import num_usable_cores
+from reroll_zoo.ray.config import RayRuntimeConfig
 
 FREE = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
 
@@ -69,7 +69,8 @@ def test_without_the_ray_package_only_the_ray_runtime_fails_and_says_what_to_ins
     script = """
 import sys
 sys.modules["ray"] = None
-from reroll.config.parts import LocalRuntimeConfig, RayRuntimeConfig
+from reroll.config.parts import LocalRuntimeConfig
+from reroll_zoo.ray.config import RayRuntimeConfig
 from reroll.errors import RerollError
 from reroll.runtime import make_runtime
 make_runtime(LocalRuntimeConfig())

@@ -13,11 +13,12 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from reroll.config.parts import DeviceSelectionConfig, RayRuntimeConfig
+from reroll.config.parts import DeviceSelectionConfig
 from reroll.errors import RerollError
 from reroll.runtime import make_runtime
 from reroll.runtime.base import Placement, Runtime, WorkerInfo
 from reroll.runtime.devices import DeviceMap
+from reroll_zoo.ray.config import RayRuntimeConfig
 from reroll_zoo.vllm.config import VllmEngineConfig
 
 LABELS = {

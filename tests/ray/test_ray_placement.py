@@ -10,10 +10,10 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from reroll.config.parts import RayRuntimeConfig
 from reroll.errors import RerollError
 from reroll.runtime import make_runtime
 from reroll.runtime.base import Placement, Runtime, WorkerInfo
+from reroll_zoo.ray.config import RayRuntimeConfig
 
 
 class Where(NamedTuple):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from reroll.config.load import parse_config
-from reroll.config.parts import ModelConfig, RayRuntimeConfig
+from reroll.config.parts import ModelConfig
 from reroll.config.weights import WeightsConfig, WeightsKind
 from reroll.errors import WorkerDied
 from reroll.infer.cluster import CONCURRENCY, InferCluster
@@ -30,6 +30,7 @@ from reroll.runtime.base import Placement, Runtime, Workers
 from reroll.training.cluster import TrainCluster, TrainWorker
 from reroll.types import Request, SamplingParams
 from reroll.weights.buckets import Bucket
+from reroll_zoo.ray.config import RayRuntimeConfig
 
 
 class MortalTrainer(TrainWorker):

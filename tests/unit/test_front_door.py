@@ -19,14 +19,14 @@ import reroll
 from reroll.api import ConfigSections
 from reroll.config.imports import ObjectPath, import_object
 from reroll.config.load import dump_config, parse_config
-from reroll.config.offline import OfflineConfig
-from reroll.config.reward_match import ExactRewardConfig
 from reroll.config.rewards import ImportRewardConfig
 from reroll.config.tree import RlvrConfig
 from reroll.data.sources import load_source
 from reroll.errors import ConfigError, DataError
 from reroll.models.tiny import make_tiny
 from reroll_zoo.games.frozen_lake import FrozenLakeConfig
+from reroll_zoo.offline.config import OfflineConfig
+from reroll_zoo.text.match import ExactRewardConfig
 
 ROWS = [{"prompt": "1 + 1 =", "answer": "2"}, {"prompt": "1 + 2 =", "answer": "3"}]
 

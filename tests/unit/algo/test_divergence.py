@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from reroll.algo.divergence import DIVERGENCES, adaptive_kl, coarse, forward_kl, js, reverse_kl, skewed_forward_kl
-from reroll.config.distill import DivergenceConfig
+from reroll.config.divergence import DivergenceConfig
 
 OPTIONS: dict[str, dict[str, float]] = {
     "forward_kl": {},

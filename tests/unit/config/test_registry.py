@@ -22,10 +22,18 @@ from reroll.config.registry import KindConfig, find_kind, kinds
 from reroll.errors import ConfigError
 from reroll_zoo.load_part import load_env
 
-GROUPS = ("reroll.envs", "reroll.rewards", "reroll.data", "reroll.strategies", "reroll.engines")
+GROUPS = (
+    "reroll.envs",
+    "reroll.rewards",
+    "reroll.data",
+    "reroll.strategies",
+    "reroll.engines",
+    "reroll.runtimes",
+    "reroll.agents",
+)
 NODES = [(group, name) for group in GROUPS for name in kinds(group)]
 
-PUT_TOGETHER = {"stack", "cascade", "judge", "reward_model", "env", "jsonl", "parquet", "datasets", "torch", "embedded"}
+PUT_TOGETHER = {"stack", "cascade", "judge", "reward_model", "env", "jsonl", "torch", "embedded"}
 """Kinds that the core makes of more than their node."""
 
 PLUG_IN = """
@@ -168,7 +176,7 @@ def test_a_package_that_an_environment_needs_is_asked_for_before_anything_starts
         parse_config(tree)
 
 
-@pytest.mark.parametrize("group", ["reroll.envs", "reroll.rewards", "reroll.data", "reroll.strategies", "reroll.engines"])
+@pytest.mark.parametrize("group", GROUPS)
 def test_what_a_bundled_kind_runs_is_defined_where_it_says(group: str) -> None:
     """Read, not imported: vLLM and the like are not installed here."""
     for node in kinds(group).values():

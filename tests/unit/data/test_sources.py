@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from reroll.config.data import DataConfig, DatasetsSourceConfig, ImportSourceConfig, JsonlSourceConfig, ParquetSourceConfig
-from reroll.data.sources import load_conversations, load_eval, load_source, load_train
+from reroll.config.data import DataConfig, ImportSourceConfig, JsonlSourceConfig
+from reroll.data.sources import load_eval, load_source, load_train
 from reroll.errors import DataError
 from reroll_zoo.reasoning_gym.config import ReasoningGymSourceConfig
+from reroll_zoo.tables.config import DatasetsSourceConfig, ParquetSourceConfig
 
 
 def write_jsonl(path: Path, *rows: object) -> Path:
@@ -217,15 +218,6 @@ def test_ids_are_unique_across_sources_of_one_domain_and_across_train_and_eval(t
     sampler = load_train(data, seed=0)
     assert {sampler.next(sampler.next_domain()).id for _ in range(12)} == {"math/0", "math/1", "math/2", "logic/0"}
     assert [prompt.id for prompt in load_eval(data)] == ["eval/math/0"]
-
-
-def test_conversations_come_from_messages_or_from_a_prompt_and_its_answer(tmp_path):
-    ask, reply = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}
-    path = write_jsonl(tmp_path / "sft.jsonl", {"messages": [ask, reply]}, {"prompt": "hi", "answer": "hello"})
-    assert load_conversations(JsonlSourceConfig(path=path)) == [(ask, reply), (ask, reply)]
-    path = write_jsonl(tmp_path / "bad.jsonl", {"prompt": "hi"}, {"messages": [ask], "answer": " "})
-    with pytest.raises(DataError, match=r"(?s)line 1: nothing to learn.*line 2: nothing to learn"):
-        load_conversations(JsonlSourceConfig(path=path))
 
 
 ROWS = """

@@ -15,7 +15,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 from triton.runtime.jit import create_function_from_signature
 
-from reroll.infer.embedded.sample_kernel import _sample
+from reroll.infer.embedded.sample_kernel import _sample, _weigh
 from reroll.infer.embedded.kernels import _attend, _store
 from reroll.models.kernels import _rms_norm, _rms_norm_backward
 
@@ -24,12 +24,13 @@ BUFFER = torch.zeros(64, dtype=torch.int32)
 CASES = {
     _attend: ["tables", "starts", "bounds", "block_sequence", "block_first", "table_row"],
     _store: ["rows"],
+    _weigh: ["temperatures", "may_ends"],
     _sample: ["temperatures", "uniforms", "may_ends", "num_rows"],
     _rms_norm: ["num_rows"],
     _rms_norm_backward: ["num_rows"],
 }
-NUMBERS = {"epsilon", "scaling", "softcap", "window", "num_rows", "num_columns", "vocabulary", "row_stride", "table_row"}
-NUMBERS |= {"query_token", "query_head", "key_token", "key_head", "value_token", "value_head"}
+NUMBERS = {"epsilon", "scaling", "softcap", "window", "num_rows", "num_columns", "num_blocks", "vocabulary", "row_stride"}
+NUMBERS |= {"table_row", "query_token", "query_head", "key_token", "key_head", "value_token", "value_head"}
 
 
 def variant(kernel, name, *, is_even):
@@ -55,6 +56,6 @@ def test_what_changes_from_step_to_step_makes_no_new_kernel() -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     *lines, control = done.stdout.splitlines()
-    assert len(lines) == 13
+    assert len(lines) == 15
     assert [line for line in lines if not line.endswith("one kernel")] == []
     assert control == "control False"  # Where it does not say so, it does make one.

@@ -8,7 +8,7 @@ pytest.importorskip("triton")
 from reroll.infer.embedded import sample_kernel, sampler
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-END_IDS = (3, 2500)
+END_IDS = (3, 5500)
 
 
 def inputs(num_rows, vocabulary, *, seed=0):
@@ -26,7 +26,7 @@ def sampled(given):
     return sample_kernel.sample_plain_on_device(given.pop("logits"), **given)
 
 
-@pytest.mark.parametrize("vocabulary", [7, 2048, 5000])
+@pytest.mark.parametrize("vocabulary", [7, 4096, 13_000])
 def test_the_kernel_draws_what_the_sampler_draws(vocabulary):
     given = inputs(12, vocabulary)
 
@@ -47,13 +47,13 @@ def test_the_kernel_draws_what_the_sampler_draws(vocabulary):
 
 @pytest.mark.parametrize("uniform", [0.0, 1 - 2.0**-53])
 def test_the_ends_of_the_line_are_tokens_that_may_be_drawn(uniform):
-    given = inputs(2, 5000)
+    given = inputs(2, 13_000)
     given["temperatures"][:] = 1.0
     given["uniform"][:] = uniform
     given["may_end"][:] = 0.0
     given["logits"][:] = -1e4  # Without weight, but for these three, of which the ends must not be drawn.
-    given["logits"][:, [3, 2222, 2500]] = torch.tensor([9.0, 1.0, 9.0], device=DEVICE)
-    assert sampled(given)[0].tolist() == [2222.0, 2222.0]
+    given["logits"][:, [3, 5555, 5500]] = torch.tensor([9.0, 1.0, 9.0], device=DEVICE)
+    assert sampled(given)[0].tolist() == [5555.0, 5555.0]
 
 
 def test_frequencies_are_those_of_the_softmax():

@@ -13,7 +13,6 @@ from pydantic import TypeAdapter
 
 from reroll.algo.advantages import gdpo, normalised
 from reroll.config.reward_base import InProcessRewardConfig, RewardConfig
-from reroll.config.reward_match import RegexRewardConfig
 from reroll.config.rewards import RewardWorkersConfig
 from reroll.errors import RewardError
 from reroll.rewards.base import Reward, as_score
@@ -24,6 +23,7 @@ from reroll.rewards.workers import RewardWorkers
 from reroll.runtime.local import LocalRuntime
 from reroll.tokens.samples import rows_of
 from reroll.types import Group, Prompt, Score, Trajectory
+from reroll_zoo.text.match import RegexRewardConfig
 
 PROMPT = Prompt(id="p/0", messages=(), domain="p", answer="7")
 RIGHT = (1.0, 1.0, 0.0, 0.0)

@@ -19,7 +19,6 @@ import pytest
 import pytest_asyncio
 
 from reroll.config.reward_base import InProcessRewardConfig
-from reroll.config.reward_match import RegexRewardConfig
 from reroll.config.rewards import ImportRewardConfig, RewardWorkersConfig
 from reroll.errors import RewardError
 from reroll.rewards.memory import Spent
@@ -30,6 +29,7 @@ from reroll.runtime.base import WorkerInfo
 from reroll.runtime.local import LocalRuntime
 from reroll.types import Completion, FinishReason, Prompt, Score, Status, Trajectory, Turn
 from reroll_zoo.reasoning_gym.config import ReasoningGymRewardConfig
+from reroll_zoo.text.match import RegexRewardConfig
 
 CLOSING = "the run is closing: rewards take no more calls"
 

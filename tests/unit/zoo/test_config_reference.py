@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from reroll.cli import app
-from reroll.config.load import PIPELINES
+from reroll.config.pipeline import pipelines
 from reroll.errors import ConfigError
 from reroll_zoo.reference.reference import (
     about,
@@ -132,7 +132,7 @@ NAMED_BY_THEIR_CLASS = {"DomainRolloutConfig", "DomainEvalConfig", "FrozenLakeSy
 
 
 def test_every_field_says_what_it_does() -> None:
-    nodes = {node for place in all_paths().values() for node in place.nodes} | set(PIPELINES.values())
+    nodes = {node for place in all_paths().values() for node in place.nodes} | set(pipelines().values())
     silent = [
         f"{node.__name__}.{name}"
         for node in nodes

@@ -13,8 +13,8 @@ import pytest
 
 from reroll.errors import ConfigError, RewardError
 from reroll.rewards.base import RewardContext
-from reroll.rewards.hosted import Answer, Unreadable
 from reroll.types import Completion, FinishReason, Message, Prompt, SamplingParams, Score, Status, Trajectory, Turn
+from reroll_zoo.judge.answer import Answer, Unreadable
 from reroll_zoo.judge.answers_cache import AnswersCache, question_key
 from reroll_zoo.judge.config import JudgeConfig
 from reroll_zoo.judge.judge import Judge, open_judge

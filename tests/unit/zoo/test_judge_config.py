@@ -9,8 +9,8 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from reroll.config.reward_hosted import ModelRewardConfig
 from reroll_zoo.judge.config import JudgeConfig
+from reroll_zoo.reward_model.config import ModelRewardConfig
 
 HOSTED = {"kind": "hosted", "model": "some/model"}
 

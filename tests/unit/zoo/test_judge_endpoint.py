@@ -14,8 +14,8 @@ from aiohttp import web
 
 from reroll.errors import ConfigError, RewardError
 from reroll.rewards.base import RewardContext
-from reroll.rewards.hosted import Answer
 from reroll.types import Completion, FinishReason, Message, Prompt, SamplingParams, Score, Status, Trajectory, Turn
+from reroll_zoo.judge.answer import Answer
 from reroll_zoo.judge.config import EndpointJudgeConfig, JudgeConfig
 from reroll_zoo.judge.endpoint import EndpointModel
 from reroll_zoo.judge.judge import Meter, open_judge

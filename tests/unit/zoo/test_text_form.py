@@ -8,11 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from reroll.config.reward_match import RegexRewardConfig
 from reroll.errors import RewardError
-from reroll.rewards.match import Regex
 from reroll.types import Completion, FinishReason, Prompt, Status, Trajectory, Turn
 from reroll_zoo.text.json_schema import JsonSchema, JsonSchemaConfig
+from reroll_zoo.text.match import Regex, RegexRewardConfig
 
 PERSON: dict[str, Any] = {
     "type": "object",

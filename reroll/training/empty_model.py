@@ -1,0 +1,65 @@
+"""What the ranks of one model begin with: the model without its weights, and what they call once it has them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from reroll.config.parts import ModelConfig
+from reroll.models.attention import IMPLEMENTATION, check_supported
+from reroll.models.heads import add_score_head, keep_padding_apart
+from reroll.models.load import DTYPES, Head, resolve_base
+from reroll.tokens.batch import Batch
+from reroll.training.base import Needs
+from reroll.training.predict import apply_heads
+from reroll.training.shared_prefix import batch_hidden_states
+
+
+def skeleton(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, *, head: Head) -> PreTrainedModel:
+    """The model that `load_model` gives, without its weights: it lives on no device."""
+    source = resolve_base(config.model)
+    auto = AutoModelForSequenceClassification if head == "score" else AutoModelForCausalLM
+    options = {"num_labels": 1} if head == "score" else {}
+    shape = AutoConfig.from_pretrained(source, **options)
+    with torch.device("meta"):
+        model: PreTrainedModel = auto.from_config(  # type: ignore[no-untyped-call]
+            shape, dtype=DTYPES[config.strategy.precision], attn_implementation=IMPLEMENTATION
+        )
+        if head == "language+score":
+            add_score_head(model, source)
+        if config.lora is not None:
+            from reroll.models.lora import add_lora
+
+            add_lora(model, config.lora, base=config.model)
+    if head == "score":
+        keep_padding_apart(model, tokenizer)
+    check_supported(model)
+    return model.eval()  # type: ignore[no-any-return, no-untyped-call]
+
+
+class PredictingModel(nn.Module):
+    """A model with what it is asked inside its forward pass, so that the heads are gathered when they are used."""
+
+    def __init__(self, model: PreTrainedModel, *, chunk: int) -> None:
+        super().__init__()
+        self.model, self._chunk = model, chunk
+
+    def forward(self, batch: Batch, needs: Needs) -> dict[str, Tensor]:
+        """The fields of Predictions: a plain dict, in which FSDP finds the tensors whose gradients it waits for."""
+        return self.apply_heads(batch_hidden_states(self.model, batch), batch, needs)
+
+    def apply_heads(self, hidden: Tensor, batch: Batch, needs: Needs) -> dict[str, Tensor]:
+        """What the heads say of these hidden states."""
+        answers = apply_heads(self.model, hidden, batch, needs, chunk=self._chunk)
+        if needs.logp and torch.is_grad_enabled() and not batch.loss_mask.any():
+            # No row reached the head, but the other ranks wait for this one's part of the head's gradient: zero.
+            head = self.model.get_output_embeddings()  # type: ignore[no-untyped-call]
+            answers["logp"] = answers["logp"] + 0.0 * head.weight.sum()
+        return answers

@@ -1,1 +1,0 @@
-"""Models that several processes hold together: their groups, how layers are split, checkpoints for any number of them."""

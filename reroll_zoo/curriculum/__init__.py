@@ -1,0 +1,1 @@
+"""Curricula: which prompts are worth the next try, by how often they passed so far."""

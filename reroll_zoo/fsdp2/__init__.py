@@ -1,0 +1,1 @@
+"""PyTorch's fully sharded data parallelism as a strategy."""

@@ -1,0 +1,1 @@
+"""Pipelines that learn from a fixed table of rows: imitation, preferences, reward models, distillation."""

@@ -1,0 +1,1 @@
+"""Ray as a runtime: workers are actors, over one node or many."""

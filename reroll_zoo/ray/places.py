@@ -1,0 +1,176 @@
+"""Where Ray's actors go: room reserved on the cluster's CPUs, and its GPUs by index. This file and `runtime.py` import ray."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import Any, NamedTuple
+
+import ray
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from reroll.config.cluster import DEVICES
+from reroll.config.select import MEMORY_LABEL, TYPE_LABEL, GpuNode
+from reroll.errors import NoRoom, RerollError
+
+GPU_SHARE = 1 / 16
+"""What one actor asks of its GPU: so many roles may share a device. Leases, not Ray, make them take turns."""
+RAY_KINDS = {"H100": "h100", "H200": "h200", "A100-80G": "a100", "L40S": "l40s", "GeForce-RTX-4090": "rtx4090"}
+"""What Ray calls them. Its plain `A100` is left out: there are two sizes, and Ray does not tell them apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A reserved place for actors."""
+
+    group: Any
+    index: int
+    """In its placement group."""
+    device: str
+    """As torch names it inside the actor, which sees its own GPUs only."""
+    node_id: str | None = None
+    """None: wherever Ray finds room."""
+    gpu_ids: tuple[str, ...] = ()
+    """The GPUs that an actor here is shown, as their node names them."""
+    is_shared: bool = False
+    """Whether its CPU is that of any number of actors."""
+
+    def options(self) -> dict[str, Any]:
+        """What Ray needs to know to put an actor here."""
+        resources = {"num_cpus": int(not self.is_shared)} if self.device == "cpu" else {"num_cpus": 0, "num_gpus": GPU_SHARE}
+        return {**resources, "scheduling_strategy": PlacementGroupSchedulingStrategy(self.group, self.index)}
+
+
+class NodeGpus(NamedTuple):
+    """A node that has GPUs."""
+
+    node_id: str
+    gpus: GpuNode
+
+
+def live_gpu_nodes() -> list[NodeGpus]:
+    """The live ones: this node first, then the others by address. Raises RerollError if a label says what cannot be."""
+    here = ray.get_runtime_context().get_node_id()
+    nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("GPU")]
+    nodes.sort(key=lambda node: (node["NodeID"] != here, ip_address(node["NodeManagerAddress"]), node["NodeID"]))
+    try:
+        return [NodeGpus(node["NodeID"], gpu_node(int(node["Resources"]["GPU"]), node["Labels"])) for node in nodes]
+    except ValueError as error:
+        raise RerollError(str(error)) from error
+
+
+def gpu_node(num_gpus: int, labels: Mapping[str, str]) -> GpuNode:
+    """A node of a running cluster, by its labels. Raises ValueError if the one that gives its memory is no number."""
+    said, kind = labels.get(MEMORY_LABEL), RAY_KINDS.get(labels.get(TYPE_LABEL, ""))
+    try:
+        memory_gb = float(said) if said is not None else DEVICES[kind].sold_gb if kind else None
+    except ValueError:
+        raise ValueError(f"a node has the label {MEMORY_LABEL}={said}: give the GB of one GPU as a number") from None
+    return GpuNode(num_gpus, labels, memory_gb)
+
+
+class GpuPlaces:
+    """The cluster's GPUs as one row: this node's first, then the other nodes' by address; on each node by GPU id.
+
+    A node's GPUs are reserved together the first time one of them is named, one bundle each, and stay reserved: that is
+    how index 2 is the same device for every role, and how roles share it.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._nodes: list[NodeGpus] = []
+        self._groups: list[Any] = []
+        self._places: dict[int, Place] = {}
+        self._given: set[int] = set()
+
+    def find(self, seat: Sequence[str], *, role: str) -> Place:
+        """The place of a worker on one GPU, or on several of one node. Raises RerollError where there is none."""
+        indices = [int(device) for device in seat]
+        if any(index not in self._places for index in indices):
+            self._reserve_node_of(indices, role=role)
+        places = [self._places[index] for index in indices]
+        if len({place.node_id for place in places}) > 1:
+            raise self._torn(indices, role=role)
+        self._given.update(indices)
+        # An actor sits in one bundle, the first. The others are reserved with it, and it is shown all of them.
+        return dataclasses.replace(places[0], gpu_ids=tuple(gpu_id for place in places for gpu_id in place.gpu_ids))
+
+    def replace(self, place: Place, *, role: str) -> Place:
+        """Where the worker of a lost actor may go: its old place, or spare GPUs elsewhere if that node is lost."""
+        live = {node.node_id for node in live_gpu_nodes()}
+        if place.node_id is None or place.node_id in live:
+            return place
+        first, num_gpus = 0, len(place.gpu_ids)
+        for node in self._row():
+            spare = [index for index in range(first, first + node.gpus.num_gpus) if index not in self._given]
+            if node.node_id in live and len(spare) >= num_gpus:
+                return self.find([str(index) for index in spare[:num_gpus]], role=role)
+            first += node.gpus.num_gpus
+        raise NoRoom(f"the node of a worker of {role} is lost, and no other has {num_gpus} spare GPUs")
+
+    def free(self) -> None:
+        """Give every GPU back."""
+        for group in self._groups:
+            remove_placement_group(group)
+        self._groups.clear()
+        self._places.clear()
+        self._given.clear()
+
+    def _row(self) -> list[NodeGpus]:
+        """Every node in the order of indices. Lost ones keep theirs, and new ones come last: an index never changes hands."""
+        known = {node.node_id for node in self._nodes}
+        self._nodes += [node for node in live_gpu_nodes() if node.node_id not in known]
+        return self._nodes
+
+    def _reserve_node_of(self, indices: Sequence[int], *, role: str) -> None:
+        first = 0
+        for node_id, gpus in self._row():
+            inside = [index for index in indices if first <= index < first + gpus.num_gpus]
+            if inside and len(inside) < len(indices):
+                raise self._torn(indices, role=role)
+            if inside:
+                what = f"the {gpus.num_gpus} GPUs of node {node_id}"
+                group = reserve([{"GPU": 1}] * gpus.num_gpus, what=what, timeout_s=self._timeout_s, node_id=node_id)
+                self._groups.append(group)
+                for offset, (bundle, gpu_id) in enumerate(_bundles_by_gpu_id(group, gpus.num_gpus)):
+                    self._places[first + offset] = Place(group, bundle, "cuda:0", node_id, (gpu_id,))
+                return
+            first += gpus.num_gpus
+        raise NoRoom(f"GPU {indices[0]} does not exist: Ray sees {first} GPUs, numbered from 0: change devices")
+
+    def _torn(self, indices: Sequence[int], *, role: str) -> RerollError:
+        sizes = ", ".join(str(node.gpus.num_gpus) for node in self._row())
+        return RerollError(
+            f"a worker of {role} spans GPUs {', '.join(map(str, indices))}, which are not on one node: the nodes have {sizes} "
+            "GPUs. Lower tp, or name devices that fill whole nodes"
+        )
+
+
+def _bundles_by_gpu_id(group: Any, num_bundles: int) -> list[tuple[int, str]]:
+    """(bundle index, GPU id) in the order of the GPUs that Ray gave them."""
+
+    def gpu_id() -> str:
+        return str(ray.get_gpu_ids()[0])
+
+    probe = ray.remote(gpu_id)
+    strategies = [PlacementGroupSchedulingStrategy(group, index) for index in range(num_bundles)]
+    ids = ray.get([probe.options(num_cpus=0, num_gpus=1, scheduling_strategy=strategy).remote() for strategy in strategies])
+    return sorted(enumerate(ids), key=lambda found: (len(found[1]), found[1]))
+
+
+def reserve(bundles: list[dict[str, float]], *, what: str, timeout_s: float, node_id: str | None = None) -> Any:
+    """A placement group that holds these bundles, once Ray has room for it. Raises RerollError if it has none in time."""
+    selector = [{"ray.io/node-id": node_id}] * len(bundles) if node_id else None
+    group = placement_group(bundles, strategy="PACK", bundle_label_selector=selector)
+    if not group.wait(timeout_s):
+        remove_placement_group(group)
+        total, free = ray.cluster_resources(), ray.available_resources()
+        held = ", ".join(f"{free.get(kind, 0):g} of {total.get(kind, 0):g} {kind}s free" for kind in ("CPU", "GPU"))
+        raise NoRoom(
+            f"Ray has no room for {what}: it needs {len(bundles)} bundles of {bundles[0]}, and there are {held}. "
+            "Raise runtime.num_cpus, use fewer workers, or end the job that holds them"
+        )
+    return group

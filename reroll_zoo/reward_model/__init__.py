@@ -1,0 +1,1 @@
+"""A trained reward model as a reward."""
