@@ -34,8 +34,8 @@ from chaos_use import UseLog, slopes
 from report import arguments, report
 
 from reroll.models.tiny import make_tiny
-from reroll.observe.audit import Audit, audit
 from reroll.observe.files import append_jsonl, read_jsonl
+from reroll_zoo.audit.audit import Audit, audit
 
 STEPS_PER_FAULT = 3
 """How long a run is."""

@@ -35,7 +35,7 @@ def peer_python(peer: str, folder: Path) -> Path:
 
 
 def model_folder() -> str:
-    from reroll.models.fetch import fetch
+    from reroll_zoo.fetch.fetch import fetch
 
     return str(fetch(MODEL))
 

@@ -17,6 +17,7 @@ from reroll.config.imports import ObjectPath
 from reroll.config.load import config_class_of, load_config, parse_config
 from reroll.config.parts import RunConfig
 from reroll.config.pipeline import PipelineConfig
+from reroll.config.registry import entry_names, load_entry
 from reroll.config.tree import RlvrConfig
 from reroll.data.given import source_of
 from reroll.errors import ConfigError, Violation
@@ -320,13 +321,11 @@ def _section(value: Any) -> Any:
 
 
 def _model(name: str | None) -> str | None:
-    """Fetch a model of the catalog that is not here yet."""
+    """Have a model that a package can bring, and that is not here yet, fetched."""
     if name is None or "/" in name or model_folder(name) is not None:
         return name
-    from reroll.models.fetch import CATALOG, fetch
-
-    if name in CATALOG:
-        fetch(name)
+    if name in entry_names("reroll.models"):
+        load_entry("reroll.models", name)(name)
     return name
 
 

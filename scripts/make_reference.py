@@ -11,10 +11,10 @@ from pydantic.fields import FieldInfo
 from reroll.config.base import Node
 from reroll.config.explain import kinds_of
 from reroll.config.pipeline import pipelines
-from reroll.config.reference import PRESET_FIELDS, SchemaEntry, about, bounds_in_words, default_in_words, type_in_words
-from reroll.config.schema import schema_text
 from reroll.config.tree import RlvrConfig
-from reroll.observe.catalogue import CATALOGUE
+from reroll_zoo.reference.catalogue import CATALOGUE
+from reroll_zoo.reference.reference import PRESET_FIELDS, SchemaEntry, about, bounds_in_words, default_in_words, type_in_words
+from reroll_zoo.reference.schema import schema_text
 
 ROOT = Path(__file__).resolve().parent.parent
 WRITTEN = "<!-- Written by `make reference`: change the docstrings that it is made of instead. -->"

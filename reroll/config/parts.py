@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeVar
 
-from pydantic import AfterValidator, Discriminator, Field, Tag
+from pydantic import AfterValidator, Discriminator, Field, Tag, WithJsonSchema
+from pydantic_core import PydanticKnownError
 
 from reroll.config.base import Node
-from reroll.config.registry import KindConfig
+from reroll.config.registry import KindConfig, entry_names
 from reroll.config.strategy import StrategyConfig, TorchStrategyConfig
 from reroll.errors import Violation
 
@@ -368,7 +369,16 @@ class CheckpointConfig(Node):
     names and sizes only."""
 
 
-Tracker = Literal["tensorboard", "wandb", "trackio", "mlflow"]
+def _registered_tracker(name: str) -> str:
+    if name not in (known := entry_names("reroll.trackers")):
+        raise PydanticKnownError("literal_error", {"expected": ", ".join(f"'{one}'" for one in known)})
+    return name
+
+
+TrackerName = Annotated[
+    str, AfterValidator(_registered_tracker), WithJsonSchema({"enum": entry_names("reroll.trackers"), "type": "string"})
+]
+"""One of the group `reroll.trackers`."""
 
 
 def _folder_name(name: str) -> str:
@@ -391,8 +401,8 @@ class RunConfig(Node):
     restarts: int = Field(default=3, ge=0)
     """How often the run is started anew, and goes on from its last checkpoint and its journal, after a process or a machine was
     lost; those after which it got further do not count. 0: it ends."""
-    trackers: list[Tracker] = Field(default_factory=list)
-    """Beside metrics.jsonl, which is always written."""
+    trackers: list[TrackerName] = Field(default_factory=list)
+    """Beside metrics.jsonl, which is always written: tensorboard, wandb, trackio, mlflow, or one of another package's."""
     log_samples: int = Field(default=4, ge=0)
     """Completions written to samples.jsonl each step."""
     journal_gib: float | None = Field(default=10.0, gt=0)

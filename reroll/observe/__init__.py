@@ -1,1 +1,1 @@
-"""What happened: metrics, the journal, progress, trackers, the curve."""
+"""What happened: metrics, the journal, progress, trackers."""

@@ -345,14 +345,14 @@ def read_events(segment: Path) -> Iterator[Event]:
     try:
         with segment.open("rb") as file:
             for line in file:
-                if (event := _event(line, segment)) is None:
+                if (event := parse_event(line, segment)) is None:
                     return
                 yield event
     except OSError as error:
         raise RunFolderError(f"{segment}: cannot read the journal ({error.strerror}): is this a run folder?") from error
 
 
-def _event(line: bytes, segment: Path) -> Event | None:
+def parse_event(line: bytes, segment: Path) -> Event | None:
     """The event that a whole line tells of; None if it is damaged."""
     body, _, checksum = line.rpartition(_CHECKSUM)
     if not body or checksum != b'%08x"}\n' % zlib.crc32(body):
@@ -360,74 +360,6 @@ def _event(line: bytes, segment: Path) -> Event | None:
     row = json.loads(body.decode() + "}")
     state = row.pop("state")
     return Event(row.pop("t"), row.pop("id"), _STATES.get(state, state), row, segment)
-
-
-class JournalFollower:
-    """Reads a journal that may still be written, from the outside: each call gives the events that have come since the last.
-
-    Of a long journal only the newest `max_bytes` of events are read, in whole segments.
-    """
-
-    def __init__(self, folder: Path, *, max_bytes: int | None = None) -> None:
-        self._folder = folder
-        self._offsets: dict[Path, int] = {}
-        """How far each segment was read."""
-        self._damaged: set[Path] = set()
-        self._first = 0
-        """The number of the first segment that is read."""
-        self.is_behind = False
-        """Whether the last call left events that were there."""
-        if max_bytes is not None:
-            self._first = _first_within(segments(folder), max_bytes)
-
-    @property
-    def was_replaced(self) -> bool:
-        """Whether what was read is no longer there: another run has taken the folder's name."""
-        return any(_size_of(segment) < offset for segment, offset in self._offsets.items())
-
-    def new_events(self, max_bytes: int = _MAX_SEGMENT_BYTES) -> Iterator[Event]:
-        """In their order, of at most so many bytes at once: `is_behind` says if that left some."""
-        self.is_behind = False
-        for segment in segments(self._folder):
-            if int(segment.stem) < self._first or segment in self._damaged:
-                continue
-            offset = self._offsets.get(segment, 0)
-            if _size_of(segment) == offset:
-                continue
-            if max_bytes <= 0:
-                self.is_behind = True
-                return
-            with segment.open("rb") as file:
-                file.seek(offset)
-                data = file.read(max_bytes)
-            lines = data[: data.rfind(b"\n") + 1].splitlines(keepends=True)
-            self._offsets[segment] = offset + sum(map(len, lines))
-            for line in lines:
-                if (event := _event(line, segment)) is None:
-                    self._damaged.add(segment)
-                    break
-                yield event
-            self.is_behind = len(data) == max_bytes
-            max_bytes -= len(data)
-
-
-def _first_within(paths: Sequence[Path], max_bytes: int) -> int:
-    """The number of the first of the newest segments that have no more bytes together; the last one always counts."""
-    first, total = 0, 0
-    for place, path in enumerate(reversed(paths)):
-        total += _size_of(path)
-        if place and total > max_bytes:
-            break
-        first = int(path.stem)
-    return first
-
-
-def _size_of(path: Path) -> int:
-    """Of a file; -1 where there is none."""
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return -1
 
 
 def read_journal(folder: Path) -> Iterator[Event]:

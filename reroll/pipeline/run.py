@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from reroll.config.imports import import_object, search_in
 from reroll.config.pipeline import PipelineConfig
+from reroll.config.registry import entry_names, load_entry
 from reroll.config.tree import RlvrConfig
 from reroll.data.sources import load_eval
 from reroll.errors import ConfigError, RerollError, RunFolderError, Violation
-from reroll.observe.curve import draw_curve
 from reroll.observe.files import read_jsonl
 from reroll.observe.lock import WAIT_S, RunLock
 from reroll.observe.progress import TrainView, progress_bar
 from reroll.observe.run_folder import Checkpoint, RunFolder
 from reroll.observe.trackers import make_tracker
-from reroll.page.hands import Hands, PageAddress
-from reroll.page.run_data import RunData
-from reroll.page.server import PageServer
 from reroll.pipeline.base import Interrupted, Outcome, Pipeline, RunContext
 from reroll.pipeline.checkpoints import Checkpoints
+from reroll.pipeline.controls import Companion
 from reroll.pipeline.episode_runner import open_episode_runner
 from reroll.pipeline.evaluate import EvalResult, num_episodes
 from reroll.pipeline.preflight import preflight
-from reroll.pipeline.replay import ReplayPipeline
 from reroll.pipeline.restarts import Restarts
 from reroll.pipeline.resume import STATE_FILE, finished_before, look_back, read_state
 from reroll.runtime import make_runtime
@@ -48,13 +43,13 @@ def train(
     overwrite: bool = False,
     code_folder: Path | None = None,
     restarts: Restarts | None = None,
-    page: PageAddress | None = None,
+    companion: Companion | None = None,
 ) -> Outcome:
     """Run a config to its end, or until Ctrl-C: then the last finished step is saved and `--resume` goes on from it.
 
     In a notebook, interrupting the kernel is Ctrl-C. A run that loses workers which it cannot do without is started anew, and
-    goes on, as often as `run.restarts` allows; `restarts` counts, for a caller that starts this process anew. The run's page
-    is served at `page`, if that is given.
+    goes on, as often as `run.restarts` allows; `restarts` counts, for a caller that starts this process anew. A `companion`
+    watches the run, and may pause, save and stop it.
     Modules that the config imports are looked for in `code_folder` and the working directory.
     Raises ConfigError with everything that `reroll check` would find, and has then changed nothing.
     """
@@ -63,7 +58,7 @@ def train(
     notes = [f"note: {note}" for note in preflight(config, code_folder=code_folder)]
     resolved = config.model_dump(mode="json")
     restarts = restarts or Restarts()
-    with RunLock(place, wait_s=WAIT_S if resume else 0.0) as lock, page_beside(place, page) as server:
+    with RunLock(place, wait_s=WAIT_S if resume else 0.0) as lock, companion.beside(place) if companion else nullcontext():
         while True:
             folder = RunFolder.create(config.run, resolved=resolved, resume=resume, overwrite=overwrite, lock=lock)
             restarts.begin(config.run.restarts)
@@ -71,7 +66,9 @@ def train(
             if resume and (outcome := _finished_before(folder, config.run.steps)):
                 return outcome
             try:
-                return _train_in(folder, config, resolved, notes=notes, code_folder=code_folder, restarts=restarts, page=server)
+                return _train_in(
+                    folder, config, resolved, notes=notes, code_folder=code_folder, restarts=restarts, companion=companion
+                )
             except RerollError as error:
                 if not restarts.heal(error):
                     raise
@@ -80,16 +77,6 @@ def train(
             notes, resume, overwrite = [f"restart {restarts.num}: {what}"], True, False
             gc.collect()  # The error held on to all that the run was made of.
             time.sleep(restarts.pause_s)
-
-
-@contextmanager
-def page_beside(place: Path, address: PageAddress | None) -> Iterator[PageServer | None]:
-    """While this is open, a thread serves the page of the run in this folder; None without an address."""
-    if address is None:
-        yield None
-        return
-    with PageServer(RunData(place), port=address.port, token=address.token) as server, server.in_background():
-        yield server
 
 
 def _finished_before(folder: RunFolder, num_steps: int) -> Outcome | None:
@@ -103,9 +90,11 @@ def _finished_before(folder: RunFolder, num_steps: int) -> Outcome | None:
 
 def pipeline_of(config: PipelineConfig) -> type[Pipeline[Any]]:
     """The class that runs the config: the one that its class names, or the user's own."""
+    found: type[Pipeline[Any]]
     if isinstance(config, RlvrConfig) and config.recorded:
-        return ReplayPipeline
-    found: type[Pipeline[Any]] = import_object(config.pipeline if ":" in config.pipeline else config.runs)
+        found = load_entry("reroll.recorded", "pipeline")
+    else:
+        found = import_object(config.pipeline if ":" in config.pipeline else config.runs)
     return found
 
 
@@ -117,7 +106,7 @@ def _train_in(
     notes: list[str],
     code_folder: Path,
     restarts: Restarts,
-    page: PageServer | None,
+    companion: Companion | None,
 ) -> Outcome:
     latest = folder.latest_checkpoint()
     start_step = latest.step if latest else 0
@@ -128,13 +117,14 @@ def _train_in(
         with TrainView(config.run.steps, title, start_step=start_step) as view:
             context, foreground = RunContext(folder, tracker, view, code_folder, notes, restarts), Foreground()
             try:
-                outcome = foreground.run(_train(config, context, foreground, page))
+                outcome = foreground.run(_train(config, context, foreground, companion))
             except Exception as error:
                 _leave_reason(context, error, seconds=time.perf_counter() - started_s)
                 raise
     finally:
         tracker.close()
-    draw_curve(folder.metrics_path, folder.curve_path, title=title)
+    for name in entry_names("reroll.reports"):
+        load_entry("reroll.reports", name)(folder, title=title)
     folder.write_result(outcome.as_dict())
     return outcome
 
@@ -161,37 +151,18 @@ def _leave_reason(context: RunContext, error: Exception, *, seconds: float) -> N
         log.warning("the reason could not be written down: %s", failure)
 
 
-async def _train(config: PipelineConfig, context: RunContext, foreground: Foreground, page: PageServer | None) -> Outcome:
+async def _train(config: PipelineConfig, context: RunContext, foreground: Foreground, companion: Companion | None) -> Outcome:
     def ask_to_stop() -> None:
         context.view.note("stopping: the current update is finished and saved (Ctrl-C again quits at once)")
         context.stop.set()
 
-    with _in_the_hands_of(page, context, ask_to_stop):
+    hands = context.controls.hands(stop=ask_to_stop)
+    with companion.holding(hands) if companion else nullcontext() as told:
+        if told:
+            context.view.note(told)
         async with pipeline_of(config).open(config, context) as pipeline:
             with settled_heap(), foreground.on_interrupt(ask_to_stop):
                 return await TrainLoop(pipeline).run()
-
-
-@contextmanager
-def _in_the_hands_of(page: PageServer | None, context: RunContext, ask_to_stop: Callable[[], None]) -> Iterator[None]:
-    """While this is open, the page's threads may have this loop do what its user asks for."""
-    if page is None:
-        yield
-        return
-    loop, controls = asyncio.get_running_loop(), context.controls
-    deeds = {
-        "pause": controls.pause,
-        "resume": controls.resume,
-        "checkpoint": controls.ask_for_checkpoint,
-        "stop": ask_to_stop,
-    }
-    in_loop = {name: partial(loop.call_soon_threadsafe, deed) for name, deed in deeds.items()}
-    page.hands = Hands(in_loop, is_paused=lambda: controls.is_paused)
-    context.view.note(f"page: {page.url}?token={page.token}")
-    try:
-        yield
-    finally:
-        page.hands = None
 
 
 class TrainLoop:

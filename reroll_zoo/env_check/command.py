@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from reroll.config.imports import search_in
-from reroll.config.load_part import load_env
+from reroll_zoo.load_part import load_env
 
 if TYPE_CHECKING:
     from reroll_zoo.env_check.check import Report

@@ -9,10 +9,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from reroll.observe.curve import Series, draw_curve, series_of
 from reroll.observe.episode import LoggedEpisode
 from reroll.observe.files import read_jsonl
 from reroll.observe.run_folder import RunFolder
+from reroll_zoo.show.curve import Series, draw_curve, series_of
 from reroll_zoo.show.page import document, earned, fact_list, text, turns_of, write_document
 from reroll_zoo.show.terminal import facts, last_words, number
 

@@ -10,8 +10,9 @@ import pytest
 
 from reroll.config.tree import RlvrConfig
 from reroll.errors import Violation
-from reroll.pipeline import preflight, run
+from reroll.pipeline import preflight
 from reroll.pipeline.rehearsal import FIX, code_problems
+from reroll_zoo.show import curve
 
 
 @pytest.fixture
@@ -21,9 +22,9 @@ def pictures() -> None:
 
 @pytest.fixture(autouse=True)
 def _no_curve_is_drawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would take as long as the training: tests/unit/observe/test_curve.py is about it."""
+    """It would take as long as the training: tests/unit/zoo/test_curve.py is about it."""
     if "pictures" not in request.fixturenames:
-        monkeypatch.setattr(run, "draw_curve", lambda *_, **__: False)
+        monkeypatch.setattr(curve, "draw_curve", lambda *_, **__: False)
 
 
 @pytest.fixture(autouse=True)

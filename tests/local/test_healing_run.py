@@ -22,13 +22,13 @@ from transformers import AutoModelForCausalLM
 from reroll.cli.supervisor import SPARE
 from reroll.config.load import parse_config
 from reroll.errors import WorkerDied
-from reroll.observe.audit import audit
 from reroll.observe.files import read_jsonl
 from reroll.observe.journal import BEGUN, read_journal
 from reroll.pipeline import restarts
 from reroll.pipeline.base import Outcome
 from reroll.pipeline.run import train
 from reroll.training.cluster import TrainCluster
+from reroll_zoo.audit.audit import audit
 
 Tree = dict[str, Any]
 NUM_STEPS = 4

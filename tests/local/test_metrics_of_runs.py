@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from reroll.config.load import parse_config
-from reroll.observe.catalogue import MERGES, doc_of
 from reroll.observe.metrics import Metric, Stats
 from reroll.pipeline.run import train
+from reroll_zoo.reference.catalogue import MERGES, doc_of
 
 Tree = dict[str, Any]
 

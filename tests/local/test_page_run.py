@@ -14,11 +14,11 @@ from urllib.request import Request, urlopen
 import pytest
 
 from reroll.config.load import parse_config
-from reroll.page.hands import PageAddress
-from reroll.page.run_data import RunData
-from reroll.page.server import TOKEN_HEADER
 from reroll.pipeline.base import Outcome
 from reroll.pipeline.run import train
+from reroll_zoo.page.companion import PageCompanion
+from reroll_zoo.page.run_data import RunData
+from reroll_zoo.page.server import TOKEN_HEADER
 
 
 def until(holds: Callable[[], Any], *, patience_s: float = 120.0) -> Any:
@@ -37,7 +37,7 @@ def test_a_run_is_watched_paused_saved_and_stopped_from_its_page(
     rlvr_tree["data"]["eval"] = []
     config = parse_config(rlvr_tree, folder=tmp_path)
     outcomes: list[Outcome] = []
-    run = threading.Thread(target=lambda: outcomes.append(train(config, code_folder=tmp_path, page=PageAddress(0))))
+    run = threading.Thread(target=lambda: outcomes.append(train(config, code_folder=tmp_path, companion=PageCompanion(port=0))))
     run.start()
     printed = ""
 

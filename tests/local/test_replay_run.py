@@ -15,11 +15,11 @@ from reroll.cli import app
 from reroll.config.load import parse_config
 from reroll.errors import ConfigError, RunFolderError
 from reroll.observe.journal import segments
-from reroll.observe.recorded_steps import recorded_steps
 from reroll.pipeline import build
 from reroll.pipeline.base import Outcome
-from reroll.pipeline.replay import compare_weights, drawn_again, replay_config
 from reroll.pipeline.run import train
+from reroll_zoo.replay.pipeline import compare_weights, drawn_again, replay_config
+from reroll_zoo.replay.recorded_steps import recorded_steps
 
 Tree = dict[str, Any]
 

@@ -18,9 +18,9 @@ from pydantic import TypeAdapter, ValidationError
 from reroll.config.env_base import EnvConfig
 from reroll.config.imports import import_object
 from reroll.config.load import parse_config
-from reroll.config.load_part import load_env
 from reroll.config.registry import KindConfig, find_kind, kinds
 from reroll.errors import ConfigError
+from reroll_zoo.load_part import load_env
 
 GROUPS = (
     "reroll.envs",
@@ -78,7 +78,7 @@ def ask(packages: Path, node: dict[str, Any]) -> str:
     """What comes of an environment's node where the packages are on the path: its kind and fields, or what is wrong."""
     code = (
         "import json, sys\n"
-        "from reroll.config.load_part import load_env\n"
+        "from reroll_zoo.load_part import load_env\n"
         "from reroll.errors import ConfigError\n"
         "node = json.loads(sys.argv[1])\n"
         "try: print(repr(load_env(node.pop('kind'), [f'{k}={v}' for k, v in node.items()]).make().reset(1)))\n"
@@ -157,7 +157,7 @@ def test_what_a_kind_runs_takes_its_node(group: str, name: str) -> None:
 
 def test_reading_a_config_imports_no_library_that_it_does_not_name() -> None:
     code = (
-        "import sys; from reroll.config.load_part import load_env; load_env('gymnasium', ['env_id=CartPole-v1'])\n"
+        "import sys; from reroll_zoo.load_part import load_env; load_env('gymnasium', ['env_id=CartPole-v1'])\n"
         "sys.exit(bool({'torch', 'gymnasium', 'reroll_zoo.games', 'transformers', 'ray'} & set(sys.modules)))"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)})

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from reroll.cli.eval import how_drawn
 from reroll.config.parts import DomainEvalConfig, EvalConfig
 from reroll.errors import RewardError
 from reroll.pipeline.evaluate import EvalResult, evaluate, num_episodes
 from reroll.types import Completion, FinishReason, Prompt, Score, Status, Trajectory, Turn
+from reroll_zoo.evaluation.command import how_drawn
 
 COMPLETION = Completion(token_ids=(1,), logprobs=(0.0,), finish_reason=FinishReason.STOP, versions=((0, 1),))
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from token_runs import TokenRun, length_of
 
-from reroll.observe.audit import audit
 from reroll.observe.journal import Journal
+from reroll_zoo.audit.audit import audit
 
 NUM_STEPS, CHECKPOINT_EVERY = 180, 2
 CONFIG = {"prompts_per_step": 4, "group_size": 4, "max_tries": 9}

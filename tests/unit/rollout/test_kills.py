@@ -10,9 +10,9 @@ from dataclasses import replace
 import pytest
 from rollout_fakes import COMPLETION, Prompts, make
 
-from reroll.observe.audit import audit
 from reroll.observe.journal import Journal, SampleState, read_journal
 from reroll.types import Score, Status, Trajectory, Turn
+from reroll_zoo.audit.audit import audit
 
 NUM_STEPS, CHECKPOINT_EVERY = 12, 3
 

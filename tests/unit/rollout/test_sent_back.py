@@ -5,9 +5,9 @@ import asyncio
 import pytest
 from token_runs import TokenRun, length_of, token
 
-from reroll.observe.audit import audit
 from reroll.observe.journal import SampleState, read_journal
 from reroll.rollout.seeds import stable_seed
+from reroll_zoo.audit.audit import audit
 
 
 def trained_rows(groups):

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))  # scripts, no pa
 
 from make_reference import FILES, config_page
 
-from reroll.config.reference import all_paths
+from reroll_zoo.reference.reference import all_paths
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)

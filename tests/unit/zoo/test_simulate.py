@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from reroll.config.parts import RolloutConfig
 from reroll.errors import ConfigError, RerollError
-from reroll.observe.audit import audit
 from reroll.observe.journal import STEPPED, TAKEN, Event, Journal, SampleState, read_journal
 from reroll.rollout.scheduler import RolloutScheduler
 from reroll.types import Completion, FinishReason, Group, Prompt, Score, Status, Trajectory, Turn
+from reroll_zoo.audit.audit import audit
 from reroll_zoo.simulate.clock import NothingLeft, VirtualLoop, run_virtually
 from reroll_zoo.simulate.compare import Compared
 from reroll_zoo.simulate.cores import Cores

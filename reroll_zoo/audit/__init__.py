@@ -1,0 +1,1 @@
+"""`reroll audit`: what a run's journal proves of every sample."""

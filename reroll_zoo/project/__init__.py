@@ -1,0 +1,1 @@
+"""`reroll init`: a small project to start from."""

@@ -1,0 +1,1 @@
+"""Config tree and metrics as documentation: `reroll check --explain`, `reroll schema`, docs/config.md, docs/metrics.md."""

@@ -1,0 +1,1 @@
+"""`reroll replay`: a run trained again from its journal."""

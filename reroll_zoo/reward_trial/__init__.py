@@ -1,0 +1,1 @@
+"""`reroll rewards try`: a reward tried out before it trains anything."""

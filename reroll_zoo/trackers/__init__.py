@@ -1,0 +1,1 @@
+"""Where a run's numbers may go beside metrics.jsonl: TensorBoard, Weights & Biases, Trackio and MLflow."""

@@ -1,0 +1,124 @@
+"""The page in a real browser: it opens, follows a run, survives its server, finds and shows a sample, and runs none of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+from browser import CHROMIUM, opened
+
+from reroll.observe.journal import Journal, SampleState
+from reroll.observe.lock import RunLock
+from reroll.pipeline.controls import Hands
+from reroll_zoo.page.run_data import RunData
+from reroll_zoo.page.server import PageServer
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+
+
+@contextmanager
+def served(run: Path, *, port: int = 0) -> Iterator[PageServer]:
+    with PageServer(RunData(run), port=port, token="secret") as server, server.in_background():
+        yield server
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
+async def test_every_view_opens_and_fits(run: Path, tmp_path: Path, width: int, dark: bool) -> None:
+    words = {
+        "now": "Samples in flight",
+        "time": "4 samples",
+        "curves": "Reward",
+        "samples": "1 to 3 of 3",
+        "samples/0.0": "siblings",
+        "config": "policy.optim.lr",
+    }
+    with served(run) as server:
+        async with opened(server.url, tmp_path / "browser", width=width, dark=dark) as tab:
+            await tab.until("document.title.startsWith('one')")
+            for view, shown in words.items():
+                await tab.evaluate(f"location.hash = '{view}'")
+                await tab.until(f"document.body.innerText.includes({shown!r})")
+                assert await tab.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, view
+            colour = await tab.evaluate("getComputedStyle(document.body).backgroundColor")
+            assert (sum(map(int, colour.strip("rgb()").split(","))) < 384) == dark
+            assert tab.complaints == []
+
+
+async def test_it_follows_a_run_survives_its_server_and_comes_back(run: Path, tmp_path: Path) -> None:
+    with RunLock(run):
+        with served(run) as server:
+            port = server.server_port
+            opening = opened(f"{server.url}#now", tmp_path / "browser")
+            tab = await opening.__aenter__()
+            try:
+                await tab.until("document.querySelector('#status').textContent === 'running'")
+                with Journal(run / "journal") as journal:
+                    for index in range(7):
+                        journal.record(f"5.{index}", SampleState.QUEUED, prompt="p5", domain="sums", version=1)
+                    journal.record("5.0", SampleState.GENERATING)
+                counts = "[...document.querySelectorAll('.lane .count')].map((e) => e.textContent).join(' ')"
+                await tab.until(f"{counts} === '6 1 0 0 0 0'")
+            except BaseException:
+                await opening.__aexit__(None, None, None)
+                raise
+        try:
+            await tab.until("!document.querySelector('#trouble').hidden")
+            assert "6" in await tab.evaluate(counts)  # What was known stays in sight.
+            with Journal(run / "journal") as journal:
+                journal.record("6.0", SampleState.QUEUED, prompt="p6", domain="sums", version=1)
+            with served(run, port=port):
+                await tab.until("document.querySelector('#trouble').hidden")
+                await tab.until(f"{counts} === '1 0 0 0 0 0'")
+        finally:
+            await opening.__aexit__(None, None, None)
+
+
+async def test_only_the_address_with_the_token_has_hands(run: Path, tmp_path: Path) -> None:
+    asked: list[str] = []
+    deeds = {name: partial(asked.append, name) for name in ("pause", "resume", "checkpoint", "stop")}
+    with RunLock(run), served(run) as server:
+        server.hands = Hands(deeds, is_paused=lambda: asked == ["pause"])
+        async with opened(server.url, tmp_path / "looks") as tab:
+            await tab.until("document.querySelector('#status').textContent === 'running'")
+            await tab.until("document.querySelectorAll('.lane').length === 6")
+            assert await tab.evaluate("document.querySelectorAll('#hands button').length") == 0
+        async with opened(f"{server.url}?token=secret", tmp_path / "acts") as tab:
+            await tab.until("document.querySelectorAll('#hands button').length === 3")
+            assert "secret" not in await tab.evaluate("location.href")
+            await tab.evaluate("document.querySelector('#hands button').click()")
+            await tab.until("document.querySelector('#hands button').textContent === 'go on'")
+            assert asked == ["pause"]
+            stop = "[...document.querySelectorAll('#hands button')].at(-1)"
+            await tab.evaluate(f"{stop}.click()")
+            assert asked == ["pause"]  # It asks whether that was meant.
+            await tab.evaluate(f"{stop}.click()")
+            for _ in range(400):
+                if asked == ["pause", "stop"]:
+                    break
+                await asyncio.sleep(0.05)
+            assert asked == ["pause", "stop"]
+
+
+async def test_a_sample_is_found_and_opened_and_what_it_was_shown_stays_text(run: Path, tmp_path: Path) -> None:
+    with served(run) as server:
+        async with opened(f"{server.url}#samples", tmp_path / "browser") as tab:
+            await tab.until("document.querySelectorAll('tbody tr').length === 3")
+            await tab.evaluate(
+                "(() => { const box = document.querySelector('input[type=search]');"
+                " box.value = 'onerror'; box.dispatchEvent(new Event('input')); })()"
+            )
+            await tab.until("document.querySelectorAll('tbody tr').length === 1")
+            await tab.evaluate("document.querySelector('tbody tr').click()")
+            await tab.until("document.querySelectorAll('.message').length === 2")
+            assert "<script>document.title='owned'</script>" in await tab.text()
+            assert await tab.evaluate("document.querySelectorAll('main script, main img').length") == 0
+            assert await tab.evaluate("document.querySelectorAll('.policy .t').length") == 3
+            assert await tab.evaluate("document.querySelectorAll('.siblings a').length") == 2
+            await tab.evaluate("document.querySelector('.siblings a').click()")
+            await tab.until("document.body.innerText.includes('sample 0.0')")
+            assert await tab.evaluate("document.title") == "one · reroll"
+            assert tab.complaints == []
