@@ -51,7 +51,12 @@ class Checkpoints:
             unfinished = await stack.enter_async_context(_on_a_thread(folder))
             write_json(unfinished / STATE_FILE, {"version": STATE_VERSION, **state})
             staged: dict[str, TrainCluster] = {}
-            stack.push_async_callback(_written, staged, sums)
+
+            async def wait_for_writers(_: object, error: BaseException | None, __: object) -> None:
+                if error is None or isinstance(error, Exception):  # Else the program is to quit.
+                    await _written(staged, sums)
+
+            stack.push_async_exit(wait_for_writers)
             for name, model in models.items():
                 if self._config.background:
                     await model.stage(unfinished / name)

@@ -216,20 +216,31 @@ async def test_a_lost_checkpoint_of_a_failing_run_does_not_hide_why_it_failed(
     assert "checkpoint of step 1 was lost: cannot write" in caplog.text
 
 
-async def test_quitting_does_not_wait_for_the_disk(model: Path, folder: RunFolder, disk: SlowDisk) -> None:
+@pytest.mark.parametrize("is_taken", [True, False])
+async def test_quitting_does_not_wait_for_the_disk(
+    model: Path, folder: RunFolder, disk: SlowDisk, monkeypatch: pytest.MonkeyPatch, is_taken: bool
+) -> None:
+    """Neither while the checkpoint is written nor while its second model is being copied."""
+    reached = asyncio.Event()
+
+    async def copy_for_ever(folder: Path) -> None:
+        reached.set()
+        await asyncio.Event().wait()
+
+    async def run(policy: TrainCluster, critic: TrainCluster) -> None:
+        async with checkpoints(folder) as ours:
+            await ours.take(1, {"": policy, "critic": critic}, {})
+            reached.set()
+            await asyncio.Event().wait()
+
     async with clusters(model, "policy", "critic") as [policy, critic]:
-
-        async def run() -> None:
-            async with checkpoints(folder) as ours:
-                await ours.take(1, {"": policy, "critic": critic}, {})
-                await asyncio.sleep(60)
-
-        running = asyncio.create_task(run())
-        while not list(folder.checkpoints_path.glob("*/critic")) and not names(folder):
-            await asyncio.sleep(0.01)
+        if not is_taken:
+            monkeypatch.setattr(critic, "stage", copy_for_ever)
+        running = asyncio.create_task(run(policy, critic))
+        await reached.wait()
         running.cancel()
-        async with asyncio.timeout(30):
-            with pytest.raises(asyncio.CancelledError):
-                await running
-        assert names(folder) == []
+        await asyncio.wait([running], timeout=30)
+        has_quit = running.cancelled()
         disk.is_open.set()  # Its workers may end.
+        assert has_quit
+        assert names(folder) == []
