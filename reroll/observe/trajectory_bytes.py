@@ -20,9 +20,10 @@ Decode = Callable[[Sequence[int]], str]
 def _encoder() -> Callable[[Any], str]:
     """JSON without a blank, from one encoder: those of the standard library's functions make another for every value."""
     plain = json.JSONEncoder(separators=(",", ":"))
-    if json.encoder.c_make_encoder is None:
+    make = getattr(json.encoder, "c_make_encoder", None)  # Of CPython.
+    if make is None:
         return plain.encode
-    encode = json.encoder.c_make_encoder(
+    encode = make(
         None, plain.default, encode_basestring_ascii, None, plain.key_separator, plain.item_separator, False, False, True
     )
     return lambda value: "".join(encode(value, 0))

@@ -423,7 +423,7 @@ class _Actor:
         args, kwargs = arguments
         return self._guard(lambda: getattr(self._worker, method_name)(*args, **kwargs))
 
-    @ray.method(concurrency_group=WATCH)
+    @ray.method(concurrency_group=WATCH)  # type: ignore[untyped-decorator]
     def where(self) -> tuple[str, int]:
         """Its node and process. Answered beside whatever it does."""
         return ray.get_runtime_context().get_node_id(), self._pid
