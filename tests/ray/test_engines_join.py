@@ -17,13 +17,13 @@ import reroll_zoo.ray.runtime
 from reroll.config.load import parse_config
 from reroll.config.parts import RayRuntimeConfig
 from reroll.infer.cluster import InferCluster
-from reroll.observe.audit import audit
 from reroll.observe.journal import SampleState, read_journal
 from reroll.pipeline.base import Outcome
 from reroll.pipeline.run import train
 from reroll.pipeline.weight_sync import WeightSync
 from reroll.runtime import make_runtime
 from reroll.runtime.base import Placement, WorkerInfo
+from reroll_zoo.audit.audit import audit
 
 pytestmark = pytest.mark.slow
 
