@@ -6,7 +6,7 @@ import os
 import pytest
 import torch
 
-from reroll.infer.embedded.drafts import Draft, Drafter
+from reroll.infer.embedded.drafts import DraftedTokens, Drafter
 from reroll.infer.embedded.engine import EmbeddedEngine
 from reroll.infer.embedded.pace import Steady
 from reroll.models.attention import PackedAttention, hidden_states, logits
@@ -47,7 +47,7 @@ class Stray(Drafter):
     def draft(self, sequence, *, max_tokens, least):
         own = super().draft(sequence, max_tokens=max_tokens, least=0.0)
         stray = tuple(5 + (sequence.length * 7 + place) % 90 for place in range(max_tokens - len(own.tokens)))
-        return Draft((*own.tokens, *stray), (*own.kinds, *((0, 0),) * len(stray)))
+        return DraftedTokens((*own.tokens, *stray), (*own.kinds, *((0, 0),) * len(stray)))
 
 
 def open_vllm(folder, **options):

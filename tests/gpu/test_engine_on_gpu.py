@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from reroll.infer.embedded.drafts import Draft, Drafter
+from reroll.infer.embedded.drafts import DraftedTokens, Drafter
 from reroll.infer.embedded.engine import EmbeddedEngine
 from reroll.infer.embedded.pace import DraftPace, Steady
 from reroll.models.attention import PackedAttention, hidden_states, logits
@@ -181,7 +181,7 @@ class HalfRight(Drafter):
     def draft(self, sequence, *, max_tokens, least):
         ahead = self._known[sequence.request.id].token_ids[len(sequence.tokens) :][: self._draw.integers(9)]
         tokens = [*ahead, *self._draw.integers(4, 90, size=8).tolist()][: max(0, min(max_tokens, self._draw.integers(9)))]
-        return Draft(tuple(tokens), ((4, 0),) * len(tokens))
+        return DraftedTokens(tuple(tokens), ((4, 0),) * len(tokens))
 
 
 def test_drafts_write_the_same_tokens(folder):
