@@ -15,7 +15,6 @@ from ray.cluster_utils import Cluster
 
 import reroll_zoo.ray.runtime
 from reroll.config.load import parse_config
-from reroll.config.parts import RayRuntimeConfig
 from reroll.infer.cluster import InferCluster
 from reroll.observe.journal import SampleState, read_journal
 from reroll.pipeline.base import Outcome
@@ -24,6 +23,7 @@ from reroll.pipeline.weight_sync import WeightSync
 from reroll.runtime import make_runtime
 from reroll.runtime.base import Placement, WorkerInfo
 from reroll_zoo.audit.audit import audit
+from reroll_zoo.ray.config import RayRuntimeConfig
 
 pytestmark = pytest.mark.slow
 

@@ -8,10 +8,10 @@ import time
 
 import pytest
 
-from reroll.config.parts import RayRuntimeConfig
 from reroll.errors import WorkerDied
 from reroll.runtime import make_runtime
 from reroll.runtime.base import Placement, WorkerInfo
+from reroll_zoo.ray.config import RayRuntimeConfig
 
 
 class Stoppable:
