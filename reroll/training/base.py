@@ -25,7 +25,7 @@ class Divergence:
     """A distance between the model's distribution and `batch.target_logp`."""
 
     kind: str
-    """A key of DIVERGENCES."""
+    """Of the group `reroll.divergences`."""
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
