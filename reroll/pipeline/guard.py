@@ -38,7 +38,8 @@ class Alarm:
         lines = [
             f"the engine does not write what is trained: its log-probs of {self.num_tokens:,} tokens by {written_by} are "
             f"{self.gap:.3g} nats from the trainer's on average, where {self.limit:g} is the most that is explained by "
-            f"precision{' and age' if self.is_stale else ''}. The update of this step is not kept; the last checkpoint is intact.",
+            f"precision{' and age' if self.is_stale else ''}. The update of this step is not kept; the last "
+            "checkpoint is intact.",
             found,
             "If this is how far the two are meant to be apart, set guard.max_gap (guard.max_stale_gap for older weights), or "
             "guard.enabled=false.",
