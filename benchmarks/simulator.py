@@ -37,7 +37,7 @@ from reroll_zoo.simulate.workload import Drawn, Workload, fixed, parse_drawn
 
 MAX_GROUPS = 4096
 WARM_STEPS = 4
-GAME = {"kind": "frozen_lake", "size": 4, "max_steps": 6, "rules": False}
+GAME = {"kind": "frozen_lake", "size": 4, "max_steps": 4, "rules": False}
 LIMITS = {"max_prompt_tokens": 128, "max_tokens": 12, "max_total_tokens": 512}
 
 
@@ -111,7 +111,7 @@ def long_tail_rows() -> list[dict[str, Any]]:
 
 
 def prepare(folder: Path) -> None:
-    make_tiny(folder / "tiny", hidden=128, layers=3)
+    make_tiny(folder / "tiny", hidden=64, layers=2)
     tree = {
         "pipeline": "agentic",
         "algorithm": "grpo",
@@ -121,7 +121,7 @@ def prepare(folder: Path) -> None:
         "envs": {"lake": {"env": GAME, "actions": {"kind": "text"}}},
         "env_workers": {"kind": "inline"},
         "data": {"train": [{"kind": "env", "domain": "lake", "num": 20000}]},
-        "rollout": {"prompts_per_step": 4, "group_size": 8, **LIMITS},
+        "rollout": {"prompts_per_step": 4, "group_size": 4, **LIMITS},
     }
     (folder / "run.yaml").write_text(yaml.safe_dump(tree))
 
