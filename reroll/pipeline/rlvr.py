@@ -211,7 +211,8 @@ class RlvrPipeline(GroupLearner):
     @asynccontextmanager
     async def open(cls, config: RlvrConfig, context: RunContext) -> AsyncIterator[Self]:
         attempt = context.restarts.num + 1
-        async with build_rlvr(config, folder=context.folder.path, code_folder=context.code_folder, attempt=attempt) as parts:
+        folder, code_folder = context.folder.path, context.code_folder
+        async with build_rlvr(config, folder=folder, code_folder=code_folder, rows=context.rows, attempt=attempt) as parts:
             yield cls(parts.config, context, parts)
 
     def __init__(self, config: RlvrConfig, context: RunContext, parts: RlvrComponents) -> None:

@@ -35,15 +35,20 @@ _MIN_RUNNING = 8
 
 def best_plan(config: PipelineConfig, cluster: ClusterConfig) -> Plan:
     """The fastest map that fits among those that the config leaves open with `auto`; if none fits, the one nearest to it."""
+    return ranked_plans(config, cluster)[0]
+
+
+def ranked_plans(config: PipelineConfig, cluster: ClusterConfig) -> list[Plan]:
+    """All maps that fit, the fastest first; if none does, the one nearest to it."""
     if isinstance(config, RlvrConfig):
         num_gpus = 0 if cluster.has_only_cpus else cluster.num_devices
         config = begin_elastic(config, partial(parse_devices, num_gpus=num_gpus, nodes=cluster.gpu_nodes))
     plans = [make_plan(candidate, cluster) for candidate in candidates(config, cluster)]
     fitting = [plan for plan in plans if plan.fits]
     if not fitting:
-        return min(plans, key=lambda plan: plan.fullest.num_bytes)
+        return [min(plans, key=lambda plan: plan.fullest.num_bytes)]
     # Of equally fast ones the first: candidates begin with those that keep to few devices.
-    return min(fitting, key=lambda plan: (round(plan.step_s, 6), len(plan.loads)))
+    return sorted(fitting, key=lambda plan: (round(plan.step_s, 6), len(plan.loads)))
 
 
 def candidates(config: PipelineConfig, cluster: ClusterConfig) -> Iterator[PipelineConfig]:

@@ -59,7 +59,7 @@ def planned_system(config: RlvrConfig, cluster: ClusterConfig, workload: Workloa
         policy_seats=policy.ranks,
         train_s=0.0,
         train_token_s=update_s / planned_tokens,
-        shares_cores=on_cpu,
+        sharing=float(on_cpu),
         num_devices=len(devices),
     )
     return system, plan
