@@ -76,7 +76,7 @@ def code_problems(config: RlvrConfig) -> dict[str, str]:
 def _describe(error: BaseException) -> str:
     """What was raised; and where, unless it is an error of the library's about the user's code."""
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-    ours = [Path(package.__file__).parent for package in (reroll, reroll_zoo)]
+    ours = [Path(package.__path__[0]) for package in (reroll, reroll_zoo)]
     is_ours = any(Path(files[-1]).is_relative_to(folder) for folder in ours)
     return str(error) if is_ours or isinstance(error, RerollError) else last_lines(error)
 

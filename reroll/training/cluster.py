@@ -17,7 +17,7 @@ from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from reroll.config.parts import ModelConfig
 from reroll.errors import ModelError, TrainingDiverged, WorkerDied, WorkerError
