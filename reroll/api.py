@@ -98,7 +98,7 @@ class Run:
 
     def curve(self) -> Path:
         """The learning curve: shown in a notebook; the picture's path."""
-        from reroll.observe.screen import in_notebook
+        from reroll.observe.progress import in_notebook
 
         path = self.folder / "curve.png"
         if in_notebook():
