@@ -120,7 +120,7 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, visible: Tensor, scorin
     rows = query.permute(0, 2, 3, 1, 4).flatten(2, 3)
     mask = visible[:, None] if num_steps == 1 else visible[:, None].repeat(1, 1, num_sharing, 1)
     is_plain = scoring.softcap is None and scoring.sinks is None
-    if is_plain and num_steps == 1 and keys.dtype == torch.bfloat16 and keys.device.type == "cpu":
+    if is_plain and num_steps <= _SHORT and keys.dtype == torch.bfloat16 and keys.device.type == "cpu":
         output = _attend_by_products(rows, keys, values, mask, scaling=scoring.scaling)
     else:
         sinks = None if scoring.sinks is None else scoring.sinks.view(keys.shape[1], -1).repeat_interleave(num_steps, 1)
@@ -129,7 +129,10 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, visible: Tensor, scorin
 
 
 def _attend_by_products(query: Tensor, keys: Tensor, values: Tensor, visible: Tensor, *, scaling: float) -> Tensor:
-    """Attention as two plain products: for a few bf16 queries on a CPU, twice as fast as PyTorch's attention kernel."""
-    scores = torch.matmul(query, keys.transpose(-1, -2)).float().mul_(scaling)
+    """Attention as two plain products: for a few bf16 queries on a CPU, up to half as fast again as PyTorch's kernel.
+
+    Of a part of the cache, the product would first make a transposed copy: that takes longer than itself and a plain copy.
+    """
+    scores = torch.matmul(query, keys.contiguous().transpose(-1, -2)).float().mul_(scaling)
     weights = scores.masked_fill_(~visible, float("-inf")).softmax(-1)
     return torch.matmul(weights.to(values.dtype), values)
