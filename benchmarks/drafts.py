@@ -1,6 +1,6 @@
 """Decoding with and without drafts, by one engine each, in one run: SmolLM2-135M-Instruct answers questions.
 
-CPU: 8 siblings of one prompt at a time, on one thread, for `--minutes`: questions at temperatures 1 and 0.6 (a stand-in for a
+CPU: 8 siblings of one prompt at a time, on one thread, for `--minutes`: questions at temperatures 1 and 0.3 (a stand-in for a
 policy late in training, whose answers are alike), and texts to be copied. Each prompt comes twice, with other seeds, as in the
 next epoch. Seconds are those of the processor, for `auto` too, so that work beside it counts for little.
 `--tail` (a GPU): 64 questions × 8 siblings of heavy-tailed lengths up to 2,048 tokens, all running; the tail is what comes
@@ -32,7 +32,7 @@ NUM_SIBLINGS = 8
 WAYS = ("off", "auto", "always")
 NUM_TOKENS = 32
 """Of an answer on a CPU."""
-WORKS = (("copy", 1.0), ("question", 0.6), ("question", 1.0))
+WORKS = (("question", 0.3), ("copy", 0.3), ("question", 1.0))
 """What is asked for on a CPU, and the temperature."""
 _FORMS = (
     "What is {a} plus {b}? Explain each step of the addition before the answer.",

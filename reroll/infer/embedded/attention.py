@@ -85,7 +85,7 @@ class _CachedAttention:
         self._pad = self._real = None
         if min(lengths) < max(lengths):
             self._pad = torch.from_numpy(padded + np.cumsum(sizes, 0) - sizes).to(device)
-            self._real = torch.from_numpy(steps < sizes).to(device)
+            self._real = torch.from_numpy(np.flatnonzero(steps < sizes)).to(device)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scoring: Scoring) -> Tensor:
         width = len(self._offsets)
@@ -101,7 +101,8 @@ class _CachedAttention:
             some = slice(start, start + num_at_once)
             outputs.append(_attend(grouped[:, some], keys, values, visible[:, some], scoring))
         output = outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
-        return (output if self._real is None else output[self._real]).reshape(query.shape).to(query.dtype)
+        output = output.reshape(-1, *query.shape[1:])
+        return (output if self._real is None else output[self._real]).to(query.dtype)
 
     def _visible_within(self, sliding_window: int | None) -> Tensor:
         """What each token may look at, [N, M, L]. Layers with the same window share it."""
