@@ -1,7 +1,7 @@
 """How a worker's process may be started otherwise than as a fresh interpreter: the seam of `processes.py`.
 
-What the entry point `fork` of the group `reroll.process_starts` names is called as `(order, link) -> RunningProcess | None`, for
-workers that have no GPU and run no user code; with None, or where none is installed, an interpreter is started.
+What the entry point `fork` of the group `reroll.process_starts` names is called as `(order, link) -> RunningProcess | None`,
+for workers that have no GPU and run no user code; with None, or where none is installed, an interpreter is started.
 """
 
 from __future__ import annotations
