@@ -27,10 +27,9 @@ from reroll.runtime.base import Placement, Runtime, Workers
 from reroll.runtime.processes import ProcessRuntime
 from reroll.tokens.batch import Batch, pack
 from reroll.training import cluster as cluster_module
-from reroll.training.cluster import TrainCluster, TrainWorker
+from reroll.training.cluster import Rendezvous, TrainCluster, TrainWorker
 from reroll.training.loss import SFT_LOSS
 from reroll.training.offload import in_background
-from reroll.training.ranks import Rendezvous
 from reroll.types import Sample
 from reroll_zoo.fsdp2.config import Fsdp2StrategyConfig
 
