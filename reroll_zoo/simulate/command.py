@@ -15,8 +15,8 @@ from rich.markup import escape
 from reroll.errors import ConfigError, Violation
 
 if TYPE_CHECKING:
-    from reroll.config.cluster import ClusterConfig
     from reroll.config.tree import RlvrConfig
+    from reroll_zoo.plan.cluster import ClusterConfig
     from reroll_zoo.simulate.compare import Case, Compared
     from reroll_zoo.simulate.recorded import RecordedRun
     from reroll_zoo.simulate.run import System

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from reroll.config.cluster import ClusterConfig
 from reroll.config.tree import RlvrConfig
+from reroll_zoo.plan.cluster import ClusterConfig
 from reroll_zoo.plan.plan import Plan
 from reroll_zoo.plan.roles import Role, engine_of
 from reroll_zoo.plan.search import best_plan
