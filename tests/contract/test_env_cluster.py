@@ -347,7 +347,8 @@ async def test_a_hang_fails_its_episode_and_neither_its_neighbours_nor_the_next(
             failure_to_close(closing),
         )
         assert reasons == [
-            f"env_faults:{what} took longer than {HANG_S:g} s" for what in ("Puppet.step", "Puppet.reset", "Later.step", "Puppet.close")
+            f"env_faults:{what} took longer than {HANG_S:g} s"
+            for what in ("Puppet.step", "Puppet.reset", "Later.step", "Puppet.close")
         ]
         assert (await neighbour.step("go")).messages[0]["content"] == "3: 1"
         newcomer = await opened(cluster, "puppet")
