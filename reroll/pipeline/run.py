@@ -10,6 +10,8 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from reroll.config.imports import import_object, search_in
 from reroll.config.pipeline import PipelineConfig
 from reroll.config.registry import entry_names, load_entry
@@ -31,6 +33,7 @@ from reroll.pipeline.restarts import Restarts
 from reroll.pipeline.resume import STATE_FILE, finished_before, look_back, read_state
 from reroll.runtime import make_runtime
 from reroll.runtime.cores import busy_remark, core_watch
+from reroll.runtime.devices import num_usable_cores
 from reroll.runtime.foreground import Foreground
 
 log = logging.getLogger(__name__)
@@ -278,6 +281,8 @@ class TrainLoop:
             "time/step_s": seconds,
             "throughput/tokens_per_s": values["tokens"] / seconds,
             "machine/core_wait": core_wait,
+            "machine/cores": num_usable_cores(),
+            "machine/threads": torch.get_num_threads(),
             "run/restarts": self._context.restarts.num,
         }
         self._context.tracker.log(step + 1, values)

@@ -92,7 +92,7 @@ class DistillPipeline(OfflinePipeline[DistillConfig, Sample]):
             logp=False, top_k=config.teacher.top_k or vocabulary, temperature=config.temperature, vocabulary=vocabulary
         )
         self.loss = DistillLoss(
-            divergence=Divergence(kind=config.divergence.kind, options=config.divergence.options),
+            divergence=Divergence(kind=config.divergence.kind, options=config.divergence.arguments),
             temperature=config.temperature,
             vocabulary=vocabulary,
             sft_weight=config.sft_weight,
