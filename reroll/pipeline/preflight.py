@@ -45,7 +45,7 @@ def preflight(config: PipelineConfig, *, code_folder: Path, may_be_offline: bool
     rows, found = ({}, []) if is_replay else _rows(config)
     absent, unseen = _hub_models(config)
     too_large, tight = memory_violations(config)
-    found += [*absent, *too_large]
+    found += [*absent, *_damaged_models(config), *too_large]
     if not may_be_offline:
         found += [Violation(where, problem, GET_THE_MODEL) for where, problem in unseen.items()]
     for name in () if is_replay else entry_names("reroll.preflight"):
@@ -76,6 +76,20 @@ def _repeats(config: PipelineConfig, rows: SourceRows) -> Iterator[str]:
             f"rollout.prompts_per_step is {wanted}, and data.train has {num_rows}: each step asks some of them twice "
             "(to draw more samples of each, raise rollout.group_size)"
         )
+
+
+def _damaged_models(config: PipelineConfig) -> Iterator[Violation]:
+    """Of the models on this disk: weights that a download or a disk cut short."""
+    from safetensors import SafetensorError, safe_open
+
+    for where, node in config.named_models():
+        folder = model_folder(node.model) if node.model else None
+        for file in sorted(folder.glob("*.safetensors")) if folder else ():
+            try:
+                with safe_open(file, framework="numpy"):
+                    pass  # It has compared the file's length with what its head says.
+            except (OSError, SafetensorError) as error:
+                yield Violation(f"{where}.model", f"{file} is damaged: {error}", "get the model's files again")
 
 
 def _hub_models(config: PipelineConfig) -> tuple[list[Violation], dict[str, str]]:

@@ -61,6 +61,10 @@ class Puppet:
                 self._count += 1
             case ["wait", seconds]:
                 time.sleep(float(seconds))
+            case ["until", gate]:
+                Path(f"{gate}.begun").touch()
+                while not Path(gate).exists():
+                    time.sleep(0.01)
             case ["closing", how]:
                 self._close = how
             case ["megabytes"]:

@@ -247,7 +247,8 @@ async def test_quick_samples_that_wait_are_judged_together_and_each_gets_its_own
 
 @pytest.mark.parametrize("text", ["die", "hang", "fork"])
 async def test_what_a_reward_has_started_ends_with_its_process(runtime: Runtime, folder: Path, start: Start, text: str) -> None:
-    parent: dict[str, object] = {"kind": "import", "path": "my_judges:parent", "timeout_s": 2.0}
+    timeout_s = 5.0 if text == "hang" else 300.0
+    parent: dict[str, object] = {"kind": "import", "path": "my_judges:parent", "timeout_s": timeout_s}
     one = RewardWorkersConfig(num_processes=1)
     cluster = await start(runtime, rewards(style=parent), config_folder=folder, workers=one)
     judged = cluster.score(asked("style", str(folder / "pids")), said(text))
@@ -255,7 +256,7 @@ async def test_what_a_reward_has_started_ends_with_its_process(runtime: Runtime,
         assert (await judged).value == 1.0
         await cluster.close()
     else:
-        with pytest.raises(RewardError, match="died" if text == "die" else "longer than 2 s"):
+        with pytest.raises(RewardError, match="died" if text == "die" else "longer than 5 s"):
             await judged
     pids = [int(line) for line in (folder / "pids").read_text().split()]
     while any(is_there(pid) for pid in pids):
@@ -322,11 +323,14 @@ async def test_a_call_that_nobody_waits_for_holds_its_process_until_it_ends(fold
         given_up.cancel()
         cluster.stats()
         patient = asyncio.create_task(cluster.score(asked("slow", str(folder)), said("x")))
+        await asyncio.sleep(0)  # From now on it waits.
+        begun_s = time.monotonic()
         await asyncio.sleep(0.2)
+        held_s = time.monotonic() - begun_s
         assert not patient.done()
         (folder / "open").touch()
         await patient
-        assert cluster.stats().values_by_name()["judging/slow/wait_s"] > 0.1
+        assert cluster.stats().values_by_name()["judging/slow/wait_s"] >= held_s
 
 
 async def test_a_domain_without_reward_and_without_default_fails_with_the_fix(start: Start) -> None:

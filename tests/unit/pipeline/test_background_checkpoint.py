@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
@@ -113,14 +114,17 @@ async def test_the_next_checkpoint_waits_for_the_one_being_written_and_says_how_
     model: Path, folder: RunFolder, disk: SlowDisk
 ) -> None:
     async with clusters(model, "policy") as [policy], checkpoints(folder, keep=1) as ours:
-        first = await ours.take(1, {"": policy}, {})
+        await ours.take(1, {"": policy}, {})
         second = asyncio.create_task(ours.take(2, {"": policy}, {}))
+        await asyncio.sleep(0)  # From now on it waits.
+        begun_s = time.monotonic()
         await asyncio.sleep(0.2)
+        held_s = time.monotonic() - begun_s
         assert names(folder) == [".unfinished-000001"]
         disk.is_open.set()
         waited_s = (await second)["time/checkpoint_wait_s"]
         await ours.finish()
-    assert first["time/checkpoint_wait_s"] < 0.2 <= waited_s
+    assert waited_s >= held_s
     assert names(folder) == ["step-000002"]
 
 
@@ -147,7 +151,7 @@ async def test_a_failed_write_is_raised_when_next_looked_at_and_the_earlier_chec
 
 
 async def until_raised(check: Callable[[], object]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while True:
             await check()  # type: ignore[misc]
             await asyncio.sleep(0.01)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -126,6 +128,18 @@ def test_a_hub_that_cannot_be_reached_is_a_note_of_check_and_stops_train(
     assert note.startswith("policy.model: reroll-tests/no-such-model is not on this machine")
     assert note.endswith("could not be looked up, and train will need it")
     assert "is not on this machine" in found(tree, tmp_path)["policy.model"]
+
+
+def test_weights_that_were_cut_short_are_found_before_a_model_is_loaded(tree: dict[str, Any], tmp_path: Path) -> None:
+    tree["rewards"] = {"default": {"kind": "exact"}}
+    whole, damaged = Path(tree["policy"]["model"]), tmp_path / "damaged"
+    shutil.copytree(whole, damaged)
+    weights = damaged / "model.safetensors"
+    tree["policy"]["model"] = str(damaged)
+    for num_bytes in (0, 500, weights.stat().st_size - 1):
+        shutil.copy(whole / weights.name, weights)
+        os.truncate(weights, num_bytes)
+        assert f"{weights} is damaged" in found(tree, tmp_path)["policy.model"]
 
 
 def test_a_step_that_asks_prompts_twice_is_pointed_out(tree: dict[str, Any], tmp_path: Path) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import select
 import signal
 import subprocess
 import sys
+import termios
 import textwrap
 import threading
 import time
@@ -182,7 +184,11 @@ async def test_a_call_cancelled_before_its_turn_is_not_run(pair: Workers[Probe],
     queued = asyncio.create_task(pair.one(0, Probe.remember, 2))
     await asyncio.sleep(0.05)
     queued.cancel()
-    await asyncio.sleep(0.5)  # Until the worker's reader has heard of it: nobody is told when.
+    await asyncio.sleep(0)
+    link = pair._processes[0]._link  # type: ignore[attr-defined]
+    while fcntl.ioctl(link.fileno(), termios.TIOCOUTQ, bytes(4)) != bytes(4):  # What the worker has not read yet.
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.5)  # What it has read it soon knows: nobody is told when.
     (tmp_path / "gate").touch()
     await busy
     assert await pair.one(0, Probe.remember, 3) == [1, 3]

@@ -241,8 +241,9 @@ async def test_an_interpreter_that_died_is_replaced() -> None:
         pool._idle[0]._process.kill()
         pool._idle[0]._process.wait()
         assert (await pool.run(HELLO)).stdout == "hello\n"
-        call = asyncio.create_task(pool.run(Program(source="import time; time.sleep(0.7); print('late')")))
-        await asyncio.sleep(0.3)
+        source = "import ctypes, time; ctypes.CDLL(None).prctl(15, b'dawdling'); time.sleep(0.7); print('late')"
+        call = asyncio.create_task(pool.run(Program(source=source)))
+        await become(lambda: "dawdling" in map(_name, descendants()) or call.done())
         (busy,) = pool._all
         os.killpg(busy._process.pid, signal.SIGKILL)
         assert (await call).stdout == "late\n"
