@@ -29,7 +29,7 @@ from typing import Any
 import yaml
 from chaos_disk import Disk, own_disk
 from chaos_faults import DISK, FULL, HANG, JUDGE, KILL, LINK, NODE, SLOW, STOP, Judge, below, strike, workers_of
-from chaos_nodes import HEAD, TROUBLES, TwoNodes, two_nodes, why_not
+from chaos_nodes import HEAD, NO_OTHER_FAULTS, TROUBLES, TwoNodes, two_nodes, why_not
 from chaos_use import UseLog, slopes
 from report import arguments, report
 
@@ -42,8 +42,8 @@ STEPS_PER_FAULT = 3
 STEPS_PER_LINK_FAULT = 12
 """Longer where most faults do not keep it from going on."""
 WATCHDOG_S = 6.0
-DEADLINE_S = 120.0
-"""For a run to get further after a fault, and to end."""
+DEADLINE_S = 240.0
+"""For a run to get further after a fault, and to end: long, since a restart on busy cores takes a minute."""
 MARK = "REROLL_CHAOS"
 """In the environment of all that a run starts."""
 REWARD = "def digits(prompt, trajectory):\n    return sum(map(str.isdigit, trajectory.text)) / 6\n"
@@ -191,7 +191,7 @@ class Run:
 
     def start(self, *words: str) -> None:
         command = [sys.executable, "-m", "reroll", "train", "run.yaml", *words]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", MARK: self._mark}
+        environment = {**os.environ, **NO_OTHER_FAULTS, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", MARK: self._mark}
         if self._nodes:
             command, environment = self._nodes.command(*command), {**environment, **self._nodes.environment}
         self.process = subprocess.Popen(
@@ -336,7 +336,7 @@ class Harness:
         """Strike, and wait until the run is further than before. Whether it got there."""
         time.sleep(self._rng.uniform(0.0, 0.4))
         since_s = time.monotonic()
-        if not self._strike(struck):
+        if not self.strike(struck):
             return True
         struck.at_step = self._run.step  # What was on its way when it was struck does not count.
         self._verdict.faults.append(struck)
@@ -348,8 +348,8 @@ class Harness:
         )
         return True
 
-    def _strike(self, struck: Struck) -> bool:
-        """Whether there was anything to strike."""
+    def strike(self, struck: Struck) -> bool:
+        """Do it. Returns whether there was anything to strike."""
         if struck.kind == JUDGE:
             struck.role = self._judge.misbehave(self._rng)
         elif struck.kind == DISK and struck.role == FULL:

@@ -1,6 +1,7 @@
 """The journal: what happened to every sample, and every sample that ended, token by token. One source for resume and audit.
 
-journal/000000.jsonl   events, one a line, in the order in which they happened; each line ends with its checksum
+journal/000000.jsonl   events in the order in which they happened, one a line (what happens to all samples of a group at once is
+                       one line, which names them: `of`); each line ends with its checksum
 journal/000000.tokens  what ended samples wrote and earned; events say where
 journal/in-flight.tokens  what samples that have not ended wrote so far (`partial_samples`)
 
@@ -21,12 +22,12 @@ from itertools import chain
 from json.encoder import encode_basestring_ascii
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, NoReturn
 
 from reroll.errors import RunFolderError
 from reroll.observe.files import explained, sync
 from reroll.observe.partial_samples import PartialSamples
-from reroll.observe.trajectory_bytes import Decode, decode, decode_ids, encode, encode_ids, to_json
+from reroll.observe.trajectory_bytes import Decode, PackedTokens, decode, decode_ids, encode, encode_ids, to_json
 from reroll.types import Trajectory, Versions
 
 JOURNAL_FOLDER = "journal"
@@ -36,6 +37,8 @@ _MAX_SEGMENT_BYTES = 1 << 26
 _BUFFER_BYTES = 1 << 18
 _MAX_PROMPTS = 4096
 """How many groups' prompts are remembered, to be written once for all siblings."""
+_INDICES = "of"
+"""What names the samples in a line that is about several of a group; its id is the group's number."""
 _CHECKSUM = b',"crc":"'
 """What an event's line has before its checksum, which is that of all before it."""
 
@@ -102,6 +105,15 @@ class StoredSample(NamedTuple):
     crc: int
 
 
+class _StoredPrompt(NamedTuple):
+    """Where the ids of a prompt lie, how many bytes, and their checksum."""
+
+    ids: tuple[int, ...]
+    at: int
+    size: int
+    crc: int
+
+
 class Journal:
     """Append-only. What was recorded is out of this process's hands when `flush` returns.
 
@@ -146,23 +158,25 @@ class Journal:
 
     def record(self, sample_id: str, state: str, **detail: Any) -> None:
         """Add one event. Detail values must be plain JSON values."""
-        self._current().record(self._clock(), (sample_id,), state, detail)
+        self._current().record(self._clock(), sample_id, state, detail)
 
-    def record_all(self, sample_ids: Iterable[str], state: str, **detail: Any) -> None:
-        """Add the same event for each of these samples."""
-        self._current().record(self._clock(), sample_ids, state, detail)
+    def record_group(self, number: int, indices: Sequence[int], state: str, **detail: Any) -> None:
+        """Add the same event for each of these samples of a group."""
+        if indices:
+            self._current().record(self._clock(), str(number), state, {_INDICES: indices, **detail})
 
     def ended(self, sample_id: str, trajectory: Trajectory) -> None:
         """The sample is scored, and waits to be trained on: keep all of it."""
         segment = self._current()
-        stored = segment.store(sample_id, trajectory)
+        stored = segment.store(sample_id, trajectory, told=self.partial.packed(sample_id))
+        self.partial.forget(sample_id)
         detail = {
             "reward": trajectory.reward,
             "status": trajectory.status,
             "versions": trajectory.versions,
             "stored": stored,
         }
-        segment.record(self._clock(), (sample_id,), SampleState.DONE, detail)
+        segment.record(self._clock(), sample_id, SampleState.DONE, detail)
         if segment.is_full:
             segment.close()
             self._segment = self._opened(CONTINUED)
@@ -205,7 +219,7 @@ class Journal:
         last = max((int(path.stem) for path in segments(self.folder)), default=-1)
         segment = _Segment(self.folder / f"{last + 1:06d}{_EVENTS}")
         detail = {"version": self._version, "config": self._config, "attempt": self._attempt}
-        segment.record(self._clock(), ("",), state, detail)
+        segment.record(self._clock(), "", state, detail)
         segment.flush()
         return segment
 
@@ -225,8 +239,8 @@ class _Segment:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._num_event_bytes = self._num_token_bytes = 0
-        self._prompts: OrderedDict[tuple[str, tuple[int, ...]], tuple[int, int, int]] = OrderedDict()
-        """Where the ids of a group's first prompt are, how many bytes, and their checksum."""
+        self._prompts: OrderedDict[str, _StoredPrompt] = OrderedDict()
+        """By the group whose samples were told so, at first."""
         with explained(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._tokens = path.with_suffix(_TOKENS).open("xb", buffering=_BUFFER_BYTES)
@@ -236,34 +250,36 @@ class _Segment:
     def is_full(self) -> bool:
         return max(self._num_event_bytes, self._num_token_bytes) > _MAX_SEGMENT_BYTES
 
-    def record(self, time_s: float, sample_ids: Iterable[str], state: str, detail: Mapping[str, Any]) -> None:
+    def record(self, time_s: float, id: str, state: str, detail: Mapping[str, Any]) -> None:
         # Put together by hand: several events per sample are on the controller's hot path.
-        tail = f'"state":"{state}",{to_json(detail)[1:-1]}' if detail else f'"state":"{state}"'
-        lines = []
-        for id in sample_ids:
-            body = f'{{"t":{time_s:.6f},"id":{encode_basestring_ascii(id)},{tail}'.encode()
-            lines.append(b'%b%b%08x"}\n' % (body, _CHECKSUM, zlib.crc32(body)))
-        data = b"".join(lines)
-        self._write(self._events, data)
-        self._num_event_bytes += len(data)
+        more = f",{to_json(detail)[1:-1]}" if detail else ""
+        body = f'{{"t":{time_s:.6f},"id":{encode_basestring_ascii(id)},"state":"{state}"{more}'.encode()
+        line = b'%b%b%08x"}\n' % (body, _CHECKSUM, zlib.crc32(body))
+        self._write(self._events, line)
+        self._num_event_bytes += len(line)
 
-    def store(self, sample_id: str, trajectory: Trajectory) -> StoredSample:
+    def store(self, sample_id: str, trajectory: Trajectory, *, told: Mapping[int, PackedTokens]) -> StoredSample:
         """Write a sample's bytes; an event that says where must come after them."""
         ids = trajectory.turns[0].prompt_ids if trajectory.turns else ()
-        key = sample_id.rpartition(".")[0], ids
-        if key not in self._prompts:  # The first of its siblings.
-            prompt = encode_ids(ids)
-            self._prompts[key] = self._append(prompt), len(prompt), zlib.crc32(prompt)
+        group = sample_id.partition(".")[0]
+        prompt = self._prompts.get(group)
+        if prompt is None or prompt.ids != ids:  # The first of its siblings.
+            prompt = self._prompts[group] = self._store_prompt(ids)
             if len(self._prompts) > _MAX_PROMPTS:
                 self._prompts.popitem(last=False)
-        prompt_at, prompt_size, crc = self._prompts[key]
-        data = encode(trajectory)
-        return StoredSample(self._append(data), len(data), prompt_at, prompt_size, zlib.crc32(data, crc))
+        data = encode(trajectory, told)
+        return StoredSample(self._append(data), len(data), prompt.at, prompt.size, zlib.crc32(data, prompt.crc))
+
+    def _store_prompt(self, ids: tuple[int, ...]) -> _StoredPrompt:
+        data = encode_ids(ids)
+        return _StoredPrompt(ids, self._append(data), len(data), zlib.crc32(data))
 
     def flush(self) -> None:
-        with explained(self._path):
+        try:
             self._tokens.flush()  # First: an event never speaks of bytes that are not there.
             self._events.flush()
+        except OSError:
+            self._explain()
 
     def close(self) -> None:
         with explained(self._path):
@@ -279,9 +295,13 @@ class _Segment:
     def _write(self, file: BinaryIO, data: bytes) -> None:
         try:
             file.write(data)
-        except OSError:  # Rare: the context manager that explains it would cost every write.
-            with explained(self._path):
-                raise
+        except OSError:
+            self._explain()
+
+    def _explain(self) -> NoReturn:
+        """Rare: the context manager that explains an error would cost every write."""
+        with explained(self._path):
+            raise
 
 
 class RecordedSamples:
@@ -342,24 +362,32 @@ def sync_journal(folder: Path) -> None:
 
 def read_events(segment: Path) -> Iterator[Event]:
     """The events of a segment, oldest first. What follows a line that a crash tore is left out."""
+    for events in _read_lines(segment):
+        yield from events
+
+
+def _read_lines(segment: Path) -> Iterator[list[Event]]:
+    """What each line tells of, up to the first that is damaged."""
     try:
         with segment.open("rb") as file:
             for line in file:
-                if (event := parse_event(line, segment)) is None:
+                if not (events := parse_line(line, segment)):
                     return
-                yield event
+                yield events
     except OSError as error:
         raise RunFolderError(f"{segment}: cannot read the journal ({error.strerror}): is this a run folder?") from error
 
 
-def parse_event(line: bytes, segment: Path) -> Event | None:
-    """The event that a whole line tells of; None if it is damaged."""
+def parse_line(line: bytes, segment: Path) -> list[Event]:
+    """The event that a whole line tells of, or those of several samples of a group; none if it is damaged."""
     body, _, checksum = line.rpartition(_CHECKSUM)
     if not body or checksum != b'%08x"}\n' % zlib.crc32(body):
-        return None
+        return []
     row = json.loads(body.decode() + "}")
-    state = row.pop("state")
-    return Event(row.pop("t"), row.pop("id"), _STATES.get(state, state), row, segment)
+    time_s, id, state = row.pop("t"), row.pop("id"), row.pop("state")
+    indices = row.pop(_INDICES, None)
+    ids = [id] if indices is None else [f"{id}.{index}" for index in indices]
+    return [Event(time_s, id, _STATES.get(state, state), row, segment) for id in ids]
 
 
 def read_journal(folder: Path) -> Iterator[Event]:
@@ -386,7 +414,7 @@ def read_stored(event: Event, *, text_of: Decode) -> Trajectory | None:
 
 def damage_of(segment: Path) -> str | None:
     """What is wrong with a segment's events, in words. A last line that a crash tore is no damage."""
-    num_good = sum(1 for _ in read_events(segment))
+    num_good = sum(1 for _ in _read_lines(segment))
     lines = segment.read_bytes().splitlines(keepends=True)
     if num_good < len(lines) - 1:
         return (

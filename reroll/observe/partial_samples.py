@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import struct
 import zlib
+from array import array
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -18,7 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reroll.observe.files import UNFINISHED_PREFIX, explained
-from reroll.observe.trajectory_bytes import ID_BYTES, decode_floats, decode_ids, encode_float_array, encode_id_array
+from reroll.observe.trajectory_bytes import (
+    ID_BYTES,
+    PackedTokens,
+    decode_floats,
+    decode_ids,
+    encode_float_array,
+    encode_id_array,
+)
 from reroll.types import Completion, FinishReason, PartialCompletion, Request, Versions
 
 IN_FLIGHT = "in-flight.tokens"
@@ -28,20 +35,23 @@ _RECORD = struct.Struct("<II")
 """The size of what follows, and its checksum."""
 _HEAD = struct.Struct("<IIIB")
 """Of a record: rows, bytes of their names, tokens, and whether log-probs are doubles."""
-_ROW_TYPE = np.dtype([("prompt", "<u8"), ("start", "<u4"), ("count", "<u4"), ("version", "<i4"), ("finish", "u1")])
+_ROW = struct.Struct("<QIIiB")
+"""Fingerprint of the prompt, place of the first token, number of tokens, version, how it ended."""
 _FINISHES = {None: 0, FinishReason.STOP: 1, FinishReason.LENGTH: 2}
 
 
 class PartialTurn(PartialCompletion):
     """One request of a sample: what is written of its completion, and whether that is all."""
 
-    __slots__ = ("finish", "prompt")
+    __slots__ = ("finish", "prompt", "whole")
 
     def __init__(self, prompt: int) -> None:
         super().__init__()
         self.prompt = prompt
         """A fingerprint of what was asked."""
         self.finish: FinishReason | None = None
+        self.whole: Completion | None = None
+        """The completion that was handed out, once it has ended."""
 
     def runs(self) -> Iterator[_TokenRun]:
         """Its tokens, split where the weights changed."""
@@ -54,22 +64,35 @@ class PartialTurn(PartialCompletion):
 
     def completion(self) -> Completion | None:
         """The whole of it; None while it is being written."""
-        if self.finish is None:
-            return None
-        written = self.written()
-        return Completion(
-            token_ids=written.token_ids, logprobs=written.logprobs, versions=written.versions, finish_reason=self.finish
-        )
+        if self.whole is None and self.finish is not None:
+            written = self.written()
+            self.whole = Completion(
+                token_ids=written.token_ids, logprobs=written.logprobs, versions=written.versions, finish_reason=self.finish
+            )
+        return self.whole
+
+    def packed(self) -> PackedTokens:
+        """All tokens that were told."""
+        return PackedTokens(b"".join(self._ids), b"".join(self._logprobs))
 
 
-@dataclass(slots=True)
 class _RowBuffer:
     """Tokens that are not in the file yet."""
 
-    names: list[str] = field(default_factory=list)
-    rows: list[tuple[int, int, int, int, int]] = field(default_factory=list)
-    ids: list[NDArray[np.uint32]] = field(default_factory=list)
-    logprobs: list[NDArray[np.float64]] = field(default_factory=list)
+    __slots__ = ("ids", "logprobs", "names", "rows")
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.rows: list[bytes] = []
+        self.ids: list[NDArray[np.uint32]] = []
+        self.logprobs: list[NDArray[np.float64]] = []
+
+    def add(self, name: str, turn: PartialTurn, start: int, tokens: _TokenRun) -> None:
+        ids, logprobs, version = tokens
+        self.names.append(name)
+        self.rows.append(_ROW.pack(turn.prompt, start, len(ids), version, _FINISHES[turn.finish]))
+        self.ids.append(ids)
+        self.logprobs.append(logprobs)
 
 
 class PartialSamples:
@@ -115,19 +138,25 @@ class PartialSamples:
         self, request_id: str, turn: PartialTurn, ids: NDArray[np.uint32], logprobs: NDArray[np.float64], version: int
     ) -> None:
         """The next tokens of a turn."""
-        self._buffer(request_id, turn, turn.num_tokens, ids, logprobs, version)
+        self._rows.add(request_id, turn, turn.num_tokens, _TokenRun(ids, logprobs, version))
         turn.add(ids, logprobs, version)
         self.on_added()
 
     def end(self, request_id: str, turn: PartialTurn, completion: Completion) -> None:
         """A turn is over: add what had not been told of it."""
-        turn.finish = completion.finish_reason
+        turn.finish, turn.whole = completion.finish_reason, completion
         end = 0
         for version, count in completion.versions:
             begin, end = max(end, turn.num_tokens), end + count
             if begin < end or end == len(completion.token_ids):  # The last says that it is over, if nothing else.
-                ids = np.array(completion.token_ids[begin:end], dtype=np.uint32)
-                self.add(request_id, turn, ids, np.array(completion.logprobs[begin:end]), version)
+                ids = np.frombuffer(array("I", completion.token_ids[begin:end]), dtype=np.uint32)
+                logprobs = np.frombuffer(array("d", completion.logprobs[begin:end]))
+                self.add(request_id, turn, ids, logprobs, version)
+
+    def packed(self, sample_id: str) -> dict[int, PackedTokens]:
+        """The tokens of a sample's turns that are over, by the `id` of the completion that was handed out for each."""
+        turns = self._sample(sample_id).values()
+        return {id(turn.whole): turn.packed() for turn in turns if turn.whole is not None}
 
     def versions_in_group(self, number: int) -> list[Versions]:
         """For each of its samples that has tokens, the weights that wrote them."""
@@ -185,21 +214,6 @@ class PartialSamples:
         sample_id = request_id.rpartition(".")[0]
         return self._groups.setdefault(sample_id.partition(".")[0], {}).setdefault(sample_id, {})
 
-    def _buffer(
-        self,
-        request_id: str,
-        turn: PartialTurn,
-        start: int,
-        ids: NDArray[np.uint32],
-        logprobs: NDArray[np.float64],
-        version: int,
-    ) -> None:
-        rows = self._rows
-        rows.names.append(request_id)
-        rows.rows.append((turn.prompt, start, len(ids), version, _FINISHES[turn.finish]))
-        rows.ids.append(ids)
-        rows.logprobs.append(logprobs)
-
     def _write_anew(self) -> None:
         """All that is known of samples in flight, in a new file that takes the place of the old one when it is whole."""
         if self._file is not None:
@@ -212,7 +226,7 @@ class PartialSamples:
         for name, turn in self._all_turns():
             start = 0
             for tokens in turn.runs():
-                self._buffer(name, turn, start, *tokens)
+                self._rows.add(name, turn, start, tokens)
                 start += len(tokens.ids)
         if self._rows.names:
             self._write(self._file, self._rows)
@@ -226,11 +240,12 @@ class PartialSamples:
                 yield from turns.items()
 
     def _write(self, file: BinaryIO, rows: _RowBuffer) -> None:
-        is_exact, logprobs = encode_float_array(np.concatenate(rows.logprobs))
-        ids, names = encode_id_array(np.concatenate(rows.ids)), "\n".join(rows.names).encode()
+        # Of hundreds of short arrays, `join` makes one three times as fast as numpy does.
+        is_exact, logprobs = encode_float_array(np.frombuffer(b"".join(rows.logprobs)))
+        ids = encode_id_array(np.frombuffer(b"".join(rows.ids), dtype=np.uint32))
+        names = "\n".join(rows.names).encode()
         head = _HEAD.pack(len(rows.names), len(names), len(ids) // ID_BYTES, not is_exact)
-        table = np.array(rows.rows, dtype=_ROW_TYPE).tobytes()
-        self._append(file, b"".join((head, names, table, ids, logprobs)))
+        self._append(file, b"".join((head, names, *rows.rows, ids, logprobs)))
 
     def _append(self, file: BinaryIO, body: bytes) -> None:
         file.write(_RECORD.pack(len(body), zlib.crc32(body)) + body)
@@ -248,7 +263,7 @@ class _TokenRun(NamedTuple):
 def _fingerprint(request: Request) -> int:
     """Equal for requests that ask for the same; the rest of how it is drawn is the config's."""
     sampling = request.sampling
-    stops = zlib.crc32("\n".join(sampling.stop).encode())
+    stops = zlib.crc32("\n".join(sampling.stop).encode()) if sampling.stop else 0
     # The hash of integers is the same in every process.
     return hash((request.prompt_ids, sampling.seed, sampling.max_tokens, stops)) & 0xFFFF_FFFF_FFFF_FFFF
 
@@ -266,13 +281,13 @@ def _read(path: Path, *, config: str) -> Iterator[tuple[str, int, int, FinishRea
     for body in records:
         num_rows, names_size, num_tokens, is_wide = _HEAD.unpack_from(body)
         table_at = _HEAD.size + names_size
-        ids_at = table_at + num_rows * _ROW_TYPE.itemsize
+        ids_at = table_at + num_rows * _ROW.size
         logprobs_at = ids_at + num_tokens * ID_BYTES
         names = body[_HEAD.size : table_at].decode().split("\n")
         ids = np.array(decode_ids(body[ids_at:logprobs_at]), dtype=np.uint32)
         logprobs = decode_floats(body[logprobs_at:], is_wide=bool(is_wide))
         reasons, end = list(_FINISHES), 0
-        for name, row in zip(names, np.frombuffer(body[table_at:ids_at], dtype=_ROW_TYPE).tolist(), strict=True):
+        for name, row in zip(names, _ROW.iter_unpack(body[table_at:ids_at]), strict=True):
             prompt, start, count, version, finish = row
             begin, end = end, end + count
             yield name, prompt, start, reasons[finish], _TokenRun(ids[begin:end], logprobs[begin:end], version)

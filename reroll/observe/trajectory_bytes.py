@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from json.encoder import encode_basestring_ascii
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,17 +34,32 @@ to_json = _encoder()
 _SIZE = struct.Struct("<I")
 ID_BYTES = 3
 """Of a token id. No vocabulary has 16 million words."""
+_LOW_BYTES = np.dtype({"names": ["low"], "formats": [f"V{ID_BYTES}"], "itemsize": 4})
+"""Of four bytes the first three: copying a field is twice as fast as slicing a matrix of bytes."""
+
+
+class PackedTokens(NamedTuple):
+    """Tokens of a completion that are in arrays already, as engines tell of them: many times faster to read than objects."""
+
+    ids: bytes
+    """Four bytes each."""
+    logprobs: bytes
+    """Doubles."""
 
 
 def encode_ids(ids: Sequence[int]) -> bytes:
     """Three bytes each."""
     # Sequences of Python numbers go through `struct`, which reads them several times faster than numpy does.
-    return np.frombuffer(struct.pack(f"<{len(ids)}I", *ids), dtype=np.uint8).reshape(-1, 4)[:, :ID_BYTES].tobytes()
+    return _low_bytes(struct.pack(f"<{len(ids)}I", *ids))
+
+
+def _low_bytes(ids: bytes) -> bytes:
+    return np.frombuffer(ids, dtype=_LOW_BYTES)["low"].tobytes()
 
 
 def encode_id_array(ids: NDArray[np.uint32]) -> bytes:
     """As `encode_ids`."""
-    return ids.view(np.uint8).reshape(-1, 4)[:, :ID_BYTES].tobytes()
+    return ids.view(_LOW_BYTES)["low"].tobytes()
 
 
 def decode_ids(data: bytes) -> tuple[int, ...]:
@@ -53,30 +69,39 @@ def decode_ids(data: bytes) -> tuple[int, ...]:
     return tuple(wide.reshape(-1).view("<u4").tolist())
 
 
-def encode(trajectory: Trajectory) -> bytes:
-    """All but the ids of the first prompt, which siblings share, and the texts, which follow from the tokens."""
+def encode(trajectory: Trajectory, told: Mapping[int, PackedTokens] = MappingProxyType({})) -> bytes:
+    """All but the ids of the first prompt, which siblings share, and the texts, which follow from the tokens.
+
+    `told`: the tokens of some of its completions, by the completion's `id`.
+    """
     arrays: list[bytes] = []
     turns: list[dict[str, Any]] = []
-    for number, turn in enumerate(trajectory.turns):
-        before = trajectory.turns[number - 1] if number else None
-        context = before.prompt_ids + before.completion.token_ids if before else turn.prompt_ids
+    context = trajectory.turns[0].prompt_ids if trajectory.turns else ()
+    for turn in trajectory.turns:
         num_shared = _num_shared(context, turn.prompt_ids)
         own, completion = turn.prompt_ids[num_shared:], turn.completion
-        exact, logprobs = encode_floats(completion.logprobs)
-        arrays += [encode_ids(own) if own else b"", encode_ids(completion.token_ids), logprobs]
-        turns.append(_turn_header(turn, num_shared=num_shared, num_own=len(own), exact=exact))
-    head = {
-        "status": trajectory.status,
-        "reason": trajectory.reason,
-        "reward": trajectory.reward,
-        "parts": trajectory.reward_parts,
-        "weights": trajectory.part_weights,
-        "info": trajectory.reward_info,
-        "answer": trajectory.answer,
-        "turns": turns,
-    }
-    header = to_json(_without_defaults(head)).encode()
-    return b"".join([_SIZE.pack(len(header)), header, *arrays])
+        packed = told.get(id(completion))
+        is_exact, logprobs = _narrowed(packed.logprobs) if packed else encode_floats(completion.logprobs)
+        ids = _low_bytes(packed.ids) if packed else encode_ids(completion.token_ids)
+        arrays += (encode_ids(own) if own else b"", ids, logprobs)
+        turns.append(_turn_header(turn, num_shared=num_shared, num_own=len(own), is_exact=is_exact))
+        if len(turns) < len(trajectory.turns):
+            context = turn.prompt_ids + completion.token_ids
+    head: dict[str, Any] = {"status": trajectory.status, "turns": turns}
+    if trajectory.reward:
+        head["reward"] = trajectory.reward
+    if trajectory.reason:
+        head["reason"] = trajectory.reason
+    if trajectory.reward_parts:
+        head["parts"] = trajectory.reward_parts
+    if trajectory.part_weights:
+        head["weights"] = trajectory.part_weights
+    if trajectory.reward_info:
+        head["info"] = trajectory.reward_info
+    if trajectory.answer is not None:
+        head["answer"] = trajectory.answer
+    header = to_json(head).encode()
+    return b"".join((_SIZE.pack(len(header)), header, *arrays))
 
 
 def decode(data: bytes, *, id: str, prompt_ids: tuple[int, ...], text_of: Decode) -> Trajectory:
@@ -126,12 +151,6 @@ def _decode_turn(row: dict[str, Any], read: _ByteReader, *, prompt_ids: tuple[in
     )
 
 
-def _without_defaults(row: dict[str, Any]) -> dict[str, Any]:
-    """What is left out is read as 0, empty or None; a name or an answer of no letters is not None."""
-    kept = ("turns", "answer", "state")
-    return {name: value for name, value in row.items() if value or (name in kept and value is not None)}
-
-
 class _ByteReader:
     """Bytes that are taken one run after the other."""
 
@@ -143,26 +162,35 @@ class _ByteReader:
         return self._data[self._at - size : self._at]
 
 
-def _turn_header(turn: Turn, *, num_shared: int, num_own: int, exact: bool) -> dict[str, Any]:
+def _turn_header(turn: Turn, *, num_shared: int, num_own: int, is_exact: bool) -> dict[str, Any]:
+    """What is 0, empty or None is left out, and read as that."""
     completion = turn.completion
-    header = {
-        "shared": num_shared,
-        "own": num_own,
-        "num": len(completion.token_ids),
-        "wide": not exact,
-        "finish": completion.finish_reason,
-        "versions": completion.versions,
-        "shown": turn.shown,
-        "reply": turn.reply,
-        "reward": turn.reward,
-        "info": turn.info,
-        "state": turn.state,
-    }
-    return _without_defaults(header)
+    header: dict[str, Any] = {"num": len(completion.token_ids), "finish": completion.finish_reason}
+    if completion.versions:
+        header["versions"] = completion.versions
+    if num_shared:
+        header["shared"] = num_shared
+    if num_own:
+        header["own"] = num_own
+    if not is_exact:
+        header["wide"] = True
+    if turn.shown:
+        header["shown"] = turn.shown
+    if turn.reply:
+        header["reply"] = turn.reply
+    if turn.reward:
+        header["reward"] = turn.reward
+    if turn.info:
+        header["info"] = turn.info
+    if turn.state is not None:
+        header["state"] = turn.state
+    return header
 
 
 def _num_shared(before: tuple[int, ...], now: tuple[int, ...]) -> int:
     """How many ids both begin with. Nearly always one is the beginning of the other."""
+    if before is now:
+        return len(now)
     num = min(len(before), len(now))
     if before[:num] == now[:num]:
         return num
@@ -171,13 +199,14 @@ def _num_shared(before: tuple[int, ...], now: tuple[int, ...]) -> int:
 
 def encode_floats(values: Sequence[float]) -> tuple[bool, bytes]:
     """In single precision, which is what engines compute in; in double where that would lose anything. Which it was."""
-    wide = struct.pack(f"<{len(values)}d", *values)
-    try:
-        narrow = struct.pack(f"<{len(values)}f", *values)
-    except OverflowError:
-        return False, wide
-    is_exact = np.frombuffer(narrow, dtype="<f4").astype("<f8").tobytes() == wide
-    return is_exact, narrow if is_exact else wide
+    return _narrowed(struct.pack(f"<{len(values)}d", *values))
+
+
+def _narrowed(wide: bytes) -> tuple[bool, bytes]:
+    # numpy warns of a number beyond single precision: no log-prob is, and silencing it takes as long as all the rest.
+    narrow = np.frombuffer(wide, dtype="<f8").astype("<f4")
+    is_exact = narrow.astype("<f8").tobytes() == wide
+    return is_exact, narrow.tobytes() if is_exact else wide
 
 
 def encode_float_array(values: NDArray[np.float64]) -> tuple[bool, bytes]:

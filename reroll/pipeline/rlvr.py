@@ -17,16 +17,17 @@ from reroll.algo.episodes import Episodes
 from reroll.algo.kl import KL_ESTIMATORS, adapted_coef, k3
 from reroll.algo.running import RunningMoments
 from reroll.algo.shaping import shape_rewards
-from reroll.config.advantages import GaeAdvantageConfig, OptimalTokenBaselineAdvantageConfig
+from reroll.config.advantages import GaeAdvantageConfig
 from reroll.config.algorithm import OwnCriticConfig
+from reroll.config.registry import load_entry
 from reroll.config.tree import RlvrConfig
 from reroll.errors import SamplerMismatch
 from reroll.observe.metrics import Last, Mean, Stats, Sum
-from reroll.pipeline import guard
 from reroll.pipeline.base import Pipeline, RunContext
 from reroll.pipeline.build import LearningModels, RlvrComponents, build_rlvr
 from reroll.pipeline.credit import advantage_stats, assign_advantages, critic_targets, on_domain_scale, policy_loss_of
 from reroll.pipeline.evaluate import num_episodes
+from reroll.pipeline.guard import alarm_of
 from reroll.tokens.batch import Batch, pack
 from reroll.tokens.samples import rows_of
 from reroll.training.base import Needs, required
@@ -122,7 +123,7 @@ class GroupLearner(Pipeline[RlvrConfig]):
     async def _add_policy_outputs(self, batch: Batch, episodes: Episodes) -> tuple[Batch, Episodes]:
         """Add the policy's outputs from before the update where the algorithm needs them, in one pass."""
         config, train = self.config, self.config.train
-        score_norm = isinstance(config.advantage, OptimalTokenBaselineAdvantageConfig)
+        score_norm = config.advantage.reads_score_norm
         entropy = config.masks.top_entropy is not None
         if not (score_norm or entropy):
             return batch, episodes
@@ -210,7 +211,8 @@ class RlvrPipeline(GroupLearner):
     @asynccontextmanager
     async def open(cls, config: RlvrConfig, context: RunContext) -> AsyncIterator[Self]:
         attempt = context.restarts.num + 1
-        async with build_rlvr(config, folder=context.folder.path, code_folder=context.code_folder, attempt=attempt) as parts:
+        folder, code_folder = context.folder.path, context.code_folder
+        async with build_rlvr(config, folder=folder, code_folder=code_folder, rows=context.rows, attempt=attempt) as parts:
             yield cls(parts.config, context, parts)
 
     def __init__(self, config: RlvrConfig, context: RunContext, parts: RlvrComponents) -> None:
@@ -240,15 +242,12 @@ class RlvrPipeline(GroupLearner):
     async def check_sampler(self, stats: Stats, batch: Batch, episodes: Episodes, groups: Sequence[Group], step: int) -> None:
         """Raise SamplerMismatch if the update saw log-probs that the policy cannot have drawn. The batch is then looked at
         again, to say which."""
-        alarm = guard.alarm_of(stats, self.config)
+        alarm = alarm_of(stats, self.config)
         if alarm is None:
             return
-        evidence = await guard.gather_evidence(self.policy, batch, has_adapter=self.config.policy.lora is not None)
-        prompts = [groups[group].prompt.id for group in episodes.group.tolist()]
-        rows = episodes.spread(torch.arange(len(prompts)))
-        decode = partial(self.parts.episode_runner.renderer.decode, with_special=True)
-        named = guard.TokenNames(prompts=prompts, episode=rows, decode=decode)
-        raise SamplerMismatch(guard.report(alarm, evidence, batch, named, version=step))
+        diagnose = load_entry("reroll.diagnosis", "sampler")
+        found = await diagnose(self, alarm, batch, episodes, groups, version=step) if diagnose else ""
+        raise SamplerMismatch(alarm.text(found, version=step))
 
     def warn_without_signal(self, groups: Sequence[Group], trained: Stats) -> None:
         """Say so, once for each time it comes to that, when steps in a row leave the policy where it was."""

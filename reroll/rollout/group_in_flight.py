@@ -51,10 +51,6 @@ class GroupInFlight:
         """Those that ended well, by index."""
         return {index: one for index, one in enumerate(self.trajectories) if one is not None and one.is_usable}
 
-    def whole_ids(self) -> list[str]:
+    def whole(self) -> list[int]:
         """Samples that did not fail, ended or not."""
-        return [
-            self.sample_id(index)
-            for index, trajectory in enumerate(self.trajectories)
-            if trajectory is None or trajectory.is_usable
-        ]
+        return [index for index, one in enumerate(self.trajectories) if one is None or one.is_usable]

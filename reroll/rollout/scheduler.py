@@ -317,7 +317,6 @@ class RolloutScheduler:
         id = flight.sample_id(index)
         flight.trajectories[index] = trajectory
         flight.num_left -= 1
-        self._journal.partial.forget(id)
         if trajectory.is_usable:
             if not (flight.has_baseline and index == len(flight.trajectories) - 1):
                 flight.ended.append(index)
@@ -329,6 +328,7 @@ class RolloutScheduler:
             self._recent.add(reason)
             self._meter.ends[SampleState.FAILED] += 1
             self._journal.record(id, SampleState.FAILED, reason=reason)
+            self._journal.partial.forget(id)
             if self._recent.exceed(self._config.max_failed_fraction):
                 self._break(TooManyFailures(f"{self._recent.describe()}\nThe limit is rollout.max_failed_fraction."))
         if flight.num_left and flight.has_enough:
@@ -444,10 +444,10 @@ class RolloutScheduler:
 
     def _record(self, flight: GroupInFlight, state: SampleState, **detail: Any) -> None:
         """The same event for every sample of the group that has not failed."""
-        ids = flight.whole_ids()
-        self._journal.record_all(ids, state, **detail)
+        samples = flight.whole()
+        self._journal.record_group(flight.admitted.number, samples, state, **detail)
         if state is not SampleState.QUEUED:
-            self._meter.ends[state] += len(ids)
+            self._meter.ends[state] += len(samples)
 
     def _break(self, error: Exception) -> None:
         """Nothing more is admitted and `take` raises. The first error is the cause; later ones follow from it."""

@@ -1,10 +1,10 @@
 """Workers as processes of this machine, one each: an interpreter, a crash and a kill of their own, and nothing to install.
 
-A worker's process (`process_worker.py`) is at the other end of a socket. It is a fork of a process that has imported what it
-needs (`forks.py`) or, if it has a GPU or runs user code, a fresh interpreter. Calls are numbered frames (`frames.py`); the
-controller reads and writes them in its event loop. The process leads a session of its own, so that Ctrl-C reaches only the
-controller, and all that it starts is marked, so that whoever ends it ends that too. When the controller is gone, its end of
-the socket closes, and the worker leaves.
+A worker's process (`process_worker.py`) is at the other end of a socket. It is a fresh interpreter; or, if it has no GPU and
+runs no user code, what `starts.py` finds, such as a fork of a process that has imported what it needs. Calls are numbered
+frames (`frames.py`); the controller reads and writes them in its event loop. The process leads a session of its own, so that
+Ctrl-C reaches only the controller, and all that it starts is marked, so that whoever ends it ends that too. When the
+controller is gone, its end of the socket closes, and the worker leaves.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from reroll.runtime.children import (
 from reroll.runtime.cores import core_watch
 from reroll.runtime.cpu import OMP, keep_freed_memory, torch_threads
 from reroll.runtime.failures import Raised, gather_all
-from reroll.runtime.forks import Forked, Order, can_fork, fork
 from reroll.runtime.frames import CannotTravel, Frame, FrameReader, Garbled, Kind, Payload, header, pack, send_some
+from reroll.runtime.starts import Order, WorkerProcess, start_otherwise
 from reroll.runtime.watchdog import NUM_LOOKS, Waits, is_stopped
 
 STOP_TIMEOUT_S = 5.0
@@ -81,7 +81,7 @@ class ProcessRuntime(Runtime):
         self, worker_class: Callable[Concatenate[WorkerInfo, P], W], placement: Placement, *args: P.args, **kwargs: P.kwargs
     ) -> Workers[W]:
         environments = [_environment(placement, seat) for seat in placement.seats]
-        module = getattr(worker_class, "__module__", "")
+        module = _module_of(worker_class)
         recipe = pack((worker_class, args, kwargs), what=f"what role {placement.role} is made of")
 
         def start(rank: int) -> _Process:
@@ -91,6 +91,12 @@ class ProcessRuntime(Runtime):
 
         workers: ProcessWorkers[W] = ProcessWorkers(start, size=len(environments))
         return await self._once_built(workers, workers.start())
+
+
+def _module_of(worker_class: Callable[..., Any]) -> str:
+    """The module of ours that this class, or the nearest that it is made from, comes from. Empty if there is none."""
+    classes = worker_class.__mro__ if isinstance(worker_class, type) else ()
+    return next((kind.__module__ for kind in classes if kind.__module__.startswith("reroll.")), "")
 
 
 class ProcessWorkers(Workers[W]):
@@ -157,7 +163,7 @@ class _Process:
         module: str,
         waits: Waits,
     ) -> None:
-        """`module` is where the worker's class comes from."""
+        """`module` is what a process that it is forked from imports first."""
         self.name = f"{info.role}[{info.rank}]"
         self._waits = waits
         self._is_watched = waits.limit_s is not None and not placement.runs_user_code  # Which has time limits of its own.
@@ -230,17 +236,15 @@ class _Process:
 
     def _started(
         self, theirs: socket.socket, environment: Mapping[str, str], module: str, placement: Placement
-    ) -> Started | Forked:
+    ) -> WorkerProcess:
         # -P keeps the working directory off the path until the worker's own imports are done: it may hold a `types.py`.
         command = [sys.executable, "-P", "-m", "reroll.runtime.process_worker", str(theirs.fileno()), self.name]
         try:
             if placement.runs_user_code:  # It needs little that is ours, and may have a limit of memory.
                 return Started([*command, "--user-code"], theirs, marked(self._mark, environment), is_silent=True)
-            if environment[GPUS] or not can_fork():
-                return Started(command, theirs, marked(self._mark, environment), is_silent=False)
-            module = module if module.startswith("reroll.") else ""
             order = Order(self.name, module, marked(self._mark, environment), self._mark, os.getcwd())
-            return fork(order, theirs)
+            forked = None if environment[GPUS] else start_otherwise(order, theirs)
+            return forked or Started(command, theirs, order.environment, is_silent=False)
         except OSError as error:
             self._link.close()
             raise RerollError(f"no process could be started for worker {self.name}: {error}") from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from reroll.observe.journal import Event, parse_event, segments
+from reroll.observe.journal import Event, parse_line, segments
 
 _BYTES_AT_ONCE = 1 << 26
 """Of events that one call reads."""
@@ -52,10 +52,10 @@ class JournalFollower:
             lines = data[: data.rfind(b"\n") + 1].splitlines(keepends=True)
             self._offsets[segment] = offset + sum(map(len, lines))
             for line in lines:
-                if (event := parse_event(line, segment)) is None:
+                if not (events := parse_line(line, segment)):
                     self._damaged.add(segment)
                     break
-                yield event
+                yield from events
             self.is_behind = len(data) == max_bytes
             max_bytes -= len(data)
 

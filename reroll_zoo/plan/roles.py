@@ -7,14 +7,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from reroll.config.algorithm import OwnCriticConfig
-from reroll.config.cluster import ClusterConfig
 from reroll.config.host import parse_devices
 from reroll.config.parts import (
     Devices,
     DeviceSelectionConfig,
     EmbeddedEngineConfig,
     EngineConfig,
-    ExternalEngineConfig,
     FixedModelConfig,
     LocalRuntimeConfig,
     ModelConfig,
@@ -26,10 +24,12 @@ from reroll.config.strategy import RanksStrategyConfig, StrategyConfig
 from reroll.config.tree import RlvrConfig
 from reroll.errors import ConfigError, Violation
 from reroll.runtime.devices import DeviceMap, Ranks
+from reroll_zoo.external_engine.config import ExternalEngineConfig
 from reroll_zoo.fsdp2.config import Fsdp2StrategyConfig
 from reroll_zoo.judge.config import JudgeConfig
 from reroll_zoo.offline.config import DistillConfig, OfflineConfig
 from reroll_zoo.offline.preference_config import DpoConfig, RewardModelConfig
+from reroll_zoo.plan.cluster import ClusterConfig
 from reroll_zoo.plan.memory import (
     GIB,
     RoleMemory,

@@ -29,7 +29,7 @@ def show(
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="The same, into a file of your choice.")] = None,
 ) -> None:
     """See what the policy was shown, wrote and earned: the logged samples of RUN, one turn by turn, or a page of it all."""
-    from reroll.observe.episode import find_episode, find_run, logged_episodes, read_episodes
+    from reroll_zoo.episodes import find_episode, find_run, logged_episodes, read_episodes
     from reroll_zoo.show.page import write_page
     from reroll_zoo.show.report import write_report
     from reroll_zoo.show.terminal import print_episode, print_samples

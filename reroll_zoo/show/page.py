@@ -11,7 +11,8 @@ from importlib.resources import files
 from pathlib import Path
 
 from reroll.errors import RunFolderError
-from reroll.observe.episode import LIKELY, EpisodeTurn, LoggedEpisode, Token, Told, printable, shade
+from reroll.observe.episode import EpisodeTurn, LoggedEpisode, Told
+from reroll_zoo.episodes import LIKELY, Token, printable, shade, tokens_of
 from reroll_zoo.show.terminal import facts, last_words, number, weights_of
 
 _EMPTY = frozenset("_.-·")
@@ -202,7 +203,7 @@ def _cell(symbol: str) -> str:
 
 
 def _words(turn: EpisodeTurn) -> str:
-    words = "".join(_token(token) for token in turn.tokens) if turn.pieces else text(turn.text)
+    words = "".join(_token(token) for token in tokens_of(turn)) if turn.pieces else text(turn.text)
     return f'<pre class="words">{words}</pre>'
 
 

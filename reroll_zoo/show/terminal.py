@@ -10,7 +10,8 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from reroll.observe.episode import LIKELY, EpisodeTurn, LoggedEpisode, Token, Told, printable, shade
+from reroll.observe.episode import EpisodeTurn, LoggedEpisode, Told
+from reroll_zoo.episodes import LIKELY, Token, printable, shade, tokens_of
 
 SHADES = ("", "#1b1f24 on #fff3bf", "#1b1f24 on #ffd43b", "#1b1f24 on #ff922b", "#1b1f24 on #ff8787")
 """By `shade`: the surprising tokens stand out, on a dark and on a light terminal."""
@@ -94,7 +95,7 @@ def _turn_lines(turn: EpisodeTurn) -> Iterator[Text]:
     for told in turn.shown:
         yield from _told_lines(told)
     yield Text("policy", "bold green")
-    yield Text().join(_shaded(token) for token in turn.tokens) if turn.pieces else Text(printable(turn.text))
+    yield Text().join(_shaded(token) for token in tokens_of(turn)) if turn.pieces else Text(printable(turn.text))
     end = f" · {weights_of(turn)} · {turn.finish_reason}" if turn.pieces else ""
     yield Text.assemble(("reward ", "cyan"), (number(turn.reward), "bold cyan"), *_measures(turn.info), (end, "dim"))
 

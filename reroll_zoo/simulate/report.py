@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from reroll.errors import RunFolderError
-from reroll_zoo.simulate.compare import Compared
+from reroll_zoo.simulate.compare import Compared, cheapest
 from reroll_zoo.simulate.run import Prediction
 
 PARTS = (("wait_s", "waiting for samples", "#1a7f37"), ("train_s", "training", "#0969da"), ("push_s", "push", "#bf8700"))
@@ -30,6 +30,7 @@ th:first-child, td:first-child { text-align: left } th { color: var(--faint); fo
 .row { display: grid; grid-template-columns: minmax(7rem, 16rem) 1fr 5rem; gap: .8rem; align-items: center; margin: .35rem 0 }
 .row span:last-child { text-align: right; color: var(--faint) } .key { display: inline-block; width: .8rem; height: .8rem;
   border-radius: 2px; margin: 0 .3rem 0 1rem }
+@media (max-width: 40rem) { .row { grid-template-columns: 1fr auto } .row .track { grid-row: 2; grid-column: 1 / 3 } }
 .hist { display: flex; gap: .4rem; align-items: flex-end; height: 6rem }
 .hist div { flex: 0 0 3rem; display: flex; flex-direction: column; justify-content: flex-end; height: 100%; text-align: center;
   font-size: .8rem; color: var(--faint) }
@@ -91,7 +92,7 @@ def write_page(path: Path, outcomes: Sequence[Compared], *, title: str, notes: S
 
 def page_of(outcomes: Sequence[Compared], *, title: str, notes: Sequence[str] = ()) -> str:
     """The page as text."""
-    best = min(outcomes, key=lambda one: one.outcome.device_s_per_sample)
+    best = cheapest(outcomes)
     names = list(columns_of(outcomes[0].outcome))
     head = "".join(f"<th>{escape(name)}</th>" for name in ("setting", *names))
     rows = "".join(

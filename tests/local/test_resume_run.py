@@ -19,7 +19,6 @@ from warm import WarmProcess
 from reroll.config.load import parse_config
 from reroll.errors import RerollError, RunFolderError, TooManyFailures, TrainingDiverged
 from reroll.models.tiny import make_tiny
-from reroll.observe.episode import logged_episodes
 from reroll.observe.files import read_jsonl
 from reroll.observe.journal import SampleState, read_journal
 from reroll.pipeline import run as run_module
@@ -27,6 +26,7 @@ from reroll.pipeline.base import Outcome
 from reroll.pipeline.run import train
 from reroll.training.torch_strategy import TorchStrategy
 from reroll_zoo.audit.audit import audit
+from reroll_zoo.episodes import logged_episodes
 
 Tree = dict[str, Any]
 

@@ -27,7 +27,7 @@ from reroll.observe.journal import (
     segments,
 )
 from reroll.observe.trajectory_bytes import decode, encode
-from reroll.types import Completion, FinishReason, Status, Trajectory, Turn, Versions
+from reroll.types import Completion, FinishReason, Request, SamplingParams, Status, Trajectory, Turn, Versions
 
 
 def text_of(ids: object) -> str:
@@ -69,6 +69,19 @@ def test_events_come_back_as_they_were_recorded(tmp_path: Path) -> None:
     assert failed.detail == {"reason": 'a "quoted"\nline', "version": 3}
 
 
+def test_what_happens_to_a_group_is_one_line_and_an_event_of_each_of_its_samples(tmp_path: Path) -> None:
+    with Journal(tmp_path) as journal:
+        journal.record_group(12, [0, 1, 3], SampleState.TRAINED, version=4)
+        journal.record_group(13, [], SampleState.TRAINED, version=4)
+    path = only_segment(tmp_path)
+    assert len(path.read_bytes().splitlines()) == 2
+    _, *events = read_journal(tmp_path)
+    assert [(event.sample_id, event.state, event.detail) for event in events] == [
+        (f"12.{index}", SampleState.TRAINED, {"version": 4}) for index in (0, 1, 3)
+    ]
+    assert damage_of(path) is None
+
+
 def test_nothing_is_written_before_the_first_event(tmp_path: Path) -> None:
     Journal(tmp_path / "journal").close()
     assert not (tmp_path / "journal").exists()
@@ -88,6 +101,30 @@ def test_an_ended_sample_that_was_flushed_can_be_read_while_the_journal_is_open(
         journal.flush()
         *_, event = read_journal(tmp_path)
         assert read_stored(event, text_of=text_of) == sample()
+
+
+@pytest.mark.parametrize("logprobs", [(-0.5, -0.25, -1.0), (-0.1, -0.2, -0.3)], ids=["single precision", "double precision"])
+def test_a_sample_whose_tokens_engines_told_of_is_kept_to_the_bit(tmp_path: Path, logprobs: tuple[float, ...]) -> None:
+    request = Request(id="0.0.0", prompt_ids=(1, 2, 3), sampling=SamplingParams(max_tokens=9))
+    wrote = completion((4, 150_000, 6), logprobs)
+    with Journal(tmp_path) as journal:
+        turn, _ = journal.partial.turn(request)
+        journal.partial.add(request.id, turn, np.array(wrote.token_ids[:2], np.uint32), np.array(wrote.logprobs[:2]), 0)
+        journal.partial.end(request.id, turn, wrote)
+        ended = sample("0.0", Turn(prompt_ids=(1, 2, 3), completion=wrote, text=text_of(wrote.token_ids)))
+        journal.ended("0.0", ended)
+        assert journal.partial.num_tokens("0.0") == 0
+    *_, event = read_journal(tmp_path)
+    assert read_stored(event, text_of=text_of) == ended
+
+
+def test_of_a_turn_that_is_not_what_engines_told_of_its_own_tokens_are_kept(tmp_path: Path) -> None:
+    request = Request(id="0.0.0", prompt_ids=(1, 2, 3), sampling=SamplingParams(max_tokens=9))
+    with Journal(tmp_path) as journal:
+        journal.partial.end(request.id, journal.partial.turn(request)[0], completion((7, 8)))
+        journal.ended("0.0", sample())
+    *_, event = read_journal(tmp_path)
+    assert read_stored(event, text_of=text_of) == sample()
 
 
 def test_a_journal_opened_again_begins_a_segment(tmp_path: Path) -> None:
@@ -244,6 +281,7 @@ def turns(draw: st.DrawFn) -> Turn:
     )
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
 @given(
     st.builds(
         Trajectory,

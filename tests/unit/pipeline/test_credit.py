@@ -14,6 +14,7 @@ from reroll.config.tree import RlvrConfig
 from reroll.pipeline.credit import advantage_stats, assign_advantages, critic_targets, on_domain_scale, policy_loss_of
 from reroll.tokens.batch import Batch, pack
 from reroll.tokens.samples import rows_of
+from reroll.training.base import Weighting
 from reroll.training.loss import PolicyLoss, ValueLoss
 from reroll.types import Completion, FinishReason, Group, Prompt, Status, Trajectory, Turn
 
@@ -126,7 +127,7 @@ def test_advantages_are_shaped_after_the_estimator() -> None:
 
 
 def test_an_estimator_of_your_own_is_found_by_its_path() -> None:
-    batch = assigned(TWO, advantage={"kind": "import", "path": "reroll.algo.advantages:opo", "options": {}})
+    batch = assigned(TWO, advantage={"kind": "import", "path": "reroll_zoo.algorithms.advantages:opo", "options": {}})
     assert torch.equal(batch.advantage, assigned(TWO, advantage={"kind": "opo"}).advantage)
 
 
@@ -157,14 +158,20 @@ def test_the_loss_is_built_from_the_config() -> None:
         kind="clip_cov",
         options={"clip_low": 0.2, "clip_high": 0.2},
         selection={"share": 2e-4, "low": 1.0, "high": 5.0},
+        selects="reroll_zoo.algorithms.selections:between",
         aggregation="fixed_length",
         length=64,
         kl_coef=0.25,
         kl_estimator="k2",
         kl_times_ratio=True,
         entropy_coef=0.01,
-        corrections=({"level": "turn", "mode": "mask", "low": 0.5, "high": 2.0},),
-        rejections=({"distance": "k3", "level": "sequence", "take": "mean", "high": 0.5, "only_negative": False},),
+        corrections=(Weighting(kind="importance", options={"level": "turn", "mode": "mask", "low": 0.5, "high": 2.0}),),
+        rejections=(
+            Weighting(
+                kind="distance",
+                options={"distance": "k3", "level": "sequence", "take": "mean", "high": 0.5, "only_negative": False},
+            ),
+        ),
     )
 
 

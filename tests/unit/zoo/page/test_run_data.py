@@ -12,6 +12,7 @@ import pytest
 from reroll.observe.episode import LoggedEpisode
 from reroll.observe.journal import Journal, SampleState
 from reroll.observe.lock import RunLock
+from reroll_zoo.episodes import tokens_of
 from reroll_zoo.page import run_data
 from reroll_zoo.page.run_data import RunData, Unknown
 
@@ -128,8 +129,8 @@ def test_a_sample_is_read_from_the_journal_by_the_runs_tokenizer(run: Path) -> N
     episode = LoggedEpisode.model_validate(answer["episode"])
     [turn] = episode.exchanges
     assert "".join(turn.pieces) == turn.text != ""
-    assert [token.version for token in turn.tokens] == [0, 1, 1]
-    assert [token.logp for token in turn.tokens] == [0.0, -0.25, -0.5]
+    assert [token.version for token in tokens_of(turn)] == [0, 1, 1]
+    assert [token.logp for token in tokens_of(turn)] == [0.0, -0.25, -0.5]
     assert [row["id"] for row in answer["siblings"]] == ["0.0", "0.1"]
     assert answer["group_mean"] == 0.25
     assert answer["note"] == ""

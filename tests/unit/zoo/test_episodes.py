@@ -6,18 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reroll.errors import RunFolderError
-from reroll.observe.episode import (
-    LoggedEpisode,
-    find_episode,
-    find_run,
-    logged_episodes,
-    pieces_of,
-    printable,
-    read_episodes,
-    shade,
-)
+from reroll.observe.episode import LoggedEpisode, pieces_of
 from reroll.observe.files import append_jsonl
 from reroll.types import Message, Prompt, Status
+from reroll_zoo.episodes import find_episode, find_run, logged_episodes, printable, read_episodes, shade, tokens_of
 
 
 def log(folder, *rows):
@@ -36,7 +28,7 @@ def test_an_episode_is_read_as_it_was_written(tmp_path):
     assert read_episodes(log(tmp_path, episode)) == ([episode], [])
     first, second = episode.turns
     assert [told.content for turn in episode.turns for told in turn.shown] == ["P G", "_ P"]
-    assert [(token.text, token.logp, token.version) for token in first.tokens] == [("go ", -0.1235, 0), ("Up", -2.0, 0)]
+    assert [(token.text, token.logp, token.version) for token in tokens_of(first)] == [("go ", -0.1235, 0), ("Up", -2.0, 0)]
     assert (second.reward, second.info, second.state, second.finish_reason) == (1.0, {"success": 1.0}, "s1", "stop")
     assert (episode.step, episode.prompt_id, episode.domain, episode.seed) == (3, "lake/7", "lake", 7)
     assert (episode.success, episode.reward, episode.num_tokens) == (True, 0.9, 3)
@@ -67,7 +59,7 @@ def test_a_turn_whose_history_was_cut_says_so():
 
 def test_tokens_know_the_weights_that_wrote_them():
     episode = play({"said": ["a", "b", "c"], "versions": ((3, 1), (5, 2))})
-    assert [token.version for token in episode.turns[0].tokens] == [3, 5, 5]
+    assert [token.version for token in tokens_of(episode.turns[0])] == [3, 5, 5]
 
 
 def test_numbers_that_json_cannot_say_read_as_none(tmp_path):
@@ -116,7 +108,7 @@ def test_a_log_without_turns_still_reads(tmp_path):
     [old], notes = read_episodes(log(tmp_path, OLD_ROW))
     assert (old.turns, notes, old.success) == (None, [], None)
     [words] = old.exchanges
-    assert (words.shown[0].content, words.text, words.tokens, words.reward) == ("1+1?", "It is 2.", [], 1.0)
+    assert (words.shown[0].content, words.text, tokens_of(words), words.reward) == ("1+1?", "It is 2.", [], 1.0)
 
 
 def test_damaged_lines_are_skipped_with_a_note(tmp_path):
