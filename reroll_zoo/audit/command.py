@@ -21,10 +21,9 @@ def audit(
     import yaml
 
     from reroll.errors import RunFolderError
-    from reroll.observe.episode import find_run
     from reroll.observe.journal import segments
     from reroll.observe.progress import progress_bar
-    from reroll.observe.run_folder import RunFolder
+    from reroll.observe.run_folder import RunFolder, find_run
     from reroll_zoo.audit.audit import audit as audit_journal
     from reroll_zoo.audit.audit import describe
 

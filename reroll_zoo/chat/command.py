@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from reroll.observe.episode import printable
+from reroll_zoo.samples.episode import printable
 
 if TYPE_CHECKING:
     from reroll.pipeline.chat import Chat

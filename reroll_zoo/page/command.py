@@ -18,7 +18,7 @@ def page(
     """Serve a page of RUN, finished, crashed or still running: what every sample does, the course of time, curves, samples,
     the config. It only reads RUN's folder, as it grows.
     """
-    from reroll.observe.episode import find_run
+    from reroll.observe.run_folder import find_run
     from reroll_zoo.page.run_data import RunData
     from reroll_zoo.page.server import PageServer
 
@@ -39,12 +39,11 @@ def trace(
     Samples are slices through their phases, beside steps, pushes of weights and counters of what is in flight.
     """
     from reroll.errors import RunFolderError
-    from reroll.observe.episode import find_run
     from reroll.observe.files import read_jsonl
     from reroll.observe.journal import read_journal, segments
-    from reroll.observe.run_folder import RunFolder
-    from reroll_zoo.page.lifecycles import Lifecycles
+    from reroll.observe.run_folder import RunFolder, find_run
     from reroll_zoo.page.trace import trace_events
+    from reroll_zoo.samples.lifecycles import Lifecycles
 
     folder = RunFolder(find_run(run))
     if not segments(folder.journal_path):

@@ -31,7 +31,6 @@ class Stoppable:
         time.sleep(seconds)
         return "rested"
 
-
     def hang(self, begun: Path) -> None:
         begun.touch()
         time.sleep(600)

@@ -1,17 +1,15 @@
-"""A logged sample as plain JSON, one line of samples.jsonl: its turns, its tokens, and what it earned."""
+"""A sample as people look at it: its turns, its tokens by their texts, and what it earned. Plain data, for a page too."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from difflib import get_close_matches
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict
 
-from reroll.errors import RunFolderError
 from reroll.types import Message, Prompt, Trajectory
 
 Decode = Callable[[Sequence[int]], str]
@@ -73,12 +71,6 @@ class EpisodeTurn(_EpisodeRow):
     info: dict[str, float | None] = {}
     state: str | None = None
 
-    @model_validator(mode="after")
-    def _every_token_is_whole(self) -> Self:
-        if not len(self.pieces) == len(self.logp) == sum(count for _, count in self.versions):
-            raise ValueError("pieces, logp and versions speak of different numbers of tokens")
-        return self
-
     @property
     def tokens(self) -> list[Token]:
         versions = (version for version, count in self.versions for _ in range(count))
@@ -86,10 +78,12 @@ class EpisodeTurn(_EpisodeRow):
 
 
 class LoggedEpisode(_EpisodeRow):
-    """A sample as it was logged."""
+    """A sample as its run logged it."""
 
-    step: int
-    """How many steps were finished with the one that trained on it."""
+    step: int | None
+    """How many steps were finished with the one that trained on it; None if none has."""
+    fate: str = ""
+    """What else has become of it, or what it waits for."""
     id: str
     prompt_id: str
     domain: str
@@ -101,20 +95,11 @@ class LoggedEpisode(_EpisodeRow):
     reward: float | None
     parts: dict[str, float | None]
     info: dict[str, float | None] = {}
-    """What was measured beside the parts. Logs of earlier versions have it among them."""
+    """What was measured beside the parts."""
     status: str
     reason: str
     num_tokens: int
-    turns: tuple[EpisodeTurn, ...] | None = None
-    """None in logs of earlier versions, which held words alone."""
-
-    @property
-    def exchanges(self) -> tuple[EpisodeTurn, ...]:
-        """The turns; for a log of words alone, these as one turn."""
-        if self.turns is not None:
-            return self.turns
-        words = EpisodeTurn(shown=(Told(role="user", content=self.prompt),), text=self.completion, reward=self.reward)
-        return (words,)
+    turns: tuple[EpisodeTurn, ...]
 
     @property
     def measured(self) -> dict[str, float | None]:
@@ -129,12 +114,13 @@ class LoggedEpisode(_EpisodeRow):
         return None if value is None else value > 0
 
 
-def episode_of(step: int, prompt: Prompt, trajectory: Trajectory, *, decode: Decode) -> LoggedEpisode:
+def episode_of(step: int | None, prompt: Prompt, trajectory: Trajectory, *, fate: str = "", decode: Decode) -> LoggedEpisode:
     """What there is to see of a trajectory that step number `step` trained on."""
     turns = trajectory.turns
     seed = prompt.extra.get("seed")
     return LoggedEpisode(
         step=step,
+        fate=fate,
         id=trajectory.id,
         prompt_id=prompt.id,
         domain=prompt.domain,
@@ -195,48 +181,6 @@ def pieces_of(ids: Sequence[int], decode: Decode) -> list[str]:
     return pieces
 
 
-def read_episodes(path: Path) -> tuple[list[LoggedEpisode], list[str]]:
-    """The samples of a samples.jsonl, oldest first, and a note on each line that had to be skipped."""
-    try:
-        lines = path.read_bytes().splitlines()
-    except FileNotFoundError:
-        lines = []
-    except OSError as error:
-        raise RunFolderError(f"cannot read {path}: {error.strerror} (check its permissions)") from error
-    episodes, notes = [], []
-    for number, line in enumerate(lines, start=1):
-        try:
-            episodes.append(LoggedEpisode.model_validate_json(line))
-        except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(str(key) for key in first["loc"])
-            notes.append(f"{path} line {number} is damaged and was skipped: {place + ': ' if place else ''}{first['msg']}")
-    return episodes, notes
-
-
-def find_run(run: str, *, runs_dir: Path = Path("runs")) -> Path:
-    """The folder of a run, by its path or by its name under `runs_dir`. Raises RunFolderError with names that are close."""
-    for folder in (Path(run), runs_dir / run):
-        if folder.is_dir():
-            return folder
-    there = sorted(path.name for path in runs_dir.glob("*") if path.is_dir())
-    hint = _hint(Path(run).name, there) or "give the folder of a run, e.g. runs/NAME"
-    raise RunFolderError(f"there is no run {run!r}, neither as a folder nor in {runs_dir}/ ({hint})")
-
-
-def logged_episodes(folder: Path) -> tuple[list[LoggedEpisode], list[str]]:
-    """What `read_episodes` finds in a run. Raises RunFolderError if that is nothing."""
-    episodes, notes = read_episodes(folder / "samples.jsonl")
-    notes += failure_of(folder)
-    if not episodes:
-        damage = "".join(f"\n{note}" for note in notes)
-        raise RunFolderError(
-            f"{folder} has no logged samples: its first step is not finished, or its run.log_samples is 0 "
-            f"(set run.log_samples to how many to write each step; only pipeline rlvr writes any){damage}"
-        )
-    return episodes, notes
-
-
 def failure_of(folder: Path) -> list[str]:
     """Why a run failed, if it did and could say so."""
     try:
@@ -246,21 +190,6 @@ def failure_of(folder: Path) -> list[str]:
     except (OSError, ValueError, KeyError, TypeError):
         return []  # It runs, was killed, or somebody edited what it left.
     return []
-
-
-def find_episode(episodes: Sequence[LoggedEpisode], id: str) -> LoggedEpisode:
-    """The latest sample of this id. Raises RunFolderError with ids that are close."""
-    for episode in reversed(episodes):
-        if episode.id == id:
-            return episode
-    ids = list(dict.fromkeys(episode.id for episode in episodes))
-    hint = _hint(id, ids) or f"{len(ids)} samples were logged, from {ids[0]} to {ids[-1]}: leave SAMPLE out to list them"
-    raise RunFolderError(f"no sample {id!r} was logged ({hint})")
-
-
-def _hint(wrong: str, known: Sequence[str]) -> str:
-    close = get_close_matches(wrong, known, n=3, cutoff=0.5)
-    return f"did you mean {', '.join(close)}?" if close else ""
 
 
 def shade(logp: float | None) -> int:
