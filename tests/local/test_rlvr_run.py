@@ -54,12 +54,12 @@ def test_a_run_leaves_behind_everything_it_promises(plain_run: Outcome) -> None:
     assert [row["step"] for row in steps] == [1, 2, 3]
     assert all(row[f"time/{part}_s"] >= 0 for row in steps for part in ("wait", "generate", "score", "train", "push", "step"))
     samples = trained_samples(outcome.folder)
-    assert len(samples) == sum(row["rollout/trained"] for row in steps) > 0
-    assert all(sample.prompt.startswith("say ") and sample.turns[0].text for sample in samples)
+    assert all(sample.prompt.startswith("say ") and sample.answer and sample.num_tokens for sample in samples)
     for row in steps:  # The metrics of a step are those of the samples that the journal has of it.
         of_step = [sample for sample in samples if sample.step == row["step"]]
+        assert len(of_step) * row["rollout/completion_tokens"] == pytest.approx(sum(sample.num_tokens for sample in of_step))
+        assert len(of_step) == len(samples) / 3 > 0
         assert row["reward/mean"] == pytest.approx(mean(sample.reward for sample in of_step))
-        assert row["rollout/completion_tokens"] == pytest.approx(mean(sample.num_tokens for sample in of_step))
 
 
 def test_the_trainer_and_the_sampler_agree_on_every_log_prob(plain_run: Outcome) -> None:
