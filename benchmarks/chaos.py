@@ -29,7 +29,7 @@ from typing import Any
 import yaml
 from chaos_disk import Disk, own_disk
 from chaos_faults import DISK, FULL, HANG, JUDGE, KILL, LINK, NODE, SLOW, STOP, Judge, below, strike, workers_of
-from chaos_nodes import HEAD, TROUBLES, TwoNodes, two_nodes, why_not
+from chaos_nodes import HEAD, NO_OTHER_FAULTS, TROUBLES, TwoNodes, two_nodes, why_not
 from chaos_use import UseLog, slopes
 from report import arguments, report
 
@@ -191,7 +191,7 @@ class Run:
 
     def start(self, *words: str) -> None:
         command = [sys.executable, "-m", "reroll", "train", "run.yaml", *words]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", MARK: self._mark}
+        environment = {**os.environ, **NO_OTHER_FAULTS, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", MARK: self._mark}
         if self._nodes:
             command, environment = self._nodes.command(*command), {**environment, **self._nodes.environment}
         self.process = subprocess.Popen(

@@ -40,6 +40,8 @@ NOTICE = {
     "RAY_health_check_failure_threshold": "5",
 }
 """When a node counts as lost: after some ten seconds."""
+NO_OTHER_FAULTS = {"RAY_memory_monitor_refresh_ms": "0"}
+"""Ray ends actors where the machine runs short of memory, also by what others take: here only what is drawn may go wrong."""
 TROUBLES = ("lossy", "narrow", "cut", "cut for long")
 
 
@@ -157,7 +159,7 @@ class TwoNodes:
 
     def _ray(self, name: str, *words: str) -> None:
         ray = str(Path(sys.executable).with_name("ray"))
-        environment = {**os.environ, **NOTICE, **self.environment, "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, **NOTICE, **NO_OTHER_FAULTS, **self.environment, "OMP_NUM_THREADS": "1"}
         command = ["ip", "netns", "exec", name, ray, "start", "--disable-usage-stats", *words]
         done = subprocess.run(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from learning_rows import NUM_STEPS, ROWS, Row
 
-from reroll.config.presets import PRESETS
+from reroll.config.presets import presets
 
 DOCS = Path(__file__).resolve().parent.parent / "docs" / "algorithms.md"
 
@@ -35,7 +35,7 @@ def rewritten(text: str, cells: Sequence[Mapping[str, Any]]) -> str:
 def expansion(preset: str) -> str:
     """The fields that a preset stands for, as a YAML block."""
     width_of_the_page = 120
-    fields = yaml.safe_dump(PRESETS[preset], sort_keys=False, default_flow_style=None, width=width_of_the_page)
+    fields = yaml.safe_dump(presets()[preset], sort_keys=False, default_flow_style=None, width=width_of_the_page)
     return f"```yaml\n{fields.rstrip()}\n```"
 
 

@@ -23,7 +23,7 @@ from learning_docs import DOCS, rewritten
 from learning_rows import NUM_STEPS, ROWS
 from report import RESULTS, machine
 
-from reroll.config.presets import PRESETS
+from reroll.config.presets import presets
 from reroll.observe.progress import progress_bar
 
 Cell = dict[str, Any]
@@ -91,7 +91,7 @@ def _write_cells(cells: list[Cell]) -> None:
 
 def _asked(name: str, *, seed: int, steps: int) -> Cell:
     row = ROWS[name]
-    return {"row": name, "seed": seed, "steps": steps, "settings": list(row.settings), "preset": PRESETS[row.preset]}
+    return {"row": name, "seed": seed, "steps": steps, "settings": list(row.settings), "preset": presets()[row.preset]}
 
 
 def _key(cell: Cell) -> tuple[str, int, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from reroll.config.presets import PRESETS
+from reroll.config.presets import presets
 
 WARM, TEACHER = Path("warm"), Path("teacher")
 """Checkpoints in the working directory of a seed: where every row starts, and what on-policy distillation learns from."""
@@ -28,7 +28,7 @@ class Row:
 
 def _mini_batches(preset: str) -> tuple[str, ...]:
     """With one optimizer step a batch every ratio is 1 and such a loss is REINFORCE: with four it does its work."""
-    return () if PRESETS[preset]["loss"]["kind"] == "reinforce" else ("train.mini_batches=4",)
+    return () if presets()[preset]["loss"]["kind"] == "reinforce" else ("train.mini_batches=4",)
 
 
 def _row(preset: str, *settings: str, reason: str = "") -> Row:
@@ -82,5 +82,5 @@ _VARIANTS: dict[str, Row] = {
     ),
 }
 
-ROWS: dict[str, Row] = {preset: _SPECIAL.get(preset, _row(preset)) for preset in PRESETS} | _VARIANTS
+ROWS: dict[str, Row] = {preset: _SPECIAL.get(preset, _row(preset)) for preset in presets()} | _VARIANTS
 """By the name in the table."""

@@ -1,7 +1,7 @@
 """Whether the simulator is right, and how far it goes: predictions beside measurements; one controller at 8 to 4,096 GPUs.
 
-`overlap` and `long_tail` predict those benchmarks; `run` trains a tiny model asynchronously on this CPU, learns from the
-journal of one setting and predicts others;
+`overlap` and `long_tail` predict those benchmarks; `run` has a tiny model play a game on this CPU at several staleness budgets
+at the same time, learns from the folder of one and predicts the others;
 `scale` grows the simulated cluster with its batch (weak scaling).
 Run: python benchmarks/simulator.py overlap long_tail run scale
 """
@@ -9,11 +9,14 @@ Run: python benchmarks/simulator.py overlap long_tail run scale
 from __future__ import annotations
 
 import asyncio
-import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +36,9 @@ from reroll_zoo.simulate.run import Prediction, System
 from reroll_zoo.simulate.workload import Drawn, Workload, fixed, parse_drawn
 
 MAX_GROUPS = 4096
+WARM_STEPS = 4
+GAME = {"kind": "frozen_lake", "size": 4, "max_steps": 4, "rules": False}
+LIMITS = {"max_prompt_tokens": 128, "max_tokens": 12, "max_total_tokens": 512}
 
 
 class Listed(Drawn):
@@ -104,54 +110,74 @@ def long_tail_rows() -> list[dict[str, Any]]:
     return rows
 
 
-def real_run(folder: Path, name: str, *words: str) -> Path:
-    """A run of the tiny model on this CPU, its first steps in the past."""
-    run = subprocess.run(
-        [sys.executable, "-m", "reroll", "train", "run.yaml", f"run.name={name}", *words],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    if run.returncode:
-        raise RuntimeError(run.stderr[-2000:])
-    return folder / "runs" / name
-
-
-def prepare(folder: Path, steps: int) -> None:
-    make_tiny(folder / "tiny", hidden=128, layers=4)
-    lines = [json.dumps({"prompt": f"{number:04d}=", "answer": f"{number:04d}"}) for number in range(500)]
-    (folder / "train.jsonl").write_text("\n".join(lines))
+def prepare(folder: Path) -> None:
+    make_tiny(folder / "tiny", hidden=64, layers=2)
     tree = {
-        "pipeline": "rlvr",
+        "pipeline": "agentic",
         "algorithm": "grpo",
-        "run": {"steps": steps},
+        "run": {"steps": 100_000},
         "policy": {"model": "tiny", "devices": "cpu", "optim": {"lr": 1e-6}},
         "engine": {"devices": "cpu", "max_running": 64},
-        "data": {"train": [{"kind": "jsonl", "path": "train.jsonl"}]},
-        "rewards": {"default": {"kind": "exact"}},
-        "rollout": {"prompts_per_step": 8, "group_size": 8, "max_prompt_tokens": 32, "max_tokens": 48},
+        "envs": {"lake": {"env": GAME, "actions": {"kind": "text"}}},
+        "env_workers": {"kind": "inline"},
+        "data": {"train": [{"kind": "env", "domain": "lake", "num": 20000}]},
+        "rollout": {"prompts_per_step": 4, "group_size": 4, **LIMITS},
     }
     (folder / "run.yaml").write_text(yaml.safe_dump(tree))
 
 
-def run_rows(folder: Path, steps: int) -> list[dict[str, Any]]:
-    """Learn from one staleness budget, predict others; beside them what this machine varies."""
-    prepare(folder, steps)
-    runs: dict[int, list[RecordedRun]] = {1: [], 0: [], 3: []}
-    for index in range(3):  # In turns, and the quickest of each: what others take from this machine is not the run's.
-        for asked, found in runs.items():
-            found.append(read_run(real_run(folder, f"{asked}-{index}", f"rollout.max_staleness={asked}")))
-    best = {asked: min(found, key=lambda run: run.step_s) for asked, found in runs.items()}
-    learned, (system, factor) = best[1], calibrated(best[1])
+def num_steps_of(run: Path) -> int:
+    metrics = run / "metrics.jsonl"
+    return metrics.read_text().count("\n") if metrics.exists() else 0
+
+
+def end_group(process: subprocess.Popen[bytes]) -> None:
+    """A run and whatever it started, at once: its folder is all that is wanted."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def runs_side_by_side(folder: Path, asked: Sequence[int], seconds: float) -> dict[int, RecordedRun]:
+    """Real runs of the game, one for each staleness budget, at the same time: what else this machine does they all feel alike.
+
+    Only what they do after the last of them has warmed up counts, and until all are stopped together.
+    """
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "reroll", "train", "run.yaml"]
+    with ExitStack() as stack:
+        started = {}
+        for budget in asked:
+            log = stack.enter_context((folder / f"{budget}.log").open("w"))
+            words = [f"run.name=budget-{budget}", f"rollout.max_staleness={budget}"]
+            started[budget] = subprocess.Popen(  # A session each: Linux then gives each an equal share of a busy machine.
+                [*command, *words], cwd=folder, env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            )
+            stack.callback(end_group, started[budget])
+        folders = {budget: folder / "runs" / f"budget-{budget}" for budget in asked}
+        while any(num_steps_of(run) < WARM_STEPS for run in folders.values()):
+            ended = [budget for budget, process in started.items() if process.poll() is not None]
+            if ended:
+                raise RuntimeError((folder / f"{ended[0]}.log").read_text()[-2000:])
+            time.sleep(0.5)
+        before = {budget: num_steps_of(run) for budget, run in folders.items()}
+        time.sleep(seconds)
+        after = {budget: num_steps_of(run) for budget, run in folders.items()}
+    return {budget: read_run(folders[budget], skip=before[budget], until=after[budget]) for budget in asked}
+
+
+def run_rows(folder: Path, seconds: float) -> list[dict[str, Any]]:
+    """Learn from one staleness budget, predict the others."""
+    prepare(folder)
+    runs = runs_side_by_side(folder, (0, 1, 3), seconds)
     rows = []
-    for asked in (0, 3):
-        rollout = learned.config.rollout.model_copy(update={"max_staleness": asked})
-        outcome = run_case(Case("", rollout, learned.workload, system), num_steps=40).outcome
-        rows.append(compared(f"CPU run: from 1 (x{factor:.2f}), max_staleness {asked}", best[asked].step_s, outcome.step_s))
-    for asked, found in runs.items():
-        slowest_s = max(run.step_s for run in found)
-        rows.append(compared(f"  noise: slowest of three at {asked}", best[asked].step_s, slowest_s))
+    for learned in runs:
+        system, factor = calibrated(runs[learned])
+        for asked in runs:
+            rollout = runs[learned].config.rollout.model_copy(update={"max_staleness": asked})
+            outcome = run_case(Case("", rollout, runs[learned].workload, system), num_steps=40).outcome
+            name = f"game: max_staleness {asked}, from {learned} (x{factor:.2f}, sharing {system.sharing:.2f})"
+            rows.append(compared(name, runs[asked].step_s, outcome.step_s))
     return rows
 
 
@@ -198,7 +224,7 @@ def scale_rows(sizes: list[int], samples_per_gpu: int) -> list[dict[str, Any]]:
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("parts", nargs="*", default=["overlap", "long_tail", "run", "scale"])
-    parser.add_argument("--steps", type=int, default=40, help="of the real runs")
+    parser.add_argument("--seconds", type=float, default=90, help="of the real runs, after they have warmed up")
     parser.add_argument("--gpus", type=int, nargs="+", default=[8, 64, 512, 4096])
     parser.add_argument("--samples-per-gpu", type=int, default=25, help="in flight: 25 make 102,400 on 4,096 GPUs")
     given = parser.parse_args()
@@ -206,7 +232,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         rows += overlap_rows(Path(folder)) if "overlap" in given.parts else []
         rows += long_tail_rows() if "long_tail" in given.parts else []
-        rows += run_rows(Path(folder), given.steps) if "run" in given.parts else []
+        rows += run_rows(Path(folder), given.seconds) if "run" in given.parts else []
     if rows:
         report("simulator", rows, title="Predicted beside measured", note="measured beside other load", save=given.save)
     if "scale" in given.parts:

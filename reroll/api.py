@@ -98,7 +98,7 @@ class Run:
 
     def curve(self) -> Path:
         """The learning curve: shown in a notebook; the picture's path."""
-        from reroll.observe.screen import in_notebook
+        from reroll.observe.progress import in_notebook
 
         path = self.folder / "curve.png"
         if in_notebook():
@@ -228,11 +228,11 @@ async def build(config: PipelineConfig | str | Path, *, folder: Path | str | Non
     from reroll.pipeline.build import build_rlvr
     from reroll.pipeline.preflight import preflight
 
-    preflight(config, code_folder=code_folder)
+    rows = preflight(config, code_folder=code_folder).rows
     with tempfile.TemporaryDirectory(prefix="reroll-") as scratch:
         place = Path(folder) if folder is not None else Path(scratch)
         place.mkdir(parents=True, exist_ok=True)
-        async with build_rlvr(config, folder=place, code_folder=code_folder) as parts:
+        async with build_rlvr(config, folder=place, code_folder=code_folder, rows=rows) as parts:
             yield parts
 
 

@@ -117,7 +117,7 @@ def check(
     config = load_config(file, overrides or ())
     from reroll.pipeline.preflight import preflight
 
-    for note in preflight(config, code_folder=file.parent, may_be_offline=True):
+    for note in preflight(config, code_folder=file.parent, may_be_offline=True).notes:
         Console(stderr=True, highlight=False).print(f"[yellow]note[/] {escape(note)}", soft_wrap=True)
     if expand:
         typer.echo(dump_config(config), nl=False)

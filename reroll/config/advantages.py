@@ -1,23 +1,58 @@
-"""Advantage estimators: one node a kind, its fields the options of the function of that name in `reroll.algo.advantages`."""
+"""Advantage estimators, and what is done to rewards before them and to advantages after."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from reroll.config.base import ImportPath, Node
+from reroll.config.formula import FormulaConfig
+from reroll.errors import Violation
+
+if TYPE_CHECKING:
+    from reroll.config.tree import RlvrConfig
 
 Epsilon = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
-class NormalisedAdvantageConfig(Node):
+class AdvantageConfig(FormulaConfig):
+    """How much better a sample is than what it is compared with. What a kind `runs` is `(episodes, **arguments) -> [T]`, as in
+    `reroll.algo.advantages`. Kinds are found by their entry points, group `reroll.advantages`."""
+
+    group: ClassVar[str] = "reroll.advantages"
+    greedy_baseline: ClassVar[bool] = False
+    """Whether it reads `Episodes.baseline`: each group then has a greedy sample beside the others."""
+    reads_score_norm: ClassVar[bool] = False
+    """Whether it reads `Episodes.score_norm`, which costs a forward pass of the policy."""
+    reads_parts: ClassVar[bool] = False
+    """Whether it looks at the named parts of the reward instead of their sum."""
+
+    @property
+    def compares_siblings(self) -> bool:
+        """Whether a group of one has nothing to be compared with."""
+        return False
+
+    @property
+    def deaf_to(self) -> str | None:
+        """Why no change of a reward after it was given would change an advantage; None where it does."""
+        return f"advantage {self.kind} looks at the parts of the reward" if self.reads_parts else None
+
+    def violations(self, config: RlvrConfig) -> Iterator[Violation]:
+        """What keeps it from working in this config. Asked again with the settings of each domain in the place of `rollout`."""
+        yield from ()
+
+
+class NormalisedAdvantageConfig(AdvantageConfig):
     """(reward - mean) / std, each taken over the group, the batch, all steps so far, or not at all.
 
     GRPO: group and group. Dr. GRPO: group and none. RLOO: leave_one_out and none. Lite PPO: group and batch.
     REINFORCE++ with baseline: group and batch_centred.
     """
+
+    runs: ClassVar[str] = "reroll.algo.advantages:normalised"
 
     kind: Literal["normalised"] = "normalised"
     mean: Literal["none", "group", "leave_one_out", "batch", "running"] = "group"
@@ -27,138 +62,39 @@ class NormalisedAdvantageConfig(Node):
     epsilon: Epsilon = 1e-6
     """Added to the standard deviation."""
 
-
-class RemaxAdvantageConfig(Node):
-    """Reward minus what the policy's greedy answer to the same prompt earned (ReMax)."""
-
-    kind: Literal["remax"]
+    @property
+    def compares_siblings(self) -> bool:
+        return self.mean in ("group", "leave_one_out") or self.std == "group"
 
 
-class OpoAdvantageConfig(Node):
-    """Reward minus the group's mean reward weighted by length (OPO)."""
-
-    kind: Literal["opo"]
-
-
-class GpgAdvantageConfig(Node):
-    """Reward minus the group's mean, scaled up by the share of samples in groups whose rewards are all equal (GPG)."""
-
-    kind: Literal["gpg"]
-
-
-class GdpoAdvantageConfig(Node):
-    """Each part of the reward normalised in its group, then their weighted sum over the batch (GDPO)."""
-
-    kind: Literal["gdpo"]
-    weights: dict[str, float] = Field(default_factory=dict)
-    """By name of the part; others do not count. Default: every part with the weight that the reward gives it: in a stack its
-    `weight`, in a Score of your own its entry in `weights`, or 1."""
-    epsilon: Epsilon = 1e-6
-    """Added to standard deviations."""
-
-
-class PassAtKAdvantageConfig(Node):
-    """Reward sets of k answers for having one right answer (pass@k training). The group must be larger than k."""
-
-    kind: Literal["pass_at_k"]
-    k: int = Field(default=4, ge=1)
-    """Of the pass@k that is to rise."""
-    threshold: float = 0.5
-    """An answer with at least this reward is right."""
-
-
-class RaftAdvantageConfig(Node):
-    """1 for accepted samples, 0 for the others: imitate what was good (RAFT)."""
-
-    kind: Literal["raft"]
-    accept: Literal["threshold", "best"] = "threshold"
-    """threshold: every sample with enough reward; best: one sample of each group."""
-    threshold: float = 0.5
-    """The least reward that is accepted."""
-
-
-class ReturnsAdvantageConfig(Node):
-    """The rewards of a token and those after it, less their penalties (REINFORCE; whitened: REINFORCE++)."""
-
-    kind: Literal["returns"]
-    discount: Fraction = 1.0
-    """Per token."""
-    whiten: bool = False
-    """To mean 0 and standard deviation 1 over all tokens of the batch."""
-
-
-class GaeAdvantageConfig(Node):
+class GaeAdvantageConfig(AdvantageConfig):
     """What tokens brought beyond a critic's estimate (generalised advantage estimation, as in PPO)."""
 
-    kind: Literal["gae"]
+    runs: ClassVar[str] = "reroll.algo.advantages:gae"
+
+    kind: Literal["gae"] = "gae"
     discount: Fraction = 1.0
     """Per token."""
     gae_lambda: Fraction = 0.95
     """Lambda: 0 trusts the critic, 1 trusts the rewards."""
 
 
-class OptimalTokenBaselineAdvantageConfig(Node):
-    """Reward still to come, minus the group's mean at the same place weighted by gradient norms."""
-
-    kind: Literal["optimal_token_baseline"]
-    tail: Literal["return", "zero"] = "return"
-    """The advantage of tokens that come after the end of all siblings: the reward still to come, or zero."""
-
-
-class TurnReturnsAdvantageConfig(Node):
-    """The rewards of a turn and those after it (REINFORCE by turns), normalised over all turns of the group or batch."""
-
-    kind: Literal["turn_returns"]
-    discount: Fraction = 0.95
-    """Per turn."""
-    mean: Literal["none", "group", "batch"] = "group"
-    """What is subtracted: nothing, or the mean over the group or the batch."""
-    std: Literal["none", "group", "batch"] = "group"
-    """What it is divided by: nothing, or the standard deviation over the group or the batch."""
-    epsilon: Epsilon = 1e-6
-    """Added to the standard deviation."""
-
-
-class GigpoAdvantageConfig(Node):
-    """Episodes compared with their siblings, and turns with the turns that started from the same state (GiGPO)."""
-
-    kind: Literal["gigpo"]
-    discount: Fraction = 0.95
-    """Per turn."""
-    turn_weight: float = Field(default=1.0, ge=0)
-    """Weight of the comparison of turns; the paper's omega."""
-    std: Literal["none", "group"] = "group"
-    """none: only the means are taken off."""
-    epsilon: Epsilon = 1e-6
-    """Added to standard deviations."""
-
-
-class ImportAdvantageConfig(Node):
+class ImportAdvantageConfig(AdvantageConfig):
     """Your own function: `(episodes, **options) -> Tensor [T]`, like those in `reroll.algo.advantages`."""
 
-    kind: Literal["import"]
+    kind: Literal["import"] = "import"
     path: ImportPath
     """`module:name`; the folder of the YAML and the working directory are importable."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Its keyword arguments."""
 
+    @property
+    def function_name(self) -> str:
+        return self.path
 
-AdvantageConfig = Annotated[
-    NormalisedAdvantageConfig
-    | RemaxAdvantageConfig
-    | OpoAdvantageConfig
-    | GpgAdvantageConfig
-    | GdpoAdvantageConfig
-    | PassAtKAdvantageConfig
-    | RaftAdvantageConfig
-    | ReturnsAdvantageConfig
-    | GaeAdvantageConfig
-    | OptimalTokenBaselineAdvantageConfig
-    | TurnReturnsAdvantageConfig
-    | GigpoAdvantageConfig
-    | ImportAdvantageConfig,
-    Field(discriminator="kind"),
-]
+    @property
+    def arguments(self) -> dict[str, Any]:
+        return dict(self.options)
 
 
 class LengthWeightConfig(Node):

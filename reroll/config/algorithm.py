@@ -111,7 +111,7 @@ class DistillTermConfig(Node):
     Both at the temperature that the samples were drawn at.
     """
 
-    divergence: DivergenceConfig = Field(default_factory=lambda: ReverseKlConfig(kind="reverse_kl"))
+    divergence: DivergenceConfig = Field(default_factory=ReverseKlConfig)
     """Of the policy's distribution from the teachers'."""
     top_k: int = Field(default=64, ge=0)
     """Look at the teacher's likeliest tokens and one bucket for the rest; 0: at the whole vocabulary (and send all of it)."""

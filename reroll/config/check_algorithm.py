@@ -4,21 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from reroll.config.advantages import (
-    GaeAdvantageConfig,
-    GdpoAdvantageConfig,
-    ImportAdvantageConfig,
-    NormalisedAdvantageConfig,
-    PassAtKAdvantageConfig,
-    RaftAdvantageConfig,
-    RemaxAdvantageConfig,
-    TurnReturnsAdvantageConfig,
-)
+from reroll.config.advantages import GaeAdvantageConfig, ImportAdvantageConfig
 from reroll.config.losses import ImportLossConfig
 from reroll.config.tree import RlvrConfig
 from reroll.errors import Violation
-
-_COMPARES_SIBLINGS = {"opo", "gpg", "gdpo", "optimal_token_baseline", "gigpo"}
 
 
 def algorithm_violations(config: RlvrConfig, *, module_exists: Callable[[str], bool]) -> list[Violation]:
@@ -38,23 +27,13 @@ def algorithm_violations(config: RlvrConfig, *, module_exists: Callable[[str], b
 def group_violations(config: RlvrConfig) -> Iterator[Violation]:
     """Groups too small for what is made of them."""
     advantage, size = config.advantage, config.rollout.group_size
-    compares = advantage.kind in _COMPARES_SIBLINGS
-    if isinstance(advantage, NormalisedAdvantageConfig):
-        compares = advantage.mean in ("group", "leave_one_out") or advantage.std == "group"
-    if isinstance(advantage, TurnReturnsAdvantageConfig):
-        compares = "group" in (advantage.mean, advantage.std)
-    if compares and size < 2 and not config.distill_only:
+    if advantage.compares_siblings and size < 2 and not config.distill_only:
         yield Violation(
             "rollout.group_size",
             f"must be at least 2 for advantage {advantage.kind}, got {size}",
             "a group of one has no baseline: set rollout.group_size to 2 or more",
         )
-    if isinstance(advantage, PassAtKAdvantageConfig) and advantage.k >= size:
-        yield Violation(
-            "advantage.k",
-            f"{advantage.k} of {size} siblings: every set would be nearly the whole group",
-            f"set it below rollout.group_size, which is {size}",
-        )
+    yield from advantage.violations(config)
 
 
 def _critic(config: RlvrConfig) -> Iterator[Violation]:
@@ -71,19 +50,19 @@ def _critic(config: RlvrConfig) -> Iterator[Violation]:
 
 def _policies(config: RlvrConfig) -> Iterator[Violation]:
     several = config.train.mini_batches > 1 or config.train.epochs > 1
-    has_ratio = config.loss.kind != "reinforce"
+    has_ratio = config.loss.has_ratio
     if not config.learns_from_advantages:
         return  # The distributions of teachers are followed wherever the samples come from.
     if not has_ratio and several:
         yield Violation(
             "loss.kind",
-            "reinforce has no ratio, so a second optimizer step on the same samples is biased",
+            f"{config.loss.kind} has no ratio, so a second optimizer step on the same samples is biased",
             "set train.epochs and train.mini_batches to 1, or use loss ppo",
         )
     if not has_ratio and config.rollout.max_staleness and not config.corrections:
         yield Violation(
             "loss.kind",
-            "reinforce has no ratio, so a step on samples of an older policy is biased",
+            f"{config.loss.kind} has no ratio, so a step on samples of an older policy is biased",
             "add corrections: [{level: token, mode: truncate}], use loss ppo, or set rollout.max_staleness to 0",
         )
     if config.corrections and config.ratio_to_sampler:
@@ -142,32 +121,23 @@ def _reference(config: RlvrConfig) -> Iterator[Violation]:
 def _shaping(config: RlvrConfig) -> Iterator[Violation]:
     shaping, reason = config.shaping, _unheard(config)
     given = [f"shaping.rewards.{name}" for name, value in shaping.rewards if value is not None]
-    if shaping.domains == "normalised" and (config.distill_only or isinstance(config.advantage, GdpoAdvantageConfig)):
+    if shaping.domains == "normalised" and (config.distill_only or config.advantage.reads_parts):
         given.append("shaping.domains")
     if config.distill_only:
         given += [f"shaping.advantages.{name}" for name, value in shaping.advantages if value not in (None, False)]
     if reason:
         yield from (Violation(where, f"has no effect: {reason}", "remove it, or choose another advantage") for where in given)
-    if isinstance(config.advantage, RemaxAdvantageConfig) and shaping.rewards.length is not None:
+    if config.advantage.greedy_baseline and shaping.rewards.length is not None:
         yield Violation(
             "shaping.rewards.length",
-            "would weigh the samples and not the greedy answer that remax compares them with",
+            f"would weigh the samples and not the greedy answer that {config.advantage.kind} compares them with",
             "remove it, or choose another advantage",
         )
 
 
 def _unheard(config: RlvrConfig) -> str | None:
     """Why what is done to rewards after they were given would change no advantage; None where it does."""
-    advantage = config.advantage
-    if config.distill_only:
-        return "distill_only learns from the teachers alone"
-    if isinstance(advantage, GdpoAdvantageConfig):
-        return "advantage gdpo looks at the parts of the reward"
-    if isinstance(advantage, PassAtKAdvantageConfig) or (
-        isinstance(advantage, RaftAdvantageConfig) and advantage.accept == "threshold"
-    ):
-        return f"advantage {advantage.kind} asks only whether the reward reaches its threshold"
-    return None
+    return "distill_only learns from the teachers alone" if config.distill_only else config.advantage.deaf_to
 
 
 def _teachers(config: RlvrConfig) -> Iterator[Violation]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from reroll.config.advantages import GdpoAdvantageConfig
 from reroll.config.data import EnvSourceConfig, SourceConfig
 from reroll.config.registry import package_violations
 from reroll.config.rewards import (
@@ -23,7 +22,7 @@ from reroll.errors import Violation
 def reward_violations(config: RlvrConfig, *, folder: Path, module_exists: Callable[[str], bool]) -> list[Violation]:
     """Domains that nobody judges, rewards made of nothing, limits that contradict each other, code that is not there."""
     within = nodes_violations(config.rewards, folder=folder, module_exists=module_exists)
-    return [*_domains(config), *_parts(config), *within]
+    return [*_domains(config), *within]
 
 
 def nodes_violations(
@@ -59,37 +58,6 @@ def _domains(config: RlvrConfig) -> Iterator[Violation]:
         if not domains.get(name, True) and any(isinstance(node, EnvRewardConfig) for _, node in walk({name: reward})):
             problem = f"holds kind env_reward, but nothing is earned in {name}: it is neither in envs nor in agents"
             yield Violation(f"rewards.{name}", problem, "use a reward that judges the answer")
-
-
-def _parts(config: RlvrConfig) -> Iterator[Violation]:
-    """Advantage gdpo normalises the parts of the reward one by one: every domain's must have some."""
-    if not isinstance(config.advantage, GdpoAdvantageConfig) or config.distill_only:
-        return
-    known: set[str] | None = set()
-    for domain in dict.fromkeys(source.domain for source in config.data.train):
-        plays = domain in config.envs or domain in config.agents
-        name = domain if plays or domain in config.rewards else "default"
-        names = _part_names(config.rewards.get(name), is_agent=domain in config.agents)
-        if names is None:
-            known = None
-        elif names:
-            known = None if known is None else known | names
-        elif plays or name in config.rewards:  # A domain without any reward is told of elsewhere.
-            fix = "make it {kind: stack, parts: {…}}, or return a Score with parts from a function of yours; or use grpo"
-            problem = f"has no parts, which advantage gdpo normalises one by one (domain {domain})"
-            yield Violation(f"rewards.{name}", problem, fix)
-    if known:
-        for name in sorted(config.advantage.weights.keys() - known):
-            fix = f"choose among: {', '.join(sorted(known))}"
-            yield Violation(f"advantage.weights.{name}", "is no part of any reward", fix)
-
-
-def _part_names(reward: RewardConfig | None, *, is_agent: bool) -> set[str] | None:
-    """What the parts of a reward are called; empty: it has none; None: only your code, or an agent, knows."""
-    if isinstance(reward, StackRewardConfig):
-        return set(reward.parts)
-    is_earned = reward is None or isinstance(reward, EnvRewardConfig)
-    return None if isinstance(reward, ImportRewardConfig) or (is_earned and is_agent) else set()
 
 
 def _other_rows(where: str, source: SourceConfig, reward: RewardConfig) -> Iterator[Violation]:

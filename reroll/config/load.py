@@ -17,7 +17,7 @@ from reroll.config.check import violations_of
 from reroll.config.explain import FieldFault, did_you_mean, faults_in, flags_for_numbers, known_part, with_new_names
 from reroll.config.imports import ObjectPath, import_object, search_in
 from reroll.config.pipeline import PipelineConfig, find_pipeline, pipeline_names, pipelines
-from reroll.config.presets import PRESETS
+from reroll.config.presets import presets
 from reroll.config.tree import RlvrConfig
 from reroll.errors import ConfigError, Violation
 
@@ -182,10 +182,11 @@ def _expand_preset(tree: dict[str, Any]) -> list[Violation]:
     name = tree.get("algorithm", "grpo")
     if not isinstance(name, str):
         return []  # Which is a fault of the field's own.
-    if name not in PRESETS:
-        fix = f"{did_you_mean(name, PRESETS)}choose one of: {', '.join(PRESETS)}"
+    known = presets()
+    if name not in known:
+        fix = f"{did_you_mean(name, known)}choose one of: {', '.join(known)}"
         return [Violation("algorithm", f"{name!r} is no preset", fix)]
-    _fill(tree, PRESETS[name])
+    _fill(tree, known[name])
     return []
 
 

@@ -16,7 +16,7 @@ from reroll.config.strategy import StrategyConfig, TorchStrategyConfig
 from reroll.errors import Violation
 
 if TYPE_CHECKING:
-    from reroll.config.cluster import ClusterConfig
+    from reroll.config.cluster import MachinesConfig
 
 
 class DeviceSelectionConfig(Node):
@@ -61,7 +61,7 @@ class RuntimeConfig(KindConfig):
     spans_nodes: ClassVar[bool] = False
     """Whether workers may live on several machines, so that their GPUs may be chosen by what their nodes are."""
 
-    def num_gpus_in(self, cluster: ClusterConfig | None, *, here: int) -> int | None:
+    def num_gpus_in(self, cluster: MachinesConfig | None, *, here: int) -> int | None:
         """How many GPUs `devices` may name, where this machine has `here`; None if only the running cluster knows."""
         return here
 

@@ -12,7 +12,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from reroll.config.base import Node
-from reroll.config.cluster import ClusterConfig
+from reroll.config.cluster import MachinesConfig
 from reroll.config.data import SourcesConfig
 from reroll.config.parts import (
     CheckpointConfig,
@@ -39,7 +39,7 @@ class PipelineConfig(Node):
     run: RunConfig = Field(default_factory=RunConfig)
     runtime: RuntimeConfig = Field(default_factory=LocalRuntimeConfig)
     """Where the workers live: in this process, in processes of this machine, or on a Ray cluster."""
-    cluster: ClusterConfig | None = None
+    cluster: MachinesConfig | None = None
     """The machines that the run is planned and checked for; null: this machine, as far as it can be told."""
     policy: PolicyConfig
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)

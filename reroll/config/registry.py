@@ -6,8 +6,8 @@ A package adds a kind with one line of its `pyproject.toml`: the kind's name, an
     dice = "my_package.dice:DiceConfig"
 
 Groups are `reroll.envs`, `reroll.rewards`, `reroll.data`, `reroll.strategies`, `reroll.engines`, `reroll.runtimes`,
-`reroll.curricula` and `reroll.agents`. A node's module is imported when a config names its kind, and what the node `runs` when
-it is made: reading a config loads no library that it does not need.
+`reroll.curricula`, `reroll.agents`, `reroll.advantages`, `reroll.losses` and `reroll.divergences`. A node's module is imported
+when a config names its kind, and what the node `runs` when it is made: reading a config loads no library that it does not need.
 """
 
 from __future__ import annotations

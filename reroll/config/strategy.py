@@ -12,7 +12,10 @@ from reroll.errors import Violation
 
 
 class StrategyConfig(KindConfig):
-    """A way to hold and train a model. One that names no kind is `torch`."""
+    """A way to hold and train a model. One that names no kind is `torch`.
+
+    What it `runs` is called with a `training.make.RankModel`, and gives the `training.base.Strategy` of one worker.
+    """
 
     group: ClassVar[str] = "reroll.strategies"
     default_kind: ClassVar[str | None] = "torch"
@@ -43,12 +46,7 @@ class StrategyConfig(KindConfig):
 
 
 class RanksStrategyConfig(StrategyConfig):
-    """A model that many processes hold together. What it `runs` makes the strategy of one of them; all call it at once.
-
-    It is called with a function that makes the model empty, one that reads it (`as_stored`: in the precision that it is
-    stored in; on the first rank only, others get None), the tokenizer, the node, the optimizer's settings, and `device` and
-    `total_steps` by name.
-    """
+    """A model that many processes hold together: what it `runs` is called on all of them at once."""
 
     num_ranks: int | None = Field(default=None, ge=1)
     """Processes that hold the model together; null: one per device. On the CPU, which is one device, so many share it."""
@@ -70,5 +68,7 @@ class RanksStrategyConfig(StrategyConfig):
 
 class TorchStrategyConfig(StrategyConfig):
     """One process, one device, plain PyTorch: the oracle of every other kind."""
+
+    runs: ClassVar[str] = "reroll.training.make:make_torch"
 
     kind: Literal["torch"] = "torch"

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from reroll.config.advantages import AdvantageConfig, NormalisedAdvantageConfig, RemaxAdvantageConfig, ShapingConfig
+from reroll.config.advantages import AdvantageConfig, NormalisedAdvantageConfig, ShapingConfig
 from reroll.config.agents import AgentConfig, EndpointConfig
 from reroll.config.algorithm import (
     CriticConfig,
@@ -23,6 +23,7 @@ from reroll.config.algorithm import (
 from reroll.config.base import Node, PipelinePath
 from reroll.config.data import DataConfig
 from reroll.config.envs import EnvDomainConfig, EnvWorkersConfig, ProcessEnvsConfig
+from reroll.config.formula import FormulaConfig
 from reroll.config.losses import Aggregation, CorrectionConfig, LossConfig, PpoLossConfig, RejectionConfig
 from reroll.config.parts import EmbeddedEngineConfig, EngineConfig, EvalConfig, FixedModelConfig, RolloutConfig
 from reroll.config.pipeline import PipelineConfig
@@ -137,8 +138,8 @@ class RlvrConfig(PipelineConfig):
     def summary(self) -> str:
         rollout = self.rollout
         size = f"{rollout.prompts_per_step} prompts × {rollout.group_size} samples × {rollout.max_tokens} tokens"
-        parts = {"advantage": self.advantage, "loss": self.loss}
-        own = [f"{name} {node.path}" for name, node in parts.items() if node.kind == "import"]
+        parts: dict[str, FormulaConfig] = {"advantage": self.advantage, "loss": self.loss}
+        own = [f"{name} {node.function_name}" for name, node in parts.items() if node.kind == "import"]
         preset = [f"{self.algorithm} with"] if len(own) == 1 else []
         algorithm = " ".join([*preset, " and ".join(own)]) if own else self.algorithm
         return f"{algorithm} on {self.policy.model}, {self.run.steps} steps of {size}, {self.runtime.kind} runtime"
@@ -179,7 +180,7 @@ class RlvrConfig(PipelineConfig):
     @property
     def has_greedy_baseline(self) -> bool:
         """Whether each group has a greedy sample beside the others, whose reward they are compared with."""
-        return isinstance(self.advantage, RemaxAdvantageConfig)
+        return self.advantage.greedy_baseline
 
     @property
     def learns_from_advantages(self) -> bool:
@@ -190,5 +191,5 @@ class RlvrConfig(PipelineConfig):
     def ratio_to_sampler(self) -> bool:
         """Whether ratios are to the policy that drew the samples, rather than to the one that the update starts from."""
         if self.old_policy == "auto":
-            return self.rollout.max_staleness > 0 and self.loss.kind != "reinforce"
+            return self.rollout.max_staleness > 0 and self.loss.has_ratio
         return self.old_policy == "sampler"

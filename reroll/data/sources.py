@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from itertools import islice
 from typing import Any, TypeVar
@@ -17,33 +17,36 @@ from reroll.types import Message, Prompt
 
 T = TypeVar("T")
 
+SourceRows = Mapping[str, Sequence[Any]]
+"""What has been read of a config's sources, by their paths in it (`data.train.0`)."""
+
 MAX_PROBLEMS = 5
 """Bad rows reported at once: enough to see a pattern, few enough to read."""
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
-def load_train(data: DataConfig, *, seed: int) -> PromptSampler:
-    """The endless mix of all training sources."""
+def load_train(data: DataConfig, *, seed: int, rows: SourceRows) -> PromptSampler:
+    """The endless mix of all training sources. Those that `rows` has are not read again; so it is in `load_eval`."""
     sources = [
         PromptSource(prompts=prompts, domain=config.domain, weight=config.weight, level=config.level)
-        for config, prompts in zip(data.train, _load_all(data.train, prefix=""), strict=True)
+        for config, prompts in zip(data.train, _load_all("train", data.train, rows, prefix=""), strict=True)
     ]
     return PromptSampler(sources, seed=seed, shuffle=data.shuffle, curriculum=data.curriculum)
 
 
-def load_eval(data: DataConfig) -> list[Prompt]:
+def load_eval(data: DataConfig, *, rows: SourceRows) -> list[Prompt]:
     """All held-out prompts, source after source. Their ids begin with `eval/`, so they never clash with training ids."""
-    return [prompt for prompts in _load_all(data.eval, prefix="eval/") for prompt in prompts]
+    return [prompt for prompts in _load_all("eval", data.eval, rows, prefix="eval/") for prompt in prompts]
 
 
-def load_source(config: SourceConfig, *, id_prefix: str = "", first_index: int = 0) -> list[Prompt]:
-    """The prompts of one source, with ids `domain/N` counted from `first_index` in file order.
+def load_source(config: SourceConfig) -> list[Prompt]:
+    """The prompts of one source, with ids `domain/N` in file order.
 
     A row's own system message (column `system`, or the first of its messages) stands in place of the source's. Raises
     DataError if the source cannot be read, is empty or has bad rows; the message names the first few bad rows at once.
     """
     if isinstance(config, EnvSourceConfig):
-        return _instances(config, id_prefix=id_prefix, first_index=first_index)
+        return _instances(config)
     if not isinstance(config, RowSourceConfig):
         raise TypeError(f"{type(config).__name__} gives no rows: derive it from RowSourceConfig")
     columns = Columns.of(config)
@@ -53,7 +56,7 @@ def load_source(config: SourceConfig, *, id_prefix: str = "", first_index: int =
         if messages[-1]["role"] == "assistant":
             raise BadRow("ends with an assistant message: nothing is left to answer (drop it, or train with `pipeline: sft`)")
         return Prompt(
-            id=f"{id_prefix}{config.domain}/{first_index + index}",
+            id=_id(config.domain, index),
             messages=messages,
             domain=config.domain,
             answer=read_answer(row, columns),
@@ -63,23 +66,32 @@ def load_source(config: SourceConfig, *, id_prefix: str = "", first_index: int =
     return convert_rows(config, to_prompt)
 
 
-def _instances(config: EnvSourceConfig, *, id_prefix: str, first_index: int) -> list[Prompt]:
+def _instances(config: EnvSourceConfig) -> list[Prompt]:
     """The environment says what the policy is shown: a prompt carries only the seed."""
     seeds = range(config.first_seed, config.first_seed + min(config.num, config.limit or config.num))
     return [
-        Prompt(id=f"{id_prefix}{config.domain}/{first_index + index}", messages=(), domain=config.domain, extra={"seed": seed})
+        Prompt(id=_id(config.domain, index), messages=(), domain=config.domain, extra={"seed": seed})
         for index, seed in enumerate(seeds)
     ]
 
 
-def _load_all(configs: Sequence[SourceConfig], *, prefix: str) -> list[list[Prompt]]:
-    """One list per source. Sources of one domain count on from each other, so that ids stay unique."""
+def _id(domain: str, index: int, *, prefix: str = "") -> str:
+    return f"{prefix}{domain}/{index}"
+
+
+def _load_all(part: str, configs: Sequence[SourceConfig], rows: SourceRows, *, prefix: str) -> list[Sequence[Prompt]]:
+    """The prompts of each source. Sources of one domain count on from each other, so that ids stay unique."""
     num_in_domain: dict[str, int] = {}
-    sources = []
-    for config in configs:
-        first_index = num_in_domain.get(config.domain, 0)
-        sources.append(load_source(config, id_prefix=prefix, first_index=first_index))
-        num_in_domain[config.domain] = first_index + len(sources[-1])
+    sources: list[Sequence[Prompt]] = []
+    for place, config in enumerate(configs):
+        first = num_in_domain.get(config.domain, 0)
+        where = f"data.{part}.{place}"
+        prompts: Sequence[Prompt] = rows[where] if where in rows else load_source(config)
+        if prefix or first:
+            named = enumerate(prompts, start=first)
+            prompts = [replace(prompt, id=_id(config.domain, index, prefix=prefix)) for index, prompt in named]
+        sources.append(prompts)
+        num_in_domain[config.domain] = first + len(prompts)
     return sources
 
 

@@ -11,7 +11,6 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,17 +47,6 @@ class Checkpoint(NamedTuple):
 
     step: int
     path: Path
-
-
-def find_run(run: str, *, runs_dir: Path = Path("runs")) -> Path:
-    """The folder of a run, by its path or by its name under `runs_dir`. Raises RunFolderError with names that are close."""
-    for folder in (Path(run), runs_dir / run):
-        if folder.is_dir():
-            return folder
-    there = sorted(path.name for path in runs_dir.glob("*") if path.is_dir())
-    close = get_close_matches(Path(run).name, there, n=3, cutoff=0.5)
-    hint = f"did you mean {', '.join(close)}?" if close else "give the folder of a run, e.g. runs/NAME"
-    raise RunFolderError(f"there is no run {run!r}, neither as a folder nor in {runs_dir}/ ({hint})")
 
 
 class RunFolder:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 from reroll.config.pipeline import PipelineConfig
+from reroll.data.sources import SourceRows
 from reroll.observe.metrics import Stats
 from reroll.observe.progress import TrainView
 from reroll.observe.run_folder import Checkpoint, RunFolder
@@ -67,6 +68,8 @@ class RunContext:
     """What to tell once models are loaded, and a resumed run has its checkpoint."""
     restarts: Restarts = field(default_factory=Restarts)
     """How often the run was started anew."""
+    rows: SourceRows = field(default_factory=dict)
+    """Rows that were read when the config was checked; a pipeline reads those of other sources itself."""
     num_steps: int = 0
     """Finished so far."""
     stop: asyncio.Event = field(default_factory=asyncio.Event)

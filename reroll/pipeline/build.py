@@ -10,7 +10,7 @@ from pathlib import Path
 from reroll.config.algorithm import OwnCriticConfig, SharedCriticConfig
 from reroll.config.elastic import begin_elastic
 from reroll.config.tree import RlvrConfig
-from reroll.data.sources import load_eval, load_train
+from reroll.data.sources import SourceRows, load_eval, load_train
 from reroll.infer.cluster import InferCluster
 from reroll.models.load import Head, shared_vocabulary
 from reroll.observe.journal import JOURNAL_FOLDER, Journal
@@ -60,13 +60,15 @@ class RlvrComponents(LearningModels):
 
 
 @asynccontextmanager
-async def build_rlvr(config: RlvrConfig, *, folder: Path, code_folder: Path, attempt: int = 1) -> AsyncIterator[RlvrComponents]:
+async def build_rlvr(
+    config: RlvrConfig, *, folder: Path, code_folder: Path, rows: SourceRows, attempt: int = 1
+) -> AsyncIterator[RlvrComponents]:
     """The components, while their workers live. What happens to samples, and weights that travel by files, are in `folder`.
-    `attempt` is one more than the number of restarts.
+    `rows` are those of the sources that were read already, `attempt` is one more than the number of restarts.
 
     What can be read is read first, so that bad input is found before a model is loaded.
     """
-    prompts, held_out = load_train(config.data, seed=config.run.seed), load_eval(config.data)
+    prompts, held_out = load_train(config.data, seed=config.run.seed, rows=rows), load_eval(config.data, rows=rows)
     _check_vocabularies(config)
     async with AsyncExitStack() as stack:
         runtime = await stack.enter_async_context(make_runtime(config.runtime))

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from reroll.algo.advantages import ADVANTAGES, gae_returns
+from reroll.algo.advantages import gae_returns
 from reroll.algo.episodes import Episodes
 from reroll.algo.running import RunningMoments
 from reroll.algo.selection import highest_entropy
 from reroll.algo.shaping import shape_advantages, standardised
-from reroll.config.advantages import GaeAdvantageConfig, ImportAdvantageConfig
+from reroll.config.advantages import AdvantageConfig, GaeAdvantageConfig
 from reroll.config.algorithm import MaskConfig, SharedCriticConfig, ValueLossConfig
-from reroll.config.imports import import_object
-from reroll.config.losses import ImportLossConfig
+from reroll.config.formula import find_function
 from reroll.config.tree import RlvrConfig
 from reroll.observe.metrics import Last, Stats
 from reroll.tokens.batch import Batch
@@ -53,8 +51,9 @@ def on_domain_scale(episodes: Episodes, groups: Sequence[Group], moments: dict[s
 
 def estimate(episodes: Episodes, config: RlvrConfig) -> Tensor:
     """[T]: what the estimator makes of the rewards, shaped."""
-    function, options = _estimator(config)
-    advantage = shape_advantages(function(episodes, **options), episodes, **config.shaping.advantages.model_dump())
+    function = find_function(AdvantageConfig.group, config.advantage.function_name)
+    estimated = function(episodes, **config.advantage.arguments)
+    advantage = shape_advantages(estimated, episodes, **config.shaping.advantages.model_dump())
     if not advantage.isfinite().all():
         low, high = (float(value) for value in episodes.reward.aminmax())
         raise ValueError(
@@ -68,13 +67,6 @@ def critic_targets(episodes: Episodes, config: GaeAdvantageConfig, value_loss: V
     """[T] the returns that the critic is trained towards."""
     gae_lambda = config.gae_lambda if value_loss.gae_lambda is None else value_loss.gae_lambda
     return gae_returns(episodes, discount=config.discount, gae_lambda=gae_lambda)
-
-
-def _estimator(config: RlvrConfig) -> tuple[Any, dict[str, Any]]:
-    node = config.advantage
-    if isinstance(node, ImportAdvantageConfig):
-        return import_object(node.path), dict(node.options)
-    return ADVANTAGES[node.kind], node.model_dump(exclude={"kind"})
 
 
 def _kept(episodes: Episodes, groups: Sequence[Group], masks: MaskConfig) -> Tensor:
@@ -98,10 +90,11 @@ def policy_loss_of(config: RlvrConfig, *, kl_coef: float, vocabulary: int | None
     distill = config.distill and config.distill.divergence
     node, shared = config.loss, config.critic if isinstance(config.critic, SharedCriticConfig) else None
     return PolicyLoss(
-        kind=node.path if isinstance(node, ImportLossConfig) else node.kind,
-        options=node.options,
-        selection={} if isinstance(node, ImportLossConfig) else node.selection,
-        sees_entropy=isinstance(node, ImportLossConfig) and "entropy" in node.needs,
+        kind=node.function_name,
+        options=node.arguments,
+        selection=node.selection,
+        selects=node.selects,
+        sees_entropy=node.sees_entropy,
         aggregation=config.aggregation,
         length=config.longest_answer,
         kl_coef=kl_coef if config.kl.apply_to == "loss" else 0.0,
@@ -110,7 +103,7 @@ def policy_loss_of(config: RlvrConfig, *, kl_coef: float, vocabulary: int | None
         entropy_coef=config.entropy_coef,
         corrections=tuple(correction.model_dump() for correction in config.corrections),
         rejections=tuple(rejection.model_dump() for rejection in config.rejections),
-        distill=Divergence(kind=distill.kind, options=distill.options) if distill else None,
+        distill=Divergence(kind=distill.kind, options=distill.arguments) if distill else None,
         vocabulary=vocabulary if distill else None,
         value=ValueLoss(clip=config.value_loss.clip) if shared else None,
         value_coef=shared.coef if shared else 0.0,

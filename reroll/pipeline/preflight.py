@@ -7,6 +7,7 @@ for models that are not here, and reckons whether the GPUs are large enough. Loa
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from reroll.config.check import notes_of
@@ -14,6 +15,7 @@ from reroll.config.host import model_folder
 from reroll.config.imports import import_object, search_in
 from reroll.config.pipeline import PipelineConfig
 from reroll.config.tree import RlvrConfig
+from reroll.data.sources import SourceRows
 from reroll.errors import ConfigError, DataError, Violation
 from reroll.pipeline.planner import memory_violations
 from reroll.pipeline.rehearsal import code_violations
@@ -21,15 +23,25 @@ from reroll.pipeline.rehearsal import code_violations
 GET_THE_MODEL = "go online, give a folder, or a model of `reroll models fetch`"
 
 
-def preflight(config: PipelineConfig, *, code_folder: Path, may_be_offline: bool = False) -> list[str]:
-    """Raise ConfigError with everything that is wrong; else give what runs, and is hardly what was meant.
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What is known of a config that would run."""
+
+    notes: list[str]
+    """What runs, and is hardly what was meant."""
+    rows: SourceRows
+    """Of all sources, as the config's `reads` gives them, for the run that follows: they are read once."""
+
+
+def preflight(config: PipelineConfig, *, code_folder: Path, may_be_offline: bool = False) -> Checked:
+    """Raise ConfigError with everything that is wrong; else tell what is to be known of the config.
 
     Modules are looked for in `code_folder` and the working directory. With `may_be_offline` a hub that does not answer is no
     fault of the config's, but something to know.
     """
     search_in([code_folder, Path()])
     is_replay = isinstance(config, RlvrConfig) and config.recorded is not None  # It reads no rows and judges nothing.
-    num_rows, found = (0, []) if is_replay else _rows(config)
+    rows, found = ({}, []) if is_replay else _rows(config)
     absent, unseen = _hub_models(config)
     too_large, tight = memory_violations(config)
     found += [*absent, *too_large]
@@ -40,24 +52,23 @@ def preflight(config: PipelineConfig, *, code_folder: Path, may_be_offline: bool
     if found:
         raise ConfigError(found)
     not_seen = [f"{where}: {problem}; it could not be looked up, and train will need it" for where, problem in unseen.items()]
-    repeats = () if is_replay else _repeats(config, num_rows)
-    return [*notes_of(config), *repeats, *tight, *not_seen]
+    repeats = () if is_replay else _repeats(config, rows)
+    return Checked([*notes_of(config), *repeats, *tight, *not_seen], rows)
 
 
-def _rows(config: PipelineConfig) -> tuple[int, list[Violation]]:
-    """How many rows there are to train on, and what is wrong with any source."""
-    read, num_rows, found = import_object(config.reads), 0, []
+def _rows(config: PipelineConfig) -> tuple[SourceRows, list[Violation]]:
+    """The rows of all sources that can be read, and what is wrong with the others."""
+    read, rows, found = import_object(config.reads), {}, []
     for where, source in config.data.named():
         try:
-            rows = read(source)
+            rows[where] = read(source)
         except DataError as error:
             found.append(Violation(where, str(error), "mend it, then check again"))
-        else:
-            num_rows += len(rows) if where.startswith("data.train") else 0
-    return num_rows, found
+    return rows, found
 
 
-def _repeats(config: PipelineConfig, num_rows: int) -> Iterator[str]:
+def _repeats(config: PipelineConfig, rows: SourceRows) -> Iterator[str]:
+    num_rows = sum(len(found) for where, found in rows.items() if where.startswith("data.train"))
     if isinstance(config, RlvrConfig) and config.rollout.prompts_per_step > num_rows:
         wanted = config.rollout.prompts_per_step
         yield (

@@ -17,7 +17,7 @@ from reroll.algo.episodes import Episodes
 from reroll.algo.kl import KL_ESTIMATORS, adapted_coef, k3
 from reroll.algo.running import RunningMoments
 from reroll.algo.shaping import shape_rewards
-from reroll.config.advantages import GaeAdvantageConfig, OptimalTokenBaselineAdvantageConfig
+from reroll.config.advantages import GaeAdvantageConfig
 from reroll.config.algorithm import OwnCriticConfig
 from reroll.config.tree import RlvrConfig
 from reroll.errors import SamplerMismatch
@@ -122,7 +122,7 @@ class GroupLearner(Pipeline[RlvrConfig]):
     async def _add_policy_outputs(self, batch: Batch, episodes: Episodes) -> tuple[Batch, Episodes]:
         """Add the policy's outputs from before the update where the algorithm needs them, in one pass."""
         config, train = self.config, self.config.train
-        score_norm = isinstance(config.advantage, OptimalTokenBaselineAdvantageConfig)
+        score_norm = config.advantage.reads_score_norm
         entropy = config.masks.top_entropy is not None
         if not (score_norm or entropy):
             return batch, episodes
@@ -210,7 +210,8 @@ class RlvrPipeline(GroupLearner):
     @asynccontextmanager
     async def open(cls, config: RlvrConfig, context: RunContext) -> AsyncIterator[Self]:
         attempt = context.restarts.num + 1
-        async with build_rlvr(config, folder=context.folder.path, code_folder=context.code_folder, attempt=attempt) as parts:
+        folder, code_folder = context.folder.path, context.code_folder
+        async with build_rlvr(config, folder=folder, code_folder=code_folder, rows=context.rows, attempt=attempt) as parts:
             yield cls(parts.config, context, parts)
 
     def __init__(self, config: RlvrConfig, context: RunContext, parts: RlvrComponents) -> None:

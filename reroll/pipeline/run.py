@@ -10,11 +10,13 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from reroll.config.imports import import_object, search_in
 from reroll.config.pipeline import PipelineConfig
 from reroll.config.registry import entry_names, load_entry
 from reroll.config.tree import RlvrConfig
-from reroll.data.sources import load_eval
+from reroll.data.sources import SourceRows, load_eval
 from reroll.errors import ConfigError, RerollError, RunFolderError, Violation
 from reroll.observe.files import read_jsonl
 from reroll.observe.lock import WAIT_S, RunLock
@@ -31,6 +33,7 @@ from reroll.pipeline.restarts import Restarts
 from reroll.pipeline.resume import STATE_FILE, finished_before, look_back, read_state
 from reroll.runtime import make_runtime
 from reroll.runtime.cores import busy_remark, core_watch
+from reroll.runtime.devices import num_usable_cores
 from reroll.runtime.foreground import Foreground
 
 log = logging.getLogger(__name__)
@@ -55,7 +58,8 @@ def train(
     """
     code_folder = code_folder or Path()
     place = RunFolder.place_of(config.run, resume=resume, overwrite=overwrite)
-    notes = [f"note: {note}" for note in preflight(config, code_folder=code_folder)]
+    checked = preflight(config, code_folder=code_folder)
+    notes = [f"note: {note}" for note in checked.notes]
     resolved = config.model_dump(mode="json")
     restarts = restarts or Restarts()
     with RunLock(place, wait_s=WAIT_S if resume else 0.0) as lock, companion.beside(place) if companion else nullcontext():
@@ -67,7 +71,14 @@ def train(
                 return outcome
             try:
                 return _train_in(
-                    folder, config, resolved, notes=notes, code_folder=code_folder, restarts=restarts, companion=companion
+                    folder,
+                    config,
+                    resolved,
+                    notes=notes,
+                    rows=checked.rows,
+                    code_folder=code_folder,
+                    restarts=restarts,
+                    companion=companion,
                 )
             except RerollError as error:
                 if not restarts.heal(error):
@@ -104,6 +115,7 @@ def _train_in(
     resolved: dict[str, Any],
     *,
     notes: list[str],
+    rows: SourceRows,
     code_folder: Path,
     restarts: Restarts,
     companion: Companion | None,
@@ -115,7 +127,7 @@ def _train_in(
     started_s = time.perf_counter()
     try:
         with TrainView(config.run.steps, title, start_step=start_step) as view:
-            context, foreground = RunContext(folder, tracker, view, code_folder, notes, restarts), Foreground()
+            context, foreground = RunContext(folder, tracker, view, code_folder, notes, restarts, rows), Foreground()
             try:
                 outcome = foreground.run(_train(config, context, foreground, companion))
             except Exception as error:
@@ -269,6 +281,8 @@ class TrainLoop:
             "time/step_s": seconds,
             "throughput/tokens_per_s": values["tokens"] / seconds,
             "machine/core_wait": core_wait,
+            "machine/cores": num_usable_cores(),
+            "machine/threads": torch.get_num_threads(),
             "run/restarts": self._context.restarts.num,
         }
         self._context.tracker.log(step + 1, values)
@@ -371,7 +385,7 @@ def evaluate(config: PipelineConfig, *, code_folder: Path | None = None) -> Eval
 
 
 async def _evaluate(config: RlvrConfig, code_folder: Path) -> EvalResult:
-    held_out = load_eval(config.data)
+    held_out = load_eval(config.data, rows={})
     async with make_runtime(config.runtime) as runtime, open_episode_runner(config, runtime, code_folder) as runner:
         with progress_bar(f"evaluating {config.policy.model}", num_episodes(held_out, config.eval)) as advance:
             return await runner.evaluate(held_out, config.eval, seed=config.run.seed, on_done=advance)

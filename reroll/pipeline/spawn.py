@@ -6,8 +6,7 @@ from reroll.config.parts import FixedModelConfig, ModelConfig
 from reroll.config.strategy import RanksStrategyConfig
 from reroll.models.load import Head
 from reroll.runtime.base import Placement, Runtime
-from reroll.training.cluster import TrainCluster, TrainWorker
-from reroll.training.ranks import Rendezvous
+from reroll.training.cluster import Rendezvous, TrainCluster, TrainWorker
 
 
 async def spawn_model(

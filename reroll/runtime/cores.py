@@ -55,15 +55,18 @@ def thread_uses() -> dict[str, Use]:
     return uses
 
 
-def longest_wait(before: Mapping[str, Use], after: Mapping[str, Use], *, seconds: float) -> float:
-    """The share of its time that the worst-off thread waited for a core. One that waits holds up all it works with."""
-    shares = [0.0]
+def longest_wait(before: Mapping[str, Use], after: Mapping[str, Use], *, seconds: float) -> float | None:
+    """The share of its time that the worst-off thread waited for a core. One that waits holds up all it works with.
+
+    None where no thread wanted one: a process that idles cannot tell how crowded the machine is.
+    """
+    shares = []
     for thread, now in after.items():
         then = before.get(thread, Use(0, 0))
         ran, waited = now.ran_ns - then.ran_ns, now.waited_ns - then.waited_ns
         if ran + waited > _MIN_ACTIVE * seconds * 1e9:
             shares.append(waited / (ran + waited))
-    return max(shares)
+    return max(shares, default=None)
 
 
 class Look(NamedTuple):
@@ -87,8 +90,8 @@ def machine_cpu_s() -> float:
     return sum(map(int, (user, nice, system, irq, softirq))) / os.sysconf("SC_CLK_TCK")
 
 
-def wait_for_others(before: Look, after: Look) -> float:
-    """The share of its time that our worst-off thread waited for a core because others used it."""
+def wait_for_others(before: Look, after: Look) -> float | None:
+    """The share of its time that our worst-off thread waited for a core because others used it; None: we wanted none."""
     seconds = after.at_s - before.at_s
     others_s = (after.machine_s - before.machine_s) - (after.own_s - before.own_s)
     if others_s < _MIN_OTHERS * seconds:
@@ -104,11 +107,16 @@ class CoreWatch:
     """
 
     def __init__(self) -> None:
-        self.is_crowded = False
+        self._crowding = Crowding()
         self._lock = threading.Lock()
         self._waits: list[float] = []
         if Path("/proc/self/schedstat").exists():
             threading.Thread(target=self._run, name="core watch", daemon=True).start()
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether the machine has less room than work."""
+        return self._crowding.is_on
 
     def take_wait(self) -> float:
         """The share of its time that the worst-off thread waited for others' cores, on average since the last call."""
@@ -117,20 +125,35 @@ class CoreWatch:
         return sum(waits) / len(waits) if waits else 0.0
 
     def _run(self) -> None:
-        brake = Brake()
-        look, num_roomy = Look.now(), 0
+        brake, look = Brake(), Look.now()
         while True:
             time.sleep(LOOK_EVERY_S)
             before, look = look, Look.now()
             wait = wait_for_others(before, look)
-            with self._lock:
-                self._waits.append(wait)
-            num_roomy = num_roomy + 1 if wait < ROOMY else 0
-            if wait > CROWDED:
-                self.is_crowded = True
-            elif num_roomy >= NUM_ROOMY_LOOKS:
-                self.is_crowded = False
-            brake.set(self.is_crowded)
+            if wait is not None:
+                with self._lock:
+                    self._waits.append(wait)
+            self._crowding.see(wait)
+            brake.set(self._crowding.is_on)
+
+
+class Crowding:
+    """Whether the machine counts as crowded, by the waits that one look after the other finds."""
+
+    def __init__(self) -> None:
+        self.is_on = False
+        self._num_roomy = 0
+
+    def see(self, wait: float | None) -> None:
+        """One look more. While we want no core nothing is known, and what was so counts as so: else each step after a pause
+        would find its helpers spinning again, beside those who were there all the time."""
+        if wait is None:
+            return
+        self._num_roomy = self._num_roomy + 1 if wait < ROOMY else 0
+        if wait > CROWDED:
+            self.is_on = True
+        elif self._num_roomy >= NUM_ROOMY_LOOKS:
+            self.is_on = False
 
 
 class Brake:

@@ -81,7 +81,7 @@ class ProcessRuntime(Runtime):
         self, worker_class: Callable[Concatenate[WorkerInfo, P], W], placement: Placement, *args: P.args, **kwargs: P.kwargs
     ) -> Workers[W]:
         environments = [_environment(placement, seat) for seat in placement.seats]
-        module = getattr(worker_class, "__module__", "")
+        module = _module_of(worker_class)
         recipe = pack((worker_class, args, kwargs), what=f"what role {placement.role} is made of")
 
         def start(rank: int) -> _Process:
@@ -91,6 +91,12 @@ class ProcessRuntime(Runtime):
 
         workers: ProcessWorkers[W] = ProcessWorkers(start, size=len(environments))
         return await self._once_built(workers, workers.start())
+
+
+def _module_of(worker_class: Callable[..., Any]) -> str:
+    """The module of ours that this class, or the nearest that it is made from, comes from. Empty if there is none."""
+    classes = worker_class.__mro__ if isinstance(worker_class, type) else ()
+    return next((kind.__module__ for kind in classes if kind.__module__.startswith("reroll.")), "")
 
 
 class ProcessWorkers(Workers[W]):
@@ -157,7 +163,7 @@ class _Process:
         module: str,
         waits: Waits,
     ) -> None:
-        """`module` is where the worker's class comes from."""
+        """`module` is what a process that it is forked from imports first."""
         self.name = f"{info.role}[{info.rank}]"
         self._waits = waits
         self._is_watched = waits.limit_s is not None and not placement.runs_user_code  # Which has time limits of its own.
@@ -238,7 +244,6 @@ class _Process:
                 return Started([*command, "--user-code"], theirs, marked(self._mark, environment), is_silent=True)
             if environment[GPUS] or not can_fork():
                 return Started(command, theirs, marked(self._mark, environment), is_silent=False)
-            module = module if module.startswith("reroll.") else ""
             order = Order(self.name, module, marked(self._mark, environment), self._mark, os.getcwd())
             return fork(order, theirs)
         except OSError as error:

@@ -17,6 +17,7 @@ from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from reroll.config.parts import ModelConfig
 from reroll.errors import ModelError, TrainingDiverged, WorkerDied, WorkerError
@@ -32,7 +33,6 @@ from reroll.tokens.prefixes import prefix_order
 from reroll.training.base import Loss, Needs, Predictions, ZeroLoss, join_predictions, required
 from reroll.training.make import make_strategy
 from reroll.training.offload import in_background
-from reroll.training.ranks import Rendezvous
 from reroll.training.shared_prefix import repeat_cost
 from reroll.weights.buckets import Bucket, Channel, ProcessLocation, location_of
 from reroll.weights.sender import WeightSender
@@ -92,6 +92,14 @@ class FollowJob:
 
     parts: Mapping[str, Tensor]
     share: float
+
+
+class Rendezvous:
+    """The TCP store in the controller at which the ranks of one role form a process group. Keep it as long as they live."""
+
+    def __init__(self, host: str) -> None:
+        self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        self.address = f"{host}:{self._store.port}"
 
 
 class TrainCluster:

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from reroll.algo.correction import Correction, Rejection, correct, reject
 from reroll.algo.kl import KL_ESTIMATORS
-from reroll.algo.losses import LOSSES, Tokens, clipped_mask, value_loss
+from reroll.algo.losses import Tokens, clipped_mask, value_loss
 from reroll.algo.reduce import Mode, aggregate
-from reroll.algo.selection import SELECTIONS
+from reroll.config.formula import find_function
 from reroll.config.imports import import_object
+from reroll.config.losses import LossConfig
 from reroll.observe.metrics import Max, Mean, Stats, Sum
 from reroll.tokens.batch import Batch
 from reroll.training.base import Divergence, LossOutput, MicroBatchLoss, Needs, Predictions, required
@@ -26,7 +27,7 @@ class PolicyLoss:
     """A policy loss with everything that is added to it. Terms that are off (coefficient 0) cost nothing."""
 
     kind: str
-    """A key of LOSSES, or `module:function` of one of your own."""
+    """Of the group `reroll.losses`, or `module:function` of one of your own."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of that loss."""
     aggregation: Mode = "token_mean"
@@ -40,6 +41,8 @@ class PolicyLoss:
     entropy_coef: float = 0.0
     selection: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of the selection that belongs to the loss, if one does."""
+    selects: str | None = None
+    """`module:function` of that selection."""
     sees_entropy: bool = False
     """Whether the loss reads `Tokens.entropy`."""
     corrections: tuple[Mapping[str, Any], ...] = ()
@@ -72,13 +75,14 @@ class PolicyLoss:
 
     @property
     def function(self) -> Callable[..., Tensor]:
-        return import_object(self.kind) if ":" in self.kind else LOSSES[self.kind]
+        return find_function(LossConfig.group, self.kind)
 
     def prepare(self, batch: Batch) -> Batch:
-        if self.kind not in SELECTIONS:
+        if self.selects is None:
             return batch
         logp = batch.logp if batch.old_logp is None else batch.old_logp
-        return batch.replace(selected=SELECTIONS[self.kind](logp, batch.advantage, batch.loss_mask, **self.selection))
+        selected = import_object(self.selects)(logp, batch.advantage, batch.loss_mask, **self.selection)
+        return batch.replace(selected=selected)
 
     def __call__(self, batch: Batch, model: Predictions) -> LossOutput:
         """Where `batch.old_logp` is None the policy has not moved yet: `logp` itself, held fixed, takes its place."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import dataclass
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -13,52 +13,49 @@ from reroll.models.heads import keep_padding_apart, score_head
 from reroll.models.load import DTYPES, Head, load_model, load_tokenizer, stored_dtype
 from reroll.runtime.base import WorkerInfo
 from reroll.training.base import Strategy
-from reroll.training.empty_model import skeleton
-from reroll.training.ranks import join_process_group, leaving_on_error, only_first
 from reroll.training.torch_strategy import TorchStrategy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankModel:
+    """A model, and the worker that is to hold it, alone or as one rank of several: what a strategy is made of."""
+
+    info: WorkerInfo
+    config: ModelConfig
+    tokenizer: PreTrainedTokenizerBase
+    head: Head
+    total_steps: int
+    """Optimizer steps; a strategy for 0 only answers, and holds nothing but weights."""
+    rendezvous: str | None
+    """The address where the ranks of a strategy of several find each other."""
+
+    def read(self, *, device: str, as_stored: bool = False) -> PreTrainedModel:
+        """The model in the strategy's precision, or, where it is to be copied tensor by tensor, as it lies on disk."""
+        config, head, is_fixed = self.config, self.head, self.total_steps == 0
+        dtype = (stored_dtype(config.model) if as_stored else None) or DTYPES[config.strategy.precision]
+        model = load_model(config.model, dtype=dtype, device=device, head=head, lora=config.lora)
+        if head == "score":
+            keep_padding_apart(model, self.tokenizer)
+            if is_fixed and not score_head(model).weight.any():
+                raise ModelError(f"{config.model} has no scalar head: name a reward model, e.g. one of pipeline reward_model")
+        if is_fixed:
+            model.requires_grad_(False)  # Then it has no master weights either.
+        return model
 
 
 def make_strategy(
     info: WorkerInfo, config: ModelConfig, *, total_steps: int, head: Head = "language", rendezvous: str | None = None
 ) -> Strategy:
-    """A strategy for `total_steps` optimizer steps; one for 0 only answers, and holds nothing but weights.
-
-    `rendezvous` is the address where the ranks of a strategy of several find each other.
-    """
-    strategy, tokenizer = config.strategy, load_tokenizer(config.model)
-    read = partial(_read, config, tokenizer, is_fixed=total_steps == 0, head=head)
-    if isinstance(strategy, TorchStrategyConfig):
-        model = read(device=info.device)
-        return TorchStrategy(model, tokenizer, strategy, config.optim, total_steps=total_steps, head=head)
-    join_process_group(rendezvous, rank=info.rank, world_size=info.world_size, device=info.device)
-    with leaving_on_error():
-        make_empty = partial(skeleton, config, tokenizer, head=head)
-
-        def read_first(*, as_stored: bool = False) -> PreTrainedModel | None:
-            return only_first(partial(read, device="cpu", as_stored=as_stored))
-
-        made: Strategy = strategy.implementation()(
-            make_empty, read_first, tokenizer, strategy, config.optim, device=info.device, total_steps=total_steps
-        )
-        return made
+    """The strategy that the config names, for one worker."""
+    tokenizer = load_tokenizer(config.model)
+    model = RankModel(info=info, config=config, tokenizer=tokenizer, head=head, total_steps=total_steps, rendezvous=rendezvous)
+    made: Strategy = config.strategy.implementation()(model)
+    return made
 
 
-def _read(
-    config: ModelConfig,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    device: str,
-    is_fixed: bool,
-    head: Head,
-    as_stored: bool = False,
-) -> PreTrainedModel:
-    """The model in the strategy's precision, or, where it is to be copied tensor by tensor, as it lies on disk."""
-    dtype = (stored_dtype(config.model) if as_stored else None) or DTYPES[config.strategy.precision]
-    model = load_model(config.model, dtype=dtype, device=device, head=head, lora=config.lora)
-    if head == "score":
-        keep_padding_apart(model, tokenizer)
-        if is_fixed and not score_head(model).weight.any():
-            raise ModelError(f"{config.model} has no scalar head: name a reward model, e.g. one of pipeline reward_model")
-    if is_fixed:
-        model.requires_grad_(False)  # Then it has no master weights either.
-    return model
+def make_torch(model: RankModel) -> TorchStrategy:
+    """What the kind `torch` runs."""
+    config, node = model.config, model.config.strategy
+    assert isinstance(node, TorchStrategyConfig)
+    loaded = model.read(device=model.info.device)
+    return TorchStrategy(loaded, model.tokenizer, node, config.optim, total_steps=model.total_steps, head=model.head)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from reroll.algo.divergence import DIVERGENCES, coarse
+from reroll.algo.divergence import coarse
+from reroll.config.divergence import DivergenceConfig
+from reroll.config.formula import find_function
 from reroll.models.heads import entropy, map_logprobs, score_norm, sequence_scores, token_values
 from reroll.models.logprobs import token_logprobs
 from reroll.tokens.batch import Batch
@@ -63,4 +65,5 @@ def _top(logp: Tensor, k: int) -> dict[str, Tensor]:
 
 def _divergence(logp: Tensor, batch: Batch, tokens: Tensor, divergence: Divergence) -> Tensor:
     ids = None if batch.target_ids is None else batch.target_ids[tokens]
-    return DIVERGENCES[divergence.kind](coarse(logp, ids), required(batch.target_logp)[tokens], **divergence.options)
+    distance = find_function(DivergenceConfig.group, divergence.kind)
+    return distance(coarse(logp, ids), required(batch.target_logp)[tokens], **divergence.options)  # type: ignore[no-any-return]

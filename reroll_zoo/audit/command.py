@@ -23,9 +23,10 @@ def audit(
     from reroll.errors import RunFolderError
     from reroll.observe.journal import segments
     from reroll.observe.progress import progress_bar
-    from reroll.observe.run_folder import RunFolder, find_run
+    from reroll.observe.run_folder import RunFolder
     from reroll_zoo.audit.audit import audit as audit_journal
     from reroll_zoo.audit.audit import describe
+    from reroll_zoo.samples.folders import find_run
 
     folder = RunFolder(find_run(run))
     if not folder.journal_path.is_dir():

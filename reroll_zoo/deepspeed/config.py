@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
 from reroll.config.parts import ModelConfig
-from reroll.config.strategy import RanksStrategyConfig
 from reroll.errors import Violation
+from reroll_zoo.ranks.config import GroupStrategyConfig
 
 
-class DeepspeedConfig(RanksStrategyConfig):
+class DeepspeedConfig(GroupStrategyConfig):
     """DeepSpeed's ZeRO over all devices of the role. Needs the extra `deepspeed`, and `runtime: {kind: processes}` or `ray`."""
 
-    runs: ClassVar[str] = "reroll_zoo.deepspeed.make:make_deepspeed"
+    makes: ClassVar[str] = "reroll_zoo.deepspeed.make:make_deepspeed"
     packages: ClassVar[Mapping[str, str]] = {"deepspeed": "reroll[deepspeed]"}
     can_follow: ClassVar[bool] = False
 

@@ -18,9 +18,9 @@ from transformers import PreTrainedModel
 
 from reroll.config.parts import OptimConfig
 from reroll.models.fused import fuse
-from reroll.training.empty_model import PredictingModel
 from reroll.training.optimizer import adamw
 from reroll_zoo.deepspeed.config import DeepspeedConfig
+from reroll_zoo.ranks.empty_model import PredictingModel
 
 MASTER, MOMENTS = "master", ("exp_avg", "exp_avg_sq")
 """What is remembered of a trained parameter, in fp32."""

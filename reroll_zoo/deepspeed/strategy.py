@@ -16,14 +16,15 @@ from reroll.models.load import adapter_on, save_model
 from reroll.observe.files import sync_files
 from reroll.observe.metrics import Last, Max, Stats
 from reroll.tokens.batch import Batch
-from reroll.training.base import Loss, Needs, Predictions, ShardedStrategy
-from reroll.training.empty_model import PredictingModel
+from reroll.training.base import Loss, Needs, Predictions
 from reroll.training.optimizer import diverged, learning_rate
-from reroll.training.ranks import DataParallelRanks
 from reroll.training.saved import read_state, readable, refuse_other_adapter, write_state, written_by_another
 from reroll.training.torch_strategy import enable_gradient_checkpointing
 from reroll_zoo.deepspeed.config import DeepspeedConfig
 from reroll_zoo.deepspeed.engine import build_engine, fp32_state, gathered, set_fp32_state
+from reroll_zoo.ranks.empty_model import PredictingModel
+from reroll_zoo.ranks.group import DataParallelRanks
+from reroll_zoo.ranks.sharded import ShardedStrategy
 
 STATES_FOLDER, STEP_FILE = "zero", "step.pt"
 """Inside a checkpoint: what the optimizer goes on from."""

@@ -8,18 +8,18 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from reroll.config.host import model_card
-from reroll.config.strategy import RanksStrategyConfig
 from reroll.errors import Violation
+from reroll_zoo.ranks.config import GroupStrategyConfig
 
 
-class Fsdp2StrategyConfig(RanksStrategyConfig):
+class Fsdp2StrategyConfig(GroupStrategyConfig):
     """PyTorch's fully sharded data parallelism over all devices of the role, with sequence and tensor parallelism inside it.
 
     Ranks are laid out as replicas × shards × sp × tp, neighbours sharing a tensor. Parameters are cut over shards and sp.
     Needs `runtime: {kind: processes}` or `ray`.
     """
 
-    runs: ClassVar[str] = "reroll_zoo.fsdp2.strategy:make_fsdp2"
+    makes: ClassVar[str] = "reroll_zoo.fsdp2.strategy:make_fsdp2"
 
     kind: Literal["fsdp2"] = "fsdp2"
     tp: int = Field(default=1, ge=1)

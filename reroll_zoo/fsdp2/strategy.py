@@ -17,10 +17,9 @@ from reroll.models.load import adapter_on, save_model
 from reroll.observe.files import sync_files
 from reroll.observe.metrics import Stats
 from reroll.tokens.batch import Batch
-from reroll.training.base import Loss, Needs, Predictions, ShardedStrategy, Strategy
+from reroll.training.base import Loss, Needs, Predictions, Strategy
 from reroll.training.offload import HostCopies, PinnedOffload, synchronize
 from reroll.training.optimizer import adamw, prepare_step
-from reroll.training.ranks import COLLECTIVE_TIMEOUT, DataParallelRanks
 from reroll.training.saved import refuse_other_adapter
 from reroll.training.torch_strategy import enable_gradient_checkpointing
 from reroll_zoo.fsdp2.build import shard
@@ -28,6 +27,8 @@ from reroll_zoo.fsdp2.checkpoint import load_shards, save_shards, sharded_state
 from reroll_zoo.fsdp2.config import Fsdp2StrategyConfig
 from reroll_zoo.fsdp2.mesh import SHARD, TP, build_mesh
 from reroll_zoo.fsdp2.tensor import has_partial_gradient
+from reroll_zoo.ranks.group import COLLECTIVE_TIMEOUT, DataParallelRanks
+from reroll_zoo.ranks.sharded import ShardedStrategy
 
 
 def make_fsdp2(

@@ -9,10 +9,11 @@ from pydantic import Field
 
 from reroll.config.base import PipelinePath
 from reroll.config.data import RowSourceConfig, SourcesConfig
-from reroll.config.divergence import DivergenceConfig, ForwardKlConfig
+from reroll.config.divergence import DivergenceConfig
 from reroll.config.parts import FixedModelConfig
 from reroll.config.pipeline import PipelineConfig
 from reroll.config.reward_hosted import HostedJudgeConfig
+from reroll_zoo.algorithms.divergence_config import ForwardKlConfig
 
 
 class RowDataConfig(SourcesConfig):

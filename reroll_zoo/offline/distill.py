@@ -69,7 +69,7 @@ class DistillPipeline(OfflinePipeline[DistillConfig, Sample]):
     async def open(cls, config: DistillConfig, context: RunContext) -> AsyncIterator[Self]:
         # What does not fit ends the run before a model is loaded.
         vocabulary = shared_vocabulary(config.policy.model, config.teacher.model)
-        rows, held_out = load_rows(config, imitation_rows)
+        rows, held_out = load_rows(config, context.rows, imitation_rows)
         async with make_runtime(config.runtime) as runtime:
             teacher = await spawn_fixed(runtime, config.teacher, role="teacher")
             policy = await spawn_model(runtime, config.policy, role="policy", total_steps=config.run.steps)
@@ -92,7 +92,7 @@ class DistillPipeline(OfflinePipeline[DistillConfig, Sample]):
             logp=False, top_k=config.teacher.top_k or vocabulary, temperature=config.temperature, vocabulary=vocabulary
         )
         self.loss = DistillLoss(
-            divergence=Divergence(kind=config.divergence.kind, options=config.divergence.options),
+            divergence=Divergence(kind=config.divergence.kind, options=config.divergence.arguments),
             temperature=config.temperature,
             vocabulary=vocabulary,
             sft_weight=config.sft_weight,

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from reroll.config.data import RowSourceConfig
+from reroll.config.imports import import_object
+from reroll.data.sources import SourceRows
 from reroll.errors import DataError
 from reroll.models.load import load_tokenizer
 from reroll.observe.metrics import Stats, Sum
@@ -99,13 +100,17 @@ class Tokeniser:
         return sft_sample(ids, mask)
 
 
-def load_rows(config: OfflineConfig, rows_of: Callable[[RowSourceConfig, Tokeniser], list[R]]) -> tuple[RowSampler[R], list[R]]:
-    """What `rows_of` makes of each source of `config.data`: to train on, and held out."""
+def load_rows(
+    config: OfflineConfig, read: SourceRows, in_tokens: Callable[[Sequence[Any], Tokeniser], list[R]]
+) -> tuple[RowSampler[R], list[R]]:
+    """What `in_tokens` makes of the rows of each source: to train on, and held out. Sources in `read` are not read again."""
     renderer = Renderer(load_tokenizer(config.policy.model))
-
-    def rows(part: str, index: int, source: RowSourceConfig) -> list[R]:
-        return rows_of(source, Tokeniser(renderer, config.max_tokens, f"data.{part}.{index}"))
-
-    sources = [(rows("train", index, source), source.weight) for index, source in enumerate(config.data.train)]
-    held_out = [row for index, source in enumerate(config.data.eval) for row in rows("eval", index, source)]
+    rows = {
+        where: in_tokens(
+            read[where] if where in read else import_object(config.reads)(source), Tokeniser(renderer, config.max_tokens, where)
+        )
+        for where, source in config.data.named()
+    }
+    sources = [(rows[f"data.train.{index}"], source.weight) for index, source in enumerate(config.data.train)]
+    held_out = [row for index, _ in enumerate(config.data.eval) for row in rows[f"data.eval.{index}"]]
     return RowSampler(sources, seed=config.run.seed, shuffle=config.data.shuffle), held_out

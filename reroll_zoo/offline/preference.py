@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import pairwise
 from typing import Generic, Self, TypeVar
 
 import numpy as np
 import torch
 
-from reroll.config.data import RowSourceConfig
 from reroll.errors import DataError
 from reroll.observe.metrics import Stats
 from reroll.pipeline.base import RunContext
@@ -29,7 +27,7 @@ from reroll_zoo.offline.pipeline import OfflinePipeline, Tokeniser, load_rows
 from reroll_zoo.offline.preference_config import DpoConfig, KtoLossConfig, PairLossConfig, RewardModelConfig
 from reroll_zoo.offline.preference_formulas import kto_reference_point
 from reroll_zoo.offline.preference_losses import KtoLoss, PreferenceLoss, RankingLoss, sequence_sums
-from reroll_zoo.offline.rows import load_judged, load_pairs
+from reroll_zoo.offline.rows import JudgedAnswer, Pair
 from reroll_zoo.offline.sampler import RowSampler
 
 OC = TypeVar("OC", bound=OfflineConfig)
@@ -96,7 +94,7 @@ class DpoPipeline(PreferencePipeline[DpoConfig, PairRow]):
             async with KtoPipeline.open(config, context) as pipeline:
                 yield pipeline
             return
-        pairs, held_out = load_rows(config, pair_rows)  # A bad row ends the run before a model is loaded.
+        pairs, held_out = load_rows(config, context.rows, pair_rows)  # A bad row ends the run before a model is loaded.
         async with make_runtime(config.runtime) as runtime:
             policy, reference = await _policy_and_reference(config, runtime)
             yield cls(config, context, policy, pairs, held_out, loss=pair_loss(config.loss), reference=reference)
@@ -116,7 +114,7 @@ class KtoPipeline(PreferencePipeline[DpoConfig, JudgedRow]):
     @asynccontextmanager
     async def open(cls, config: DpoConfig, context: RunContext) -> AsyncIterator[Self]:
         assert isinstance(config.loss, KtoLossConfig)
-        rows, held_out = load_rows(config, judged_rows)
+        rows, held_out = load_rows(config, context.rows, judged_rows)
         if len(held_out) == 1:
             raise DataError("data.eval: one row is not enough for kto, which also looks at answers to other prompts (add rows)")
         async with make_runtime(config.runtime) as runtime:
@@ -142,7 +140,7 @@ class RewardModelPipeline(PreferencePipeline[RewardModelConfig, PairRow]):
     @classmethod
     @asynccontextmanager
     async def open(cls, config: RewardModelConfig, context: RunContext) -> AsyncIterator[Self]:
-        rows, held_out = load_rows(config, partial(pair_rows, with_margin=True))
+        rows, held_out = load_rows(config, context.rows, pair_rows)
         async with make_runtime(config.runtime) as runtime:
             policy = await spawn_model(runtime, config.policy, role="policy", total_steps=config.run.steps, head="score")
             yield cls(config, context, policy, rows, held_out, loss=RankingLoss())
@@ -189,23 +187,23 @@ def mismatched(batch: Batch) -> Batch:
     return pack(samples)
 
 
-def pair_rows(source: RowSourceConfig, tokeniser: Tokeniser, *, with_margin: bool = False) -> list[PairRow]:
-    """The pairs of a source in tokens."""
+def pair_rows(pairs: Sequence[Pair], tokeniser: Tokeniser) -> list[PairRow]:
+    """Pairs in tokens."""
     return [
         PairRow(
             chosen=_answered(tokeniser, number, pair.prompt, pair.chosen),
             rejected=_answered(tokeniser, number, pair.prompt, pair.rejected),
             margin=pair.margin,
         )
-        for number, pair in enumerate(load_pairs(source, with_margin=with_margin), start=1)
+        for number, pair in enumerate(pairs, start=1)
     ]
 
 
-def judged_rows(source: RowSourceConfig, tokeniser: Tokeniser) -> list[JudgedRow]:
-    """The judged answers of a source in tokens."""
+def judged_rows(answers: Sequence[JudgedAnswer], tokeniser: Tokeniser) -> list[JudgedRow]:
+    """Judged answers in tokens."""
     return [
         JudgedRow(sample=_answered(tokeniser, number, row.prompt, row.answer), is_good=row.is_good)
-        for number, row in enumerate(load_judged(source), start=1)
+        for number, row in enumerate(answers, start=1)
     ]
 
 

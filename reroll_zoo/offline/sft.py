@@ -6,17 +6,15 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Self
 
-from reroll.config.data import RowSourceConfig
 from reroll.observe.metrics import Last, Stats
 from reroll.pipeline.base import RunContext
 from reroll.pipeline.spawn import spawn_model
 from reroll.runtime import make_runtime
 from reroll.tokens.batch import Batch, pack
 from reroll.training.loss import SFT_LOSS
-from reroll.types import Sample
+from reroll.types import Message, Sample
 from reroll_zoo.offline.config import SftConfig
 from reroll_zoo.offline.pipeline import OfflinePipeline, Tokeniser, load_rows
-from reroll_zoo.offline.rows import load_conversations
 
 SHOWN = {f"train/{name}" for name in ("loss", "grad_norm", "lr", "loss_tokens", "tokens_per_s")}
 
@@ -32,7 +30,7 @@ class SftPipeline(OfflinePipeline[SftConfig, Sample]):
     @asynccontextmanager
     async def open(cls, config: SftConfig, context: RunContext) -> AsyncIterator[Self]:
         # Every row is tokenised before the model is loaded: a bad one ends the run at once.
-        rows, held_out = load_rows(config, imitation_rows)
+        rows, held_out = load_rows(config, context.rows, imitation_rows)
         async with make_runtime(config.runtime) as runtime:
             policy = await spawn_model(runtime, config.policy, role="policy", total_steps=config.run.steps)
             yield cls(config, context, policy, rows, held_out)
@@ -50,6 +48,6 @@ class SftPipeline(OfflinePipeline[SftConfig, Sample]):
         return Stats({name: stats[name] for name in stats if name in SHOWN or name == "tokens" or name.startswith("time/")})
 
 
-def imitation_rows(source: RowSourceConfig, tokeniser: Tokeniser) -> list[Sample]:
-    """The conversations of a source in tokens, with the loss on all that the assistant says."""
-    return [tokeniser.row(number, conversation) for number, conversation in enumerate(load_conversations(source), start=1)]
+def imitation_rows(conversations: Sequence[Sequence[Message]], tokeniser: Tokeniser) -> list[Sample]:
+    """Conversations in tokens, with the loss on all that the assistant says."""
+    return [tokeniser.row(number, conversation) for number, conversation in enumerate(conversations, start=1)]

@@ -19,7 +19,7 @@ from reroll.errors import ConfigError, Violation
 from reroll_zoo.fsdp2.config import Fsdp2StrategyConfig
 
 if TYPE_CHECKING:
-    from reroll.config.cluster import ClusterConfig
+    from reroll_zoo.plan.cluster import ClusterConfig
     from reroll_zoo.plan.plan import Plan
 
 EXIT_DOES_NOT_FIT = 1

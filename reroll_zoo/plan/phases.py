@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from reroll.config.cluster import ClusterConfig
 from reroll.config.pipeline import PipelineConfig
 from reroll.config.tree import RlvrConfig
 from reroll_zoo.offline.config import OfflineConfig
+from reroll_zoo.plan.cluster import ClusterConfig
 from reroll_zoo.plan.planned import Planned
 from reroll_zoo.plan.roles import Role, displaced_ranks
 from reroll_zoo.plan.timing import Rows, answer_seconds, generate_seconds, push_seconds, train_seconds

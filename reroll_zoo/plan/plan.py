@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from reroll.config.cluster import DEVICES, ClusterConfig, DeviceSpecConfig
 from reroll.config.host import gpu_names, host_memory_bytes, num_visible_gpus
 from reroll.config.pipeline import PipelineConfig
+from reroll_zoo.plan.cluster import DEVICES, ClusterConfig, DeviceSpecConfig
 from reroll_zoo.plan.memory import GIB
 from reroll_zoo.plan.peaks import DeviceLoad, loads_of
 from reroll_zoo.plan.phases import Bar, bars_of
@@ -72,7 +72,7 @@ def cluster_here(config: PipelineConfig) -> ClusterConfig | None:
 
     A cluster that is plainly `cpu` is this machine too, with the memory that it has.
     """
-    if config.cluster is not None:
+    if isinstance(config.cluster, ClusterConfig):
         return config.cluster.model_copy(update={"device": _cpu_here()}) if config.cluster.device == "cpu" else config.cluster
     num_gpus = num_visible_gpus()
     if isinstance(config.runtime, RayRuntimeConfig):

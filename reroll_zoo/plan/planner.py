@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from reroll.config.cluster import ClusterConfig
 from reroll.config.pipeline import PipelineConfig
 from reroll.config.tree import RlvrConfig
 from reroll.errors import ModelError, Violation
+from reroll_zoo.plan.cluster import ClusterConfig
 from reroll_zoo.plan.plan import cluster_here
 from reroll_zoo.plan.search import best_plan, device_violations, is_open
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from reroll.config.algorithm import OwnCriticConfig
-from reroll.config.cluster import ClusterConfig
 from reroll.config.host import parse_devices
 from reroll.config.parts import (
     Devices,
@@ -30,6 +29,7 @@ from reroll_zoo.fsdp2.config import Fsdp2StrategyConfig
 from reroll_zoo.judge.config import JudgeConfig
 from reroll_zoo.offline.config import DistillConfig, OfflineConfig
 from reroll_zoo.offline.preference_config import DpoConfig, RewardModelConfig
+from reroll_zoo.plan.cluster import ClusterConfig
 from reroll_zoo.plan.memory import (
     GIB,
     RoleMemory,

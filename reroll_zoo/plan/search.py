@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 from reroll.config.algorithm import OwnCriticConfig
 from reroll.config.base import Node
-from reroll.config.cluster import ClusterConfig
 from reroll.config.elastic import begin_elastic
 from reroll.config.host import parse_devices
 from reroll.config.parts import EngineConfig, ExternalEngineConfig, LocalRuntimeConfig, ModelConfig, PolicyConfig
@@ -18,6 +17,7 @@ from reroll.config.strategy import RanksStrategyConfig, StrategyConfig, TorchStr
 from reroll.config.tree import RlvrConfig
 from reroll.errors import Violation
 from reroll_zoo.fsdp2.config import Fsdp2StrategyConfig
+from reroll_zoo.plan.cluster import ClusterConfig
 from reroll_zoo.plan.memory import GIB
 from reroll_zoo.plan.peaks import DeviceLoad
 from reroll_zoo.plan.plan import Plan, make_plan
@@ -34,15 +34,20 @@ _MIN_RUNNING = 8
 
 def best_plan(config: PipelineConfig, cluster: ClusterConfig) -> Plan:
     """The fastest map that fits among those that the config leaves open with `auto`; if none fits, the one nearest to it."""
+    return ranked_plans(config, cluster)[0]
+
+
+def ranked_plans(config: PipelineConfig, cluster: ClusterConfig) -> list[Plan]:
+    """All maps that fit, the fastest first; if none does, the one nearest to it."""
     if isinstance(config, RlvrConfig):
         num_gpus = 0 if cluster.has_only_cpus else cluster.num_devices
         config = begin_elastic(config, partial(parse_devices, num_gpus=num_gpus, nodes=cluster.gpu_nodes))
     plans = [make_plan(candidate, cluster) for candidate in candidates(config, cluster)]
     fitting = [plan for plan in plans if plan.fits]
     if not fitting:
-        return min(plans, key=lambda plan: plan.fullest.num_bytes)
+        return [min(plans, key=lambda plan: plan.fullest.num_bytes)]
     # Of equally fast ones the first: candidates begin with those that keep to few devices.
-    return min(fitting, key=lambda plan: (round(plan.step_s, 6), len(plan.loads)))
+    return sorted(fitting, key=lambda plan: (round(plan.step_s, 6), len(plan.loads)))
 
 
 def candidates(config: PipelineConfig, cluster: ClusterConfig) -> Iterator[PipelineConfig]:

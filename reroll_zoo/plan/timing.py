@@ -1,6 +1,6 @@
 """Seconds that the phases of a step take, from the work in them and what a device can do.
 
-Work is counted (FLOPs, bytes read, bytes sent); what share of its peak a device reaches is assumed, in `config/cluster.py`.
+Work is counted (FLOPs, bytes read, bytes sent); what share of its peak a device reaches is assumed, in `plan/cluster.py`.
 Good for comparing maps and for a first guess; the run's own `time/…` metrics are the truth.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from reroll.config.cluster import ClusterConfig
+from reroll_zoo.plan.cluster import ClusterConfig
 from reroll_zoo.plan.memory import FP32_BYTES, Training
 from reroll_zoo.plan.shape import ModelShape
 

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from reroll.config.cluster import ClusterConfig
+from reroll.config.cluster import MachinesConfig
 from reroll.config.parts import WatchedRuntimeConfig
 
 
@@ -26,7 +26,7 @@ class RayRuntimeConfig(WatchedRuntimeConfig):
     num_gpus: int | None = Field(default=None, ge=0)
     """Logical GPUs when starting Ray here, or the size of the cluster to check devices against."""
 
-    def num_gpus_in(self, cluster: ClusterConfig | None, *, here: int) -> int | None:
+    def num_gpus_in(self, cluster: MachinesConfig | None, *, here: int) -> int | None:
         if self.num_gpus is not None:
             return self.num_gpus
         if cluster is not None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -13,12 +15,16 @@ import ray
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from reroll.config.cluster import DEVICES
 from reroll.config.select import MEMORY_LABEL, TYPE_LABEL, GpuNode
 from reroll.errors import NoRoom, RerollError
+from reroll_zoo.plan.cluster import DEVICES
 
 GPU_SHARE = 1 / 16
 """What one actor asks of its GPU: so many roles may share a device. Leases, not Ray, make them take turns."""
+PROBE_TIMEOUT_S = 300.0
+"""How long a node may take to start a process on each GPU that was reserved there."""
+LOOK_S = 0.5
+"""How long a thread waits inside Ray at most before it looks whether it is still to wait."""
 RAY_KINDS = {"H100": "h100", "H200": "h200", "A100-80G": "a100", "L40S": "l40s", "GeForce-RTX-4090": "rtx4090"}
 """What Ray calls them. Its plain `A100` is left out: there are two sizes, and Ray does not tell them apart."""
 
@@ -80,8 +86,9 @@ class GpuPlaces:
     how index 2 is the same device for every role, and how roles share it.
     """
 
-    def __init__(self, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
+    def __init__(self, timeout_s: float, given_up: threading.Event) -> None:
+        """Whoever waits for room leaves without it once all is `given_up`."""
+        self._timeout_s, self._given_up = timeout_s, given_up
         self._nodes: list[NodeGpus] = []
         self._groups: list[Any] = []
         self._places: dict[int, Place] = {}
@@ -157,14 +164,31 @@ class GpuPlaces:
             if inside and len(inside) < len(indices):
                 raise self._torn(indices, role=role)
             if inside:
-                what = f"the {gpus.num_gpus} GPUs of node {node_id}"
-                group = reserve([{"GPU": 1}] * gpus.num_gpus, what=what, timeout_s=timeout_s, node_id=node_id)
+                what, bundles = f"the {gpus.num_gpus} GPUs of node {node_id}", [{"GPU": 1.0}] * gpus.num_gpus
+                group = reserve(bundles, what=what, timeout_s=timeout_s, given_up=self._given_up, node_id=node_id)
                 self._groups.append(group)
-                for offset, (bundle, gpu_id) in enumerate(_bundles_by_gpu_id(group, gpus.num_gpus)):
+                for offset, (bundle, gpu_id) in enumerate(self._bundles_by_gpu_id(group, gpus.num_gpus, what=what)):
                     self._places[first + offset] = Place(group, bundle, "cuda:0", node_id, (gpu_id,))
                 return
             first += gpus.num_gpus
         raise NoRoom(f"GPU {indices[0]} does not exist: Ray sees {first} GPUs, numbered from 0: change devices")
+
+    def _bundles_by_gpu_id(self, group: Any, num_bundles: int, *, what: str) -> list[tuple[int, str]]:
+        """(bundle index, GPU id) in the order of the GPUs that Ray gave them."""
+
+        def gpu_id() -> str:
+            return str(ray.get_gpu_ids()[0])
+
+        probe = ray.remote(gpu_id)
+        strategies = [PlacementGroupSchedulingStrategy(group, index) for index in range(num_bundles)]
+        asked = [probe.options(num_cpus=0, num_gpus=1, scheduling_strategy=strategy).remote() for strategy in strategies]
+
+        def have_answered(seconds: float) -> bool:
+            return not ray.wait(asked, num_returns=num_bundles, timeout=seconds)[1]
+
+        if not comes_true(have_answered, timeout_s=PROBE_TIMEOUT_S, given_up=self._given_up):
+            raise NoRoom(f"Ray has reserved {what}, and starts no process there within {PROBE_TIMEOUT_S:g} s: see ray status")
+        return sorted(enumerate(ray.get(asked)), key=lambda found: (len(found[1]), found[1]))
 
     def _torn(self, indices: Sequence[int], *, role: str) -> RerollError:
         sizes = ", ".join(str(node.gpus.num_gpus) for node in self._row())
@@ -174,19 +198,7 @@ class GpuPlaces:
         )
 
 
-def _bundles_by_gpu_id(group: Any, num_bundles: int) -> list[tuple[int, str]]:
-    """(bundle index, GPU id) in the order of the GPUs that Ray gave them."""
-
-    def gpu_id() -> str:
-        return str(ray.get_gpu_ids()[0])
-
-    probe = ray.remote(gpu_id)
-    strategies = [PlacementGroupSchedulingStrategy(group, index) for index in range(num_bundles)]
-    ids = ray.get([probe.options(num_cpus=0, num_gpus=1, scheduling_strategy=strategy).remote() for strategy in strategies])
-    return sorted(enumerate(ids), key=lambda found: (len(found[1]), found[1]))
-
-
-def spare_cpus(taken: Sequence[Place], at_most: int, *, what: str, timeout_s: float) -> list[Place]:
+def spare_cpus(taken: Sequence[Place], at_most: int, *, what: str, timeout_s: float, given_up: threading.Event) -> list[Place]:
     """A place on each live node that has none of those taken, and a CPU to spare."""
     nodes = {node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")}
     nodes -= {place.node_id or placement_group_table(place.group)["bundles_to_node_id"][place.index] for place in taken}
@@ -194,16 +206,18 @@ def spare_cpus(taken: Sequence[Place], at_most: int, *, what: str, timeout_s: fl
     for node_id in sorted(nodes):
         if len(places) < at_most:
             with suppress(NoRoom):
-                group = reserve([{"CPU": 1}], what=what, timeout_s=timeout_s, node_id=node_id)
+                group = reserve([{"CPU": 1}], what=what, timeout_s=timeout_s, given_up=given_up, node_id=node_id)
                 places.append(Place(group, 0, "cpu", node_id))
     return places
 
 
-def reserve(bundles: list[dict[str, float]], *, what: str, timeout_s: float, node_id: str | None = None) -> Any:
-    """A placement group that holds these bundles, once Ray has room for it. Raises RerollError if it has none in time."""
+def reserve(
+    bundles: list[dict[str, float]], *, what: str, timeout_s: float, given_up: threading.Event, node_id: str | None = None
+) -> Any:
+    """A placement group that holds these bundles, once Ray has room for it. Raises NoRoom if it has none in time."""
     selector = [{"ray.io/node-id": node_id}] * len(bundles) if node_id else None
     group = placement_group(bundles, strategy="PACK", bundle_label_selector=selector)
-    if not group.wait(timeout_s):
+    if not comes_true(group.wait, timeout_s=timeout_s, given_up=given_up):
         remove_placement_group(group)
         total, free = ray.cluster_resources(), ray.available_resources()
         held = ", ".join(f"{free.get(kind, 0):g} of {total.get(kind, 0):g} {kind}s free" for kind in ("CPU", "GPU"))
@@ -212,3 +226,16 @@ def reserve(bundles: list[dict[str, float]], *, what: str, timeout_s: float, nod
             "Raise runtime.num_cpus, use fewer workers, or end the job that holds them"
         )
     return group
+
+
+def comes_true(wait: Callable[[float], bool], *, timeout_s: float, given_up: threading.Event) -> bool:
+    """Whether what Ray is asked to `wait` for comes true in time, and before it is given up.
+
+    A thread that is inside Ray when this process leaves the cluster does not come back, not even when its time is up: so it
+    looks out every now and then.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    while not given_up.is_set() and (left_s := deadline_s - time.monotonic()) > 0:
+        if wait(min(left_s, LOOK_S)):
+            return True
+    return False

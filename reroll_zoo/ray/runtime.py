@@ -9,10 +9,12 @@ import os
 import pickle
 import signal
 import sys
+import threading
 import time
 import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Any, Concatenate
@@ -75,7 +77,11 @@ class RayRuntime(Runtime):
         if self._owns_ray:
             _start_ray(config)
         self._timeout_s = PLACEMENT_TIMEOUT_S if self._owns_ray and config.address is None else SHARED_PLACEMENT_TIMEOUT_S
-        self._gpus = GpuPlaces(self._timeout_s)
+        self._given_up = threading.Event()
+        """Nobody is to wait for room any more."""
+        self._gpus = GpuPlaces(self._timeout_s, self._given_up)
+        self._threads = ThreadPoolExecutor(thread_name_prefix="ray-room")
+        """Those that look for room, which takes a while: they must be out of Ray before it is left."""
         self._waits = Waits(config.watchdog_s)
 
     @property
@@ -98,7 +104,7 @@ class RayRuntime(Runtime):
     async def spawn(
         self, worker_class: Callable[Concatenate[WorkerInfo, P], W], placement: Placement, *args: P.args, **kwargs: P.kwargs
     ) -> Workers[W]:
-        places, group = await asyncio.to_thread(self._places, placement)
+        places, group = await self._on_a_thread(partial(self._places, placement))
         actors = [
             _Handle(WorkerInfo(placement.role, rank, len(places), place.device), place, placement, waits=self._waits)
             for rank, place in enumerate(places)
@@ -112,7 +118,7 @@ class RayRuntime(Runtime):
     async def _more(self, actors: Sequence[_Handle], at_most: int) -> list[_Handle]:
         """Actors for more workers like these, in places that nobody has."""
         try:
-            places = await asyncio.to_thread(self._spare_places, actors, at_most)
+            places = await self._on_a_thread(partial(self._spare_places, actors, at_most))
         except RayError as error:
             raise RerollError(f"Ray does not say where there is room: {error}") from None
         infos = [replace(actors[0].info, rank=len(actors) + number) for number in range(len(places))]
@@ -124,7 +130,8 @@ class RayRuntime(Runtime):
         if first.device != "cpu":
             return self._gpus.spare(at_most, num_gpus=len(first.gpu_ids), role=role, timeout_s=SPARE_TIMEOUT_S)
         taken = [actor.place for actor in actors if not actor.has_left]
-        return spare_cpus(taken, at_most, what=f"role {role}", timeout_s=SPARE_TIMEOUT_S)
+        what = f"role {role}"
+        return spare_cpus(taken, at_most, what=what, timeout_s=SPARE_TIMEOUT_S, given_up=self._given_up)
 
     def _give_back(self, place: Place) -> None:
         """The place of a worker that had joined."""
@@ -146,7 +153,7 @@ class RayRuntime(Runtime):
     async def _placed_again(self, gone: _Handle) -> _Handle:
         deadline_s = time.monotonic() + REVIVAL_TIMEOUT_S
         while (left_s := deadline_s - time.monotonic()) > 0:
-            place = await asyncio.to_thread(self._gpus.replace, gone.place, role=gone.info.role)
+            place = await self._on_a_thread(partial(self._gpus.replace, gone.place, role=gone.info.role))
             actor = _Handle(gone.info, place, gone.placement, waits=self._waits)
             try:
                 await asyncio.wait_for(actor.started(), left_s)
@@ -156,8 +163,13 @@ class RayRuntime(Runtime):
             await asyncio.sleep(REVIVAL_POLL_S)
         raise RerollError(f"Ray found no room for {gone.name} within {REVIVAL_TIMEOUT_S:g} s")
 
+    async def _on_a_thread(self, look: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, look)
+
     async def close(self) -> None:
+        self._given_up.set()
         await super().close()
+        await asyncio.to_thread(self._threads.shutdown)
         if not ray.is_initialized():
             return
         self._gpus.free()
@@ -172,7 +184,8 @@ class RayRuntime(Runtime):
         role, num_on_cpu, group = placement.role, placement.seats.count(("cpu",)), None
         num_places = placement.num_places or num_on_cpu
         if num_on_cpu:
-            group = reserve([{"CPU": 1}] * num_places, what=f"role {role}", timeout_s=self._timeout_s)
+            bundles, what = [{"CPU": 1.0}] * num_places, f"role {role}"
+            group = reserve(bundles, what=what, timeout_s=self._timeout_s, given_up=self._given_up)
         is_shared = num_places < num_on_cpu
         cpus = (Place(group, index % num_places, device="cpu", is_shared=is_shared) for index in range(num_on_cpu))
         return [next(cpus) if seat == ("cpu",) else self._gpus.find(seat, role=role) for seat in placement.seats], group

@@ -68,6 +68,8 @@ CATALOGUE: dict[str, tuple[MetricDoc, ...]] = {
         ("tokens", "sum", "tokens", "In RL, tokens that the policy wrote; elsewhere, tokens of the rows trained on."),
         ("throughput/tokens_per_s", "last", "tokens/s", "`tokens` over `time/step_s`."),
         ("machine/core_wait", "last", "share", "Of its time, what the worst-off thread waited for a core that others had."),
+        ("machine/cores", "last", "cores", "That the controller's process may use."),
+        ("machine/threads", "last", "threads", "That an operation of PyTorch may use in the controller's process."),
         ("run/restarts", "last", "", "How often the run was started anew by itself, since the user started or resumed it."),
     ),
     "Time": _docs(

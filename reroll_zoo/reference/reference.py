@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 from reroll.config.base import Node
 from reroll.config.explain import did_you_mean, is_node, kinds_of, members_of
 from reroll.config.pipeline import pipelines
-from reroll.config.presets import PRESETS
+from reroll.config.presets import presets
 from reroll.errors import ConfigError, Violation
 
 
@@ -214,7 +214,7 @@ def about(thing: type[Node] | FieldInfo) -> str:
 def set_by_presets(path: str, owner: type[Node] | None) -> dict[str, list[str]]:
     """{value as written: presets of `algorithm` that give it} of a path to a plain value in a node of class `owner`."""
     found: dict[str, list[str]] = {}
-    for name, preset in PRESETS.items():
+    for name, preset in presets().items():
         node: Any = preset
         *above, last = path.split(".")
         for part in above:
@@ -225,5 +225,5 @@ def set_by_presets(path: str, owner: type[Node] | None) -> dict[str, list[str]]:
     return found
 
 
-PRESET_FIELDS = frozenset(name for preset in PRESETS.values() for name in preset)
+PRESET_FIELDS = frozenset(name for preset in presets().values() for name in preset)
 """Top-level fields of RL pipelines that `algorithm` may fill in."""

@@ -12,7 +12,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from reroll.config.base import PipelinePath
 from reroll.config.explain import kinds_of
 from reroll.config.pipeline import pipelines
-from reroll.config.presets import PRESETS
+from reroll.config.presets import presets
 from reroll.config.registry import KindConfig
 from reroll.config.tree import RlvrConfig
 from reroll_zoo.reference.reference import PRESET_FIELDS, all_paths
@@ -29,7 +29,7 @@ def json_schema() -> dict[str, Any]:
     kinds = {(node.group, kind): references[node, "validation"] for node in nodes for kind in kinds_of(node)}
     defs = _with_kinds(definitions["$defs"], kinds)
     rlvr = defs[RlvrConfig.__name__]
-    rlvr["properties"]["algorithm"] |= {"enum": list(PRESETS)}
+    rlvr["properties"]["algorithm"] |= {"enum": list(presets())}
     for name in PRESET_FIELDS:
         rlvr["properties"][name] = _open_to_presets(rlvr["properties"][name], defs)
     own = TypeAdapter(PipelinePath).json_schema()

@@ -34,9 +34,9 @@ def replay(
     As it was trained, it comes to the same weights to the bit, which is checked against RUN's checkpoints (exit code 1 if not).
     With --with, it shows what the same samples teach under another loss, advantage, optimizer, ...
     """
-    from reroll.observe.run_folder import find_run
     from reroll.pipeline.run import train
     from reroll_zoo.replay.pipeline import compare_weights, drawn_again, replay_config
+    from reroll_zoo.samples.folders import find_run
 
     source = find_run(run)
     config = replay_config(source, start=start, stop=stop, draw=draw, changes=changes or (), name=name)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict
@@ -179,17 +177,6 @@ def pieces_of(ids: Sequence[int], decode: Decode) -> list[str]:
                 pieces[start:] = [*[""] * (end - start - 1), whole]
                 break
     return pieces
-
-
-def failure_of(folder: Path) -> list[str]:
-    """Why a run failed, if it did and could say so."""
-    try:
-        result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-        if result["status"] == "failed":
-            return [f"this run failed after {result['steps']} steps: {result['error']}: {result['reason']}"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []  # It runs, was killed, or somebody edited what it left.
-    return []
 
 
 def shade(logp: float | None) -> int:

@@ -32,8 +32,7 @@ def show(
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="The same, into a file of your choice.")] = None,
 ) -> None:
     """See what the policy was shown, wrote and earned: the samples of RUN, one turn by turn, or a page of it all."""
-    from reroll.observe.run_folder import find_run
-    from reroll_zoo.samples.episode import failure_of
+    from reroll_zoo.samples.folders import failure_of, find_run
     from reroll_zoo.samples.run_samples import RunSamples
     from reroll_zoo.show.page import write_page
     from reroll_zoo.show.report import choose_samples, write_report

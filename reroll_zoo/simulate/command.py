@@ -15,9 +15,9 @@ from rich.markup import escape
 from reroll.errors import ConfigError, Violation
 
 if TYPE_CHECKING:
-    from reroll.config.cluster import ClusterConfig
     from reroll.config.tree import RlvrConfig
-    from reroll_zoo.simulate.compare import Case
+    from reroll_zoo.plan.cluster import ClusterConfig
+    from reroll_zoo.simulate.compare import Case, Compared
     from reroll_zoo.simulate.recorded import RecordedRun
     from reroll_zoo.simulate.run import System
     from reroll_zoo.simulate.workload import Workload
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 KNOWN_OF_A_RUN = ("rollout.", "engine.num_workers", "engine.max_running")
 """Keys whose effect can be told from a run with another value."""
+EXIT_INTERRUPTED = 130
+MAX_MAPS = 4
+"""How many of the planner's fastest maps `--search` simulates."""
 
 
 def simulate(
@@ -58,7 +61,7 @@ def simulate(
     Engines, trainer, environments and rewards are modelled; their times come from the planner (`reroll plan`), from the
     options below, or from a run that was made (--from). No model is loaded and no device is touched.
     """
-    from reroll_zoo.simulate.compare import SEARCHED, combinations, run_case
+    from reroll_zoo.simulate.compare import SEARCHED, cheapest, combinations, run_case
     from reroll_zoo.simulate.report import print_outcomes, write_page
 
     console = Console(highlight=False)
@@ -70,20 +73,35 @@ def simulate(
     if page is not None and not page.resolve().parent.is_dir():
         raise ConfigError([Violation("--page", f"{page.parent} is no folder", "give a file in a folder that exists")])
     maker = _Cases(file, given, source, {"lengths": lengths, "turns": turns, "env_s": env_s, "score_s": score_s}, lose)
-    cases = [maker.case(changes) for changes in combinations(varied)]
-    outcomes = []
-    for number, case in enumerate(cases, start=1):
-        with console.status(f"simulating {number} of {len(cases)}: {escape(case.label)}"):
-            outcomes.append(run_case(case, num_steps=steps))
+    outcomes: list[Compared] = []
+
+    def run_all(choices: Sequence[list[str]]) -> None:
+        cases = [maker.case(changes) for changes in choices]
+        for number, case in enumerate(cases, start=1):
+            with console.status(f"simulating {number} of {len(cases)}: {escape(case.label)}"):
+                outcomes.append(run_case(case, num_steps=steps))
+
+    is_interrupted = False
+    try:
+        if search and (maps := maker.open_maps()):  # First where, then how: together they would be hundreds.
+            run_all(maps)
+            maker.fix(maps[outcomes.index(cheapest(outcomes))])
+        run_all(list(combinations(varied)))
+    except KeyboardInterrupt:
+        is_interrupted = True
+        console.print(f"[yellow]interrupted[/] after {len(outcomes)} settings")
+        if not outcomes:
+            raise typer.Exit(EXIT_INTERRUPTED) from None
     for note in maker.notes:
         console.print(f"[yellow]note[/] {escape(note)}", soft_wrap=True)
     print_outcomes(console, outcomes, title=f"{file}: {steps} simulated steps")
     if search:
-        best = min(outcomes, key=lambda one: one.outcome.device_s_per_sample)
-        console.print(f"[green]cheapest[/] {escape(best.label)}", soft_wrap=True)
+        console.print(f"[green]cheapest[/] {escape(cheapest(outcomes).label)}", soft_wrap=True)
     if page is not None:
         write_page(page, outcomes, title=f"{file.name}: {steps} simulated steps", notes=maker.notes)
         console.print(f"[green]wrote[/] {page}", soft_wrap=True)
+    if is_interrupted:
+        raise typer.Exit(EXIT_INTERRUPTED)
 
 
 def _parse_varied(texts: Sequence[str]) -> dict[str, list[str]]:
@@ -109,7 +127,22 @@ class _Cases:
     ) -> None:
         self._file, self._given, self._drawn, self._lose = file, given, drawn, lose
         self.notes: list[str] = []
+        self._label: list[str] = []
         self._recorded = self._calibrate(source) if source is not None else None
+
+    def open_maps(self) -> list[list[str]]:
+        """As overrides, the planner's fastest maps, if the config leaves its devices open."""
+        from reroll_zoo.plan.command import chosen
+        from reroll_zoo.plan.search import is_open, ranked_plans
+
+        config = self._config([])
+        if self._recorded is not None or not is_open(config):
+            return []
+        return [chosen(plan) for plan in ranked_plans(config, _cluster(config))[:MAX_MAPS]]
+
+    def fix(self, changes: list[str]) -> None:
+        """All settings that are made from now on have these."""
+        self._given, self._label = [*self._given, *changes], [*self._label, *changes]
 
     def _calibrate(self, source: Path) -> RecordedRun:
         from reroll_zoo.simulate.compare import calibrated
@@ -140,7 +173,9 @@ class _Cases:
         workload = self._with_drawn(workload)
         if config.envs and self._recorded is None and self._drawn["turns"] is None:
             self.notes.append("episodes are taken to have one turn and a quick environment: say --turns and --env-s")
-        return Case(" ".join(changes) or "as configured", config.rollout, workload, self._with_loss(system, cluster))
+        return Case(
+            " ".join([*self._label, *changes]) or "as configured", config.rollout, workload, self._with_loss(system, cluster)
+        )
 
     def _check_known(self, changes: list[str]) -> None:
         """A run's own times say nothing of what it did not try."""

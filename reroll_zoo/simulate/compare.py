@@ -39,6 +39,11 @@ class Compared:
     outcome: Prediction
 
 
+def cheapest(outcomes: Sequence[Compared]) -> Compared:
+    """With the least cost per trained sample."""
+    return min(outcomes, key=lambda one: one.outcome.device_s_per_sample)
+
+
 def combinations(varied: Mapping[str, Sequence[str]]) -> Iterator[list[str]]:
     """Overrides, one list for each combination of values."""
     for values in product(*varied.values()):

@@ -7,9 +7,11 @@ from collections.abc import Callable
 
 
 class Cores:
-    """Whoever is at work gets an equal share: side by side nobody is faster than one after the other."""
+    """Whoever is at work is slowed by each other who is: by nothing where `sharing` is 0, where it is 1 so much that all get an
+    equal share, and side by side nobody is faster than one after the other."""
 
-    def __init__(self) -> None:
+    def __init__(self, sharing: float = 1.0) -> None:
+        self._sharing = sharing
         self._busy: set[object] = set()
         self.listeners: list[Callable[[], None]] = []
         """Called whenever shares change."""
@@ -17,7 +19,7 @@ class Cores:
     @property
     def speed(self) -> float:
         """Of each that is at work, against one that is alone."""
-        return 1 / max(1, len(self._busy))
+        return 1 / (1 + self._sharing * max(0, len(self._busy) - 1))
 
     def set_busy(self, who: object, is_busy: bool) -> None:
         """Begin or cease to work."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from reroll.config.cluster import ClusterConfig
 from reroll.config.tree import RlvrConfig
+from reroll_zoo.plan.cluster import ClusterConfig
 from reroll_zoo.plan.plan import Plan
 from reroll_zoo.plan.roles import Role, engine_of
 from reroll_zoo.plan.search import best_plan
@@ -59,7 +59,7 @@ def planned_system(config: RlvrConfig, cluster: ClusterConfig, workload: Workloa
         policy_seats=policy.ranks,
         train_s=0.0,
         train_token_s=update_s / planned_tokens,
-        shares_cores=on_cpu,
+        sharing=float(on_cpu),
         num_devices=len(devices),
     )
     return system, plan

@@ -31,7 +31,7 @@ class RecordedRun:
     workload: Workload
     system: System
     step_s: float
-    """As it was: of a step, by the median."""
+    """As it was: of a step, on average."""
     num_steps: int
 
     def asked(self, config: RlvrConfig) -> tuple[Workload, System]:
@@ -47,12 +47,13 @@ class RecordedRun:
         return workload, system
 
 
-def read_run(folder: Path, *, skip: int = 1) -> RecordedRun:
-    """Raises RunFolderError where there is too little to learn from. The first steps, in which things warm up, are passed."""
+def read_run(folder: Path, *, skip: int = 1, until: int | None = None) -> RecordedRun:
+    """Raises RunFolderError where there is too little to learn from. The first steps, in which things warm up, are passed, and
+    the times of those after `until`."""
     config = load_config(folder / "config.yaml", runs_here=False, is_of_run=True)
     if not isinstance(config, RlvrConfig):
         raise RunFolderError(f"{folder} is no RL run: only those have a rollout to simulate")
-    rows = _rows(folder)[skip:]
+    rows = _rows(folder)[skip:until]
     if len(rows) < 3:
         raise RunFolderError(f"{folder} has {len(rows)} steps after the first: let the run go on for a few more")
     workload = _workload(folder, config, rows)
@@ -60,7 +61,7 @@ def read_run(folder: Path, *, skip: int = 1) -> RecordedRun:
         config=config,
         workload=workload,
         system=_system(config, rows),
-        step_s=median(row["time/step_s"] for row in rows),
+        step_s=mean(row["time/step_s"] for row in rows),
         num_steps=len(rows) + skip,
     )
 
@@ -140,9 +141,20 @@ def _system(config: RlvrConfig, rows: Sequence[dict[str, float]]) -> System:
         policy_seats=policy_seats,
         train_s=train_s,
         train_token_s=token_s,
-        shares_cores=on_cpu,
+        sharing=sharing_of(rows) if on_cpu else 0.0,
         num_devices=len({device for seat in (*engine_seats, *policy_seats) for device in seat}),
     )
+
+
+def sharing_of(rows: Sequence[dict[str, float]]) -> float:
+    """How far trainer and engine of a run on the CPU slow each other while both are at work (see `Cores`).
+
+    On a quiet machine they do as far as their threads are more than its cores. Beside other programs a run has its share of
+    the cores, which its parts divide among themselves. A run that did not note its threads is taken to use all cores.
+    """
+    crowded = mean(row.get("machine/core_wait", 0.0) for row in rows)
+    cores, threads = (rows[-1].get(f"machine/{name}", 1.0) for name in ("cores", "threads"))
+    return crowded + (1 - crowded) * min(1.0, max(0.0, 2 * threads / cores - 1))
 
 
 def _seats(config: RlvrConfig) -> tuple[tuple[tuple[str, ...], ...], tuple[tuple[str, ...], ...]]:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from reroll.errors import RunFolderError
-from reroll_zoo.simulate.compare import Compared
+from reroll_zoo.simulate.compare import Compared, cheapest
 from reroll_zoo.simulate.run import Prediction
 
 PARTS = (("wait_s", "waiting for samples", "#1a7f37"), ("train_s", "training", "#0969da"), ("push_s", "push", "#bf8700"))
@@ -91,7 +91,7 @@ def write_page(path: Path, outcomes: Sequence[Compared], *, title: str, notes: S
 
 def page_of(outcomes: Sequence[Compared], *, title: str, notes: Sequence[str] = ()) -> str:
     """The page as text."""
-    best = min(outcomes, key=lambda one: one.outcome.device_s_per_sample)
+    best = cheapest(outcomes)
     names = list(columns_of(outcomes[0].outcome))
     head = "".join(f"<th>{escape(name)}</th>" for name in ("setting", *names))
     rows = "".join(

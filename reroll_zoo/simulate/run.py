@@ -46,8 +46,8 @@ class System:
     """For each token of prompt or completion that is trained on."""
     overhead_s: float = 0.0
     """Between a step and the next: what the controller itself does."""
-    shares_cores: bool = False
-    """Trainer and engines are on one CPU."""
+    sharing: float = 0.0
+    """How far trainer and engines slow each other while both are at work: 0 if not at all, 1 if they have the same cores."""
     num_devices: int = 1
     losses: tuple[tuple[float, tuple[int, ...]], ...] = ()
     """When which engines are lost."""
@@ -221,7 +221,7 @@ class Simulation:
     def __init__(self, rollout: RolloutConfig, workload: Workload, system: System, folder: Path, *, seed: int = 0) -> None:
         self._rollout, self._workload, self._system = rollout, workload, system
         self._loop = asyncio.get_running_loop()
-        self._cores = Cores() if system.shares_cores else None
+        self._cores = Cores(system.sharing) if system.sharing else None
         self.workers = ModelledWorkers(len(system.engine_seats), system.engine, workload, self._cores)
         self.engine = InferCluster(self.workers)
         self.devices = DeviceMap({"policy": system.policy_seats, "engine": system.engine_seats}, apart=["engine"])

@@ -24,14 +24,14 @@ from reroll.models.tiny import make_tiny
 from reroll.observe.metrics import Stats
 from reroll.tokens.batch import Batch, pack
 from reroll.training.base import LossOutput, Needs, Predictions, Strategy, required
-from reroll.training.empty_model import skeleton
 from reroll.training.loss import SFT_LOSS
-from reroll.training.ranks import join_process_group
 from reroll.training.torch_strategy import TorchStrategy
 from reroll.types import Sample
 from reroll_zoo.deepspeed.config import DeepspeedConfig
 from reroll_zoo.fsdp2.config import Fsdp2StrategyConfig
 from reroll_zoo.fsdp2.strategy import Fsdp2Strategy
+from reroll_zoo.ranks.empty_model import skeleton
+from reroll_zoo.ranks.group import join_process_group
 
 KINDS: dict[str, dict[str, Any]] = {
     "torch-fp32": {"precision": "fp32"},

@@ -23,8 +23,7 @@ from reroll.models.tiny import make_tiny
 from reroll.pipeline.weight_sync import WeightSync
 from reroll.runtime.base import Placement, Workers
 from reroll.runtime.processes import ProcessRuntime
-from reroll.training.cluster import TrainCluster
-from reroll.training.ranks import Rendezvous
+from reroll.training.cluster import Rendezvous, TrainCluster
 from reroll_zoo.fsdp2.config import Fsdp2StrategyConfig
 
 KINDS: list[WeightsKind] = ["ipc", "broadcast", "disk", "store"]

@@ -27,9 +27,8 @@ from reroll.observe.metrics import Stats
 from reroll.runtime.base import WorkerInfo
 from reroll.tokens.batch import Batch, pack
 from reroll.training.base import Loss, Needs, Predictions, required
-from reroll.training.cluster import PredictJob, TrainWorker, train_jobs
+from reroll.training.cluster import PredictJob, Rendezvous, TrainWorker, train_jobs
 from reroll.training.loss import PolicyLoss
-from reroll.training.ranks import Rendezvous
 from reroll.types import Sample
 from reroll_zoo.fsdp2.config import Fsdp2StrategyConfig
 

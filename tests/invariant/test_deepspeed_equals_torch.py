@@ -32,9 +32,8 @@ from reroll.models.tiny import make_tiny
 from reroll.pipeline.spawn import spawn_fixed, spawn_model
 from reroll.runtime.base import Placement, WorkerInfo, Workers
 from reroll.training.base import Needs, required
-from reroll.training.cluster import TrainWorker
+from reroll.training.cluster import Rendezvous, TrainWorker
 from reroll.training.loss import PolicyLoss, ValueLoss
-from reroll.training.ranks import Rendezvous
 from reroll_zoo.deepspeed.config import DeepspeedConfig
 from reroll_zoo.ray.config import RayRuntimeConfig
 

@@ -30,9 +30,9 @@ from reroll.runtime.base import WorkerInfo
 from reroll.tokens.batch import Batch, pack
 from reroll.tokens.packing import micro_batches
 from reroll.training.base import Needs, Strategy, ZeroLoss, required
+from reroll.training.cluster import Rendezvous
 from reroll.training.loss import PolicyLoss
 from reroll.training.make import make_strategy
-from reroll.training.ranks import Rendezvous
 from reroll.types import Sample
 from reroll_zoo.fsdp2.config import Fsdp2StrategyConfig
 

@@ -19,8 +19,8 @@ from reroll.pipeline.run import train
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "add-an-algorithm.md").read_text()
-BLOCKS: list[tuple[str, str]] = re.findall(r"```(?:python|yaml)\n# (.+?)\n(.*?)```", PAGE, re.DOTALL)
-"""(where it goes, what it says) of every block of Python and YAML."""
+BLOCKS: list[tuple[str, str]] = re.findall(r"```(?:python|yaml|toml)\n# (.+?)\n(.*?)```", PAGE, re.DOTALL)
+"""(where it goes, what it says) of every block of Python, YAML and TOML."""
 FILES = {where: text for where, text in BLOCKS if "," not in where}
 EDITS = [(where, text) for where, text in BLOCKS if "," in where]
 
@@ -36,7 +36,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_every_block_of_the_page_says_where_it_goes() -> None:
-    assert len(BLOCKS) == PAGE.count("```python") + PAGE.count("```yaml")
+    assert len(BLOCKS) == sum(PAGE.count(f"```{language}") for language in ("python", "yaml", "toml"))
     assert FILES.keys() == {"make_task.py", "warm_up.yaml", "my_algorithm.py", "my_algorithm.yaml", "test_my_algorithm.py"}
 
 

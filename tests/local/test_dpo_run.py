@@ -26,6 +26,7 @@ from reroll.training.predict import predict
 from reroll.types import Sample
 from reroll_zoo.offline.preference import PairRow, Tokeniser, mismatched, pack_pairs, pair_rows
 from reroll_zoo.offline.preference_config import DpoConfig
+from reroll_zoo.offline.rows import load_pairs
 
 Write = Callable[..., str]
 
@@ -172,7 +173,7 @@ def test_mismatched_rows_pair_every_prompt_with_the_next_rows_answer() -> None:
 
 
 def rows_of(path: str, renderer: Renderer) -> list[PairRow]:
-    return pair_rows(JsonlSourceConfig(path=Path(path)), Tokeniser(renderer, max_tokens=64, where="here"))
+    return pair_rows(load_pairs(JsonlSourceConfig(path=Path(path))), Tokeniser(renderer, max_tokens=64, where="here"))
 
 
 def text_of(sample: Sample, renderer: Renderer) -> str:

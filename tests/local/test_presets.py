@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from reroll.config.load import dump_config, parse_config
-from reroll.config.presets import PRESETS
+from reroll.config.presets import presets
 from reroll.config.tree import RlvrConfig
 from reroll.errors import ConfigError
 from reroll.models.tiny import make_tiny
@@ -64,14 +64,14 @@ def config_of(preset: str, tree: dict[str, Any], teacher: Path) -> RlvrConfig:
         "gdpo": {"rewards": {"default": {"kind": "import", "path": "reroll_test_parts:digits_and_letters"}}},
         "ppo": {"critic": {"optim": {"lr": 1e-2}}},
     }
-    if PRESETS[preset]["loss"]["kind"] != "reinforce":
+    if presets()[preset]["loss"]["kind"] != "reinforce":
         tree["train"] = {"mini_batches": 2}  # with one, every ratio would be 1
     config = parse_config(tree | {"algorithm": preset} | needs.get(preset, {}), folder=Path(tree["run"]["runs_dir"]).parent)
     assert isinstance(config, RlvrConfig)
     return config
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", presets())
 def test_a_preset_expands_to_fields_that_mean_the_same(preset: str, tree: dict[str, Any], teacher: Path) -> None:
     config = config_of(preset, tree, teacher)
     expanded = yaml.safe_load(dump_config(config))
@@ -79,7 +79,7 @@ def test_a_preset_expands_to_fields_that_mean_the_same(preset: str, tree: dict[s
 
 
 @pytest.mark.parametrize(
-    "preset", [pytest.param(name, marks=() if name in REPRESENTATIVES else pytest.mark.slow) for name in PRESETS]
+    "preset", [pytest.param(name, marks=() if name in REPRESENTATIVES else pytest.mark.slow) for name in presets()]
 )
 def test_a_preset_trains(preset: str, tree: dict[str, Any], teacher: Path, tmp_path: Path) -> None:
     outcome = train(config_of(preset, tree, teacher), code_folder=tmp_path)

@@ -26,7 +26,7 @@ from reroll.pipeline.base import Outcome
 from reroll.pipeline.run import train
 from reroll.training.torch_strategy import TorchStrategy
 from reroll_zoo.audit.audit import audit
-from reroll_zoo.samples.episode import failure_of
+from reroll_zoo.samples.folders import failure_of
 
 Tree = dict[str, Any]
 

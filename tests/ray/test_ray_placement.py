@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator
-from typing import NamedTuple
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from types import FrameType
+from typing import Any, NamedTuple
 
 import pytest
 import ray
@@ -14,6 +17,7 @@ from reroll.errors import RerollError
 from reroll.runtime import make_runtime
 from reroll.runtime.base import Placement, Runtime, WorkerInfo
 from reroll_zoo.ray.config import RayRuntimeConfig
+from reroll_zoo.ray.places import reserve
 
 
 class Where(NamedTuple):
@@ -101,3 +105,22 @@ async def test_a_role_that_does_not_fit_is_refused_with_what_is_free(runtime: Ru
     monkeypatch.setattr(runtime, "_timeout_s", 0.5)
     with pytest.raises(RerollError, match=r"no room for role reward: it needs 5 bundles .* of 4 CPUs free"):
         await scout(runtime, "reward", *["cpu"] * 5)
+
+
+async def test_whoever_waits_for_room_is_out_of_ray_before_it_is_left(cluster: Cluster) -> None:
+    async with make_runtime(RayRuntimeConfig(kind="ray", address=cluster.address)) as runtime:
+        spawning = asyncio.create_task(runtime.spawn(Scout, Placement("many", ("cpu",) * 9)))
+        while not is_some_thread_in(reserve):
+            await asyncio.sleep(0.01)
+        spawning.cancel()
+    assert not is_some_thread_in(reserve)  # It would never come back, and a program waits for its threads.
+
+
+def is_some_thread_in(function: Callable[..., Any]) -> bool:
+    def frames(innermost: FrameType) -> Iterator[FrameType]:
+        frame: FrameType | None = innermost
+        while frame is not None:
+            yield frame
+            frame = frame.f_back
+
+    return any(frame.f_code is function.__code__ for found in sys._current_frames().values() for frame in frames(found))

@@ -61,8 +61,9 @@ def test_lines_fit_a_screen(page: str) -> None:
 def test_the_nodes_of_a_config_end_in_config() -> None:
     for module in pkgutil.iter_modules(reroll.config.__path__, "reroll.config."):
         importlib.import_module(module.name)
-    for group in ("reroll.envs", "reroll.rewards", "reroll.data", "reroll.strategies", "reroll.engines", "reroll.runtimes"):
-        assert kinds(group)  # Their modules are imported, and so are the nodes that they are made of.
+    groups = "envs rewards data strategies engines runtimes curricula agents advantages losses divergences clusters"
+    for group in groups.split():
+        assert kinds(f"reroll.{group}")  # Their modules are imported, and so are the nodes that they are made of.
     ours = [node for node in nodes_below(Node) if node.__module__.partition(".")[0] in ("reroll", "reroll_zoo")]
     assert len(ours) > 150
     assert not [f"{node.__module__}:{node.__name__}" for node in ours if not node.__name__.endswith("Config")]

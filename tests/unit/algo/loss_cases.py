@@ -8,9 +8,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from reroll.algo.losses import LOSSES, Tokens
+from reroll.algo.losses import Tokens
+from reroll.config.formula import find_function
+from reroll.config.losses import LossConfig
 
 Arrays = dict[str, NDArray[Any]]
+
+LOSSES = {kind: find_function(LossConfig.group, kind) for kind in LossConfig.kinds() if kind != "import"}
+"""The functions of all kinds that are registered."""
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "reinforce": {},

@@ -3,15 +3,19 @@
 import inspect
 from dataclasses import replace
 from itertools import combinations
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
 import torch
 from episode_cases import Case, Episode, case_of, random_case
 
-from reroll.algo.advantages import ADVANTAGES, gdpo, gpg, normalised, opo, pass_at_k, raft, remax
+from reroll.algo.advantages import normalised
 from reroll.config.advantages import AdvantageConfig, ImportAdvantageConfig
+from reroll.config.formula import find_function
+from reroll_zoo.algorithms.advantages import gdpo, gpg, opo, pass_at_k, raft, remax
+
+ADVANTAGES = {kind: find_function(AdvantageConfig.group, kind) for kind in AdvantageConfig.kinds() if kind != "import"}
 
 SEEDS = range(8)
 EPSILON = 1e-6
@@ -304,7 +308,7 @@ def test_missing_inputs_are_named() -> None:
 
 
 def test_every_configured_advantage_has_a_function_that_takes_its_options() -> None:
-    nodes = {get_args(node.model_fields["kind"].annotation)[0]: node for node in get_args(get_args(AdvantageConfig)[0])}
+    nodes = AdvantageConfig.kinds()
     assert nodes.pop("import") is ImportAdvantageConfig
     assert nodes.keys() == ADVANTAGES.keys() == OPTIONS.keys()
     for kind, node in nodes.items():

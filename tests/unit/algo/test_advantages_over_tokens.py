@@ -8,7 +8,8 @@ import pytest
 import torch
 from episode_cases import Case, Episode, Token, Turn, case_of, random_case
 
-from reroll.algo.advantages import gae, gae_returns, normalised, optimal_token_baseline, returns
+from reroll.algo.advantages import gae, gae_returns, normalised
+from reroll_zoo.algorithms.advantages import optimal_token_baseline, returns
 
 SEEDS = range(8)
 

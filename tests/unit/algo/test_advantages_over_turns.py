@@ -7,7 +7,8 @@ import pytest
 import torch
 from episode_cases import Case, Episode, Token, Turn, random_case
 
-from reroll.algo.advantages import gigpo, normalised, turn_returns
+from reroll.algo.advantages import normalised
+from reroll_zoo.algorithms.advantages import gigpo, turn_returns
 
 SEEDS = range(8)
 EPSILON = 1e-6

@@ -1,13 +1,16 @@
 import math
-from typing import Any, get_args
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from reroll.algo.divergence import DIVERGENCES, adaptive_kl, coarse, forward_kl, js, reverse_kl, skewed_forward_kl
+from reroll.algo.divergence import coarse, reverse_kl
 from reroll.config.divergence import DivergenceConfig
+from reroll.config.formula import find_function
+from reroll_zoo.algorithms.divergences import adaptive_kl, forward_kl, js, skewed_forward_kl
+
+DIVERGENCES = {kind: find_function(DivergenceConfig.group, kind) for kind in DivergenceConfig.kinds()}
 
 OPTIONS: dict[str, dict[str, float]] = {
     "forward_kl": {},
@@ -60,13 +63,11 @@ def expected(kind: str, p: np.ndarray, q: np.ndarray) -> float:
 
 
 def test_the_options_here_and_in_the_config_are_those_of_the_functions() -> None:
-    nodes: dict[str, Any] = {
-        node.model_fields["kind"].annotation.__args__[0]: node for node in get_args(get_args(DivergenceConfig)[0])
-    }
+    nodes = DivergenceConfig.kinds()
     assert set(nodes) == set(DIVERGENCES) == set(OPTIONS)
     student, teacher = (random_logits(seed, 3, 5).log_softmax(-1) for seed in (0, 1))
     for kind, node in nodes.items():
-        options = node(kind=kind).options
+        options = node(kind=kind).arguments
         assert set(options) == set(OPTIONS[kind])
         assert DIVERGENCES[kind](student, teacher, **options).shape == (3,)
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from loss_cases import LENGTHS, Arrays, ragged, tokens
+from loss_cases import LENGTHS, LOSSES, Arrays, ragged, tokens
 
-from reroll.algo.losses import LOSSES, Tokens
+from reroll.algo.losses import Tokens
 
 CLIP = {"clip_low": 0.03, "clip_high": 0.05}
 

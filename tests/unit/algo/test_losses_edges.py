@@ -6,9 +6,9 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 import torch
-from loss_cases import LENGTHS, OPTIONS, Arrays, ragged, tokens
+from loss_cases import LENGTHS, LOSSES, OPTIONS, Arrays, ragged, tokens
 
-from reroll.algo.losses import LOG_RATIO_BOUND, LOSSES, clipped_mask
+from reroll.algo.losses import LOG_RATIO_BOUND, clipped_mask
 from reroll.algo.reduce import Mode, aggregate
 
 MODES = get_args(Mode)

@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from reroll.algo.selection import between, covariance, highest, highest_entropy
+from reroll.algo.selection import highest_entropy
+from reroll_zoo.algorithms.selections import between, covariance, highest
 
 
 def batch(seed: int, num_tokens: int = 500) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

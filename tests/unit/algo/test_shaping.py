@@ -6,7 +6,7 @@ import pytest
 import torch
 from episode_cases import Case, Episode, Token, Turn, case_of, floats, random_case
 
-from reroll.algo.advantages import normalised, returns
+from reroll.algo.advantages import normalised
 from reroll.algo.episodes import Episodes
 from reroll.algo.shaping import difficulty_weight, length_weight, shape_advantages, shape_rewards, standardised
 from reroll.config.advantages import (
@@ -16,6 +16,7 @@ from reroll.config.advantages import (
     RewardShapingConfig,
     ShapingConfig,
 )
+from reroll_zoo.algorithms.advantages import returns
 
 SEEDS = range(8)
 CURVE = {"low": 0.4, "high": 1.5, "midpoint": 0.75, "steepness": 10.0}

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from reroll.config.load import dump_config, load_config, parse_config
-from reroll.config.presets import PRESETS
+from reroll.config.presets import presets
 from reroll.errors import ConfigError
 
 
@@ -111,7 +111,7 @@ def test_a_malformed_override_and_an_unreadable_file_are_config_errors(tree: dic
         load_config(file)
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", presets())
 def test_every_preset_expands_to_plain_fields(tree: dict[str, Any], name: str) -> None:
     tree["algorithm"] = name
     tree["rollout"]["group_size"] = 8
@@ -121,8 +121,8 @@ def test_every_preset_expands_to_plain_fields(tree: dict[str, Any], name: str) -
         tree["teachers"] = {"big": {"model": "some/teacher"}}
     config = parse_config(tree)
     assert config.pipeline == "rlvr"
-    assert config.loss.kind == PRESETS[name]["loss"]["kind"]
-    assert config.advantage.kind == PRESETS[name].get("advantage", {"kind": "normalised"})["kind"]
+    assert config.loss.kind == presets()[name]["loss"]["kind"]
+    assert config.advantage.kind == presets()[name].get("advantage", {"kind": "normalised"})["kind"]
 
 
 def test_what_the_user_writes_wins_over_the_preset(tree: dict[str, Any]) -> None:

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from reroll.config.cluster import ClusterConfig
 from reroll.config.host import parse_devices
 from reroll.config.load import parse_config
 from reroll.config.parts import DeviceSelectionConfig
 from reroll.config.select import GpuNode, select_gpus
 from reroll.errors import ConfigError
+from reroll_zoo.plan.cluster import ClusterConfig
 from reroll_zoo.ray.places import gpu_node
 
 NODES = (

@@ -215,9 +215,9 @@ def test_ids_are_unique_across_sources_of_one_domain_and_across_train_and_eval(t
     second = JsonlSourceConfig(domain="math", path=write_jsonl(tmp_path / "b.jsonl", {"prompt": "c"}))
     other = JsonlSourceConfig(domain="logic", path=write_jsonl(tmp_path / "c.jsonl", {"prompt": "d"}))
     data = DataConfig(train=[first, second, other], eval=[second], shuffle=False)
-    sampler = load_train(data, seed=0)
+    sampler = load_train(data, seed=0, rows={})
     assert {sampler.next(sampler.next_domain()).id for _ in range(12)} == {"math/0", "math/1", "math/2", "logic/0"}
-    assert [prompt.id for prompt in load_eval(data)] == ["eval/math/0"]
+    assert [prompt.id for prompt in load_eval(data, rows={})] == ["eval/math/0"]
 
 
 ROWS = """

@@ -126,7 +126,7 @@ def test_advantages_are_shaped_after_the_estimator() -> None:
 
 
 def test_an_estimator_of_your_own_is_found_by_its_path() -> None:
-    batch = assigned(TWO, advantage={"kind": "import", "path": "reroll.algo.advantages:opo", "options": {}})
+    batch = assigned(TWO, advantage={"kind": "import", "path": "reroll_zoo.algorithms.advantages:opo", "options": {}})
     assert torch.equal(batch.advantage, assigned(TWO, advantage={"kind": "opo"}).advantage)
 
 
@@ -157,6 +157,7 @@ def test_the_loss_is_built_from_the_config() -> None:
         kind="clip_cov",
         options={"clip_low": 0.2, "clip_high": 0.2},
         selection={"share": 2e-4, "low": 1.0, "high": 5.0},
+        selects="reroll_zoo.algorithms.selections:between",
         aggregation="fixed_length",
         length=64,
         kl_coef=0.25,

@@ -122,7 +122,7 @@ def test_a_hub_that_cannot_be_reached_is_a_note_of_check_and_stops_train(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     tree["rewards"] = {"default": {"kind": "exact"}}
     tree["policy"]["model"] = "reroll-tests/no-such-model"
-    [note] = preflight(parse_config(tree), code_folder=tmp_path, may_be_offline=True)
+    [note] = preflight(parse_config(tree), code_folder=tmp_path, may_be_offline=True).notes
     assert note.startswith("policy.model: reroll-tests/no-such-model is not on this machine")
     assert note.endswith("could not be looked up, and train will need it")
     assert "is not on this machine" in found(tree, tmp_path)["policy.model"]
@@ -130,9 +130,9 @@ def test_a_hub_that_cannot_be_reached_is_a_note_of_check_and_stops_train(
 
 def test_a_step_that_asks_prompts_twice_is_pointed_out(tree: dict[str, Any], tmp_path: Path) -> None:
     tree["rewards"] = {"default": {"kind": "exact"}}
-    assert preflight(parse_config(tree), code_folder=tmp_path) == []
+    assert preflight(parse_config(tree), code_folder=tmp_path).notes == []
     tree["rollout"]["prompts_per_step"] = 11
-    [note] = preflight(parse_config(tree), code_folder=tmp_path)
+    [note] = preflight(parse_config(tree), code_folder=tmp_path).notes
     assert "prompts_per_step is 11, and data.train has 10" in note
 
 

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
-from reroll.algo.advantages import gdpo, normalised
+from reroll.algo.advantages import normalised
 from reroll.config.reward_base import InProcessRewardConfig, RewardConfig
 from reroll.config.rewards import RewardWorkersConfig
 from reroll.errors import RewardError
@@ -23,6 +23,7 @@ from reroll.rewards.workers import RewardWorkers
 from reroll.runtime.local import LocalRuntime
 from reroll.tokens.samples import rows_of
 from reroll.types import Group, Prompt, Score, Trajectory
+from reroll_zoo.algorithms.advantages import gdpo
 from reroll_zoo.text.match import RegexRewardConfig
 
 PROMPT = Prompt(id="p/0", messages=(), domain="p", answer="7")

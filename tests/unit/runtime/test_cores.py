@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from reroll.runtime.cores import CoreWatch, Look, Use, busy_remark, longest_wait, wait_for_others
+from reroll.runtime.cores import NUM_ROOMY_LOOKS, CoreWatch, Crowding, Look, Use, busy_remark, longest_wait, wait_for_others
 from reroll.runtime.devices import num_usable_cores
 
 SECOND = 1_000_000_000
@@ -21,7 +21,7 @@ def test_the_thread_that_waits_most_decides():
 
 
 def test_a_thread_that_hardly_wanted_a_core_tells_nothing():
-    assert longest_wait({}, {"1": Use(SECOND // 100, SECOND // 50)}, seconds=1.0) == 0.0
+    assert longest_wait({}, {"1": Use(SECOND // 100, SECOND // 50)}, seconds=1.0) is None
 
 
 def test_a_thread_that_began_in_between_counts_from_its_beginning():
@@ -33,6 +33,20 @@ def test_threads_that_get_into_each_others_way_on_an_idle_machine_do_not_count()
     before = Look(at_s=0.0, uses={}, own_s=0.0, machine_s=100.0)
     assert wait_for_others(before, Look(at_s=1.0, uses=uses, own_s=1.9, machine_s=102.0)) == 0.0
     assert wait_for_others(before, Look(at_s=1.0, uses=uses, own_s=1.0, machine_s=102.0)) == 0.5
+
+
+def test_a_process_that_idles_beside_others_does_not_take_the_machine_for_roomy():
+    before = Look(at_s=0.0, uses={}, own_s=0.0, machine_s=100.0)
+    beside_others = wait_for_others(before, Look(at_s=1.0, uses={"1": Use(0, 0)}, own_s=0.0, machine_s=102.0))
+    alone = wait_for_others(before, Look(at_s=1.0, uses={"1": Use(0, 0)}, own_s=0.0, machine_s=100.1))
+    crowding = Crowding()
+    crowding.see(0.5)
+    for _ in range(2 * NUM_ROOMY_LOOKS):
+        crowding.see(beside_others)
+    assert crowding.is_on
+    for _ in range(NUM_ROOMY_LOOKS):
+        crowding.see(alone)
+    assert not crowding.is_on
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/schedstat"), reason="the kernel does not tell how long threads wait")

@@ -17,7 +17,9 @@ from reroll.training.loss import PolicyLoss
 from reroll.types import Sample
 
 PPO = PolicyLoss(kind="ppo", options={"clip_low": 0.2, "clip_high": 0.2})
-COVARIANCE = PolicyLoss(kind="kl_cov", options={"kl_coef": 1.0}, selection={"share": 0.2})
+COVARIANCE = PolicyLoss(
+    kind="kl_cov", options={"kl_coef": 1.0}, selection={"share": 0.2}, selects="reroll_zoo.algorithms.selections:highest"
+)
 
 
 def batch(lengths: list[int], *, unit_size: int = 1) -> Batch:

@@ -231,7 +231,9 @@ def test_a_loss_of_ones_own_may_be_made_of_the_entropy_alone() -> None:
 
 
 def test_a_loss_that_selects_does_so_once_over_the_whole_step() -> None:
-    loss = PolicyLoss(kind="kl_cov", options={"coef": 1.0}, selection={"share": 0.25})
+    loss = PolicyLoss(
+        kind="kl_cov", options={"coef": 1.0}, selection={"share": 0.25}, selects="reroll_zoo.algorithms.selections:highest"
+    )
     packed = batch()
     packed = packed.replace(
         advantage=torch.tensor([0, 0, 1, -1, 0, 0, 1, 3.0]), logp=torch.tensor([0, 0, -1, -2, 0, 0, -1, -0.1])

@@ -49,7 +49,10 @@ def test_a_name_of_its_own_is_found_before_a_pattern() -> None:
     assert doc_of("eval/los") is None
 
 
-@pytest.mark.parametrize("file", ["reroll/observe/progress.py", "reroll_zoo/show/curve.py", "reroll_zoo/show/report.py"])
+@pytest.mark.parametrize(
+    "file",
+    ["reroll/observe/progress.py", "reroll_zoo/live_view/panel.py", "reroll_zoo/show/curve.py", "reroll_zoo/show/report.py"],
+)
 def test_what_the_live_view_the_curve_and_the_report_show_is_in_the_catalogue(file: str) -> None:
     names = set(names_in(PACKAGE.parent / file))
     assert len(names) > 4

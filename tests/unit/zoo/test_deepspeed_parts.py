@@ -19,13 +19,13 @@ from reroll.models.tiny import make_tiny
 from reroll.pipeline.spawn import train_devices
 from reroll.runtime.local import LocalRuntime
 from reroll.tokens.batch import Batch, pack
-from reroll.training.empty_model import skeleton
 from reroll.training.loss import SFT_LOSS
-from reroll.training.ranks import join_process_group
 from reroll.types import Sample
 from reroll_zoo.deepspeed.config import DeepspeedConfig
 from reroll_zoo.plan.memory import Training, answer_memory, train_memory
 from reroll_zoo.plan.shape import shape_of
+from reroll_zoo.ranks.empty_model import skeleton
+from reroll_zoo.ranks.group import join_process_group
 
 pytest.importorskip("deepspeed")
 import deepspeed

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reroll.errors import RunFolderError
-from reroll.observe.run_folder import find_run
 from reroll.types import Message, Prompt, Status
 from reroll_zoo.samples.episode import pieces_of, printable, shade
+from reroll_zoo.samples.folders import find_run
 
 
 def test_an_episode_is_seen_as_it_was_played():

@@ -144,8 +144,8 @@ def test_more_tasks_than_there_are_is_an_error_that_says_how_many_were_found() -
 
 def test_ids_limit_and_system_message_are_those_of_any_source() -> None:
     source = InstructionTasksConfig(kind="instructions", domain="follow", size=9, limit=2, system="Be brief.")
-    prompts = load_source(source, id_prefix="eval/", first_index=5)
-    assert [prompt.id for prompt in prompts] == ["eval/follow/5", "eval/follow/6"]
+    prompts = load_source(source)
+    assert [prompt.id for prompt in prompts] == ["follow/0", "follow/1"]
     assert prompts[0].messages[0] == {"role": "system", "content": "Be brief."}
     assert [message["role"] for message in prompts[0].messages] == ["system", "user"]
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from reroll.config.presets import PRESETS
+from reroll.config.presets import presets
 from reroll_zoo.reference.schema import json_schema
 
 ROOT = Path(__file__).parents[3]
@@ -67,9 +67,9 @@ def test_what_a_config_may_hold(changes: dict[str, Any], is_valid: bool) -> None
     assert (problems(SMALLEST | changes) == []) == is_valid
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", presets())
 def test_what_a_preset_writes_may_be_written_by_hand(preset: str) -> None:
-    assert problems(SMALLEST | PRESETS[preset]) == []
+    assert problems(SMALLEST | presets()[preset]) == []
 
 
 def test_a_file_without_a_pipeline_is_told_that_alone() -> None:

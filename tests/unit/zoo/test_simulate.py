@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,10 +21,12 @@ from reroll.observe.journal import STEPPED, TAKEN, Event, Journal, SampleState, 
 from reroll.rollout.scheduler import RolloutScheduler
 from reroll.types import Completion, FinishReason, Group, Prompt, Score, Status, Trajectory, Turn
 from reroll_zoo.audit.audit import audit
+from reroll_zoo.simulate import compare
 from reroll_zoo.simulate.clock import NothingLeft, VirtualLoop, run_virtually
 from reroll_zoo.simulate.compare import Compared
 from reroll_zoo.simulate.cores import Cores
 from reroll_zoo.simulate.engines import EngineModel
+from reroll_zoo.simulate.recorded import sharing_of
 from reroll_zoo.simulate.report import page_of
 from reroll_zoo.simulate.run import Prediction, Simulation, System, _Prompts, simulate
 from reroll_zoo.simulate.workload import Drawn, Workload, fixed, parse_drawn
@@ -80,6 +83,15 @@ def test_cores_shared_by_two_take_as_long_as_one_after_the_other() -> None:
         return ended
 
     assert run_virtually(main()) == pytest.approx([2.0, 4.0])
+
+
+def test_cores_of_which_there_are_enough_slow_nobody() -> None:
+    async def main() -> float:
+        cores = Cores(0.0)
+        await asyncio.gather(cores.work(1.0), cores.work(3.0))
+        return asyncio.get_running_loop().time()
+
+    assert run_virtually(main()) == pytest.approx(3.0)
 
 
 def test_an_engine_takes_its_lengths_times_the_time_of_a_step(tmp_path: Path) -> None:
@@ -334,3 +346,70 @@ def test_what_cannot_be_simulated_is_refused_before_work_starts(
     assert result.returncode != 0
     assert told in result.stdout + result.stderr
     assert "simulated steps" not in result.stdout
+
+
+def test_ctrl_c_ends_a_simulation_in_the_middle_and_leaves_nothing_running(tmp_path: Path) -> None:
+    rollout = RolloutConfig(prompts_per_step=4, group_size=3, max_staleness=1)
+    left: list[asyncio.Task[Any]] = []
+
+    async def main() -> None:
+        simulation = Simulation(rollout, workload(), system(), tmp_path)
+        asyncio.get_running_loop().call_later(0.25, signal.raise_signal, signal.SIGINT)
+        try:
+            await simulation.run(10_000)
+        finally:
+            left.extend(task for task in asyncio.all_tasks() if task is not asyncio.current_task())
+
+    with pytest.raises(KeyboardInterrupt):
+        run_virtually(main())
+    assert left == []
+    assert audit(tmp_path / "journal", max_staleness=1).violations == []
+
+
+def test_after_ctrl_c_the_command_shows_the_settings_that_were_simulated(
+    tmp_path: Path, rlvr_tree: dict[str, Any], reroll: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(rlvr_tree))
+    whole, labels = compare.run_case, []
+
+    def interrupted_at_the_second(case: compare.Case, *, num_steps: int) -> Compared:
+        labels.append(case.label)
+        if len(labels) == 2:
+            signal.raise_signal(signal.SIGINT)
+        return whole(case, num_steps=num_steps)
+
+    monkeypatch.setattr(compare, "run_case", interrupted_at_the_second)
+    result = reroll("simulate", "run.yaml", "--steps", "4", "--vary", "rollout.max_staleness=0,1,2", cwd=tmp_path)
+
+    assert result.returncode == 130
+    assert "interrupted after 1 settings" in result.stdout
+    assert "4 simulated steps" in result.stdout
+    assert len(labels) == 2
+
+
+def test_a_search_tries_the_planners_maps_where_the_devices_are_open(
+    tmp_path: Path, rlvr_tree: dict[str, Any], reroll: Callable[..., Any]
+) -> None:
+    for role in ("policy", "engine"):
+        rlvr_tree[role]["devices"] = "auto"
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(rlvr_tree))
+    words = ("--steps", "4", "--device", "h100", "--num", "2", "--vary", "rollout.max_staleness=0,1", "--search")
+
+    result = reroll("simulate", "run.yaml", *words, "--page", "page.html", cwd=tmp_path)
+
+    assert result.returncode == 0, result.stderr
+    page = (tmp_path / "page.html").read_text()
+    assert "policy.devices=0 engine.devices=1" in page
+    assert "policy.devices=0 engine.devices=0" in page
+    assert "engine.num_workers=1 rollout.max_staleness=1" in result.stdout.partition("cheapest")[2].replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("threads", "core_wait", "expected"), [(1, 0.0, 0.0), (2, 0.0, 1.0), (1, 0.5, 0.5), (1, 1.0, 1.0), (None, 0.0, 1.0)]
+)
+def test_on_a_cpu_parts_slow_each_other_as_far_as_cores_are_short(
+    threads: int | None, core_wait: float, expected: float
+) -> None:
+    row = {"machine/core_wait": core_wait} | ({"machine/cores": 2.0, "machine/threads": float(threads)} if threads else {})
+
+    assert sharing_of([row]) == pytest.approx(expected)

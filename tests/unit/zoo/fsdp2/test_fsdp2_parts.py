@@ -23,12 +23,12 @@ from reroll.runtime.local import LocalRuntime
 from reroll.tokens.batch import Batch, pack
 from reroll.training.base import Needs, Predictions, ZeroLoss
 from reroll.training.cluster import TrainWorker
-from reroll.training.empty_model import skeleton
-from reroll.training.ranks import join_process_group, only_first
 from reroll.types import Sample
 from reroll_zoo.fsdp2.config import Fsdp2StrategyConfig
 from reroll_zoo.fsdp2.mesh import build_mesh
 from reroll_zoo.fsdp2.tensor import check_splits, has_partial_gradient
+from reroll_zoo.ranks.empty_model import skeleton
+from reroll_zoo.ranks.group import join_process_group, only_first
 
 
 @pytest.fixture(scope="module")

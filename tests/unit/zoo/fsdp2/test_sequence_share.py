@@ -20,11 +20,11 @@ from reroll.models.tiny import make_tiny
 from reroll.tokens.batch import Batch, pack
 from reroll.training.base import Needs, required
 from reroll.training.predict import apply_heads, predict
-from reroll.training.ranks import DataParallelRanks, join_process_group
 from reroll.types import Sample
 from reroll_zoo.fsdp2.config import Fsdp2StrategyConfig
 from reroll_zoo.fsdp2.mesh import build_mesh, sequence_group
 from reroll_zoo.fsdp2.sequence import SequenceParallelAttention, SequenceShare, check_shares
+from reroll_zoo.ranks.group import DataParallelRanks, join_process_group
 
 NEEDS = Needs(entropy=True, value=True, score=True)
 

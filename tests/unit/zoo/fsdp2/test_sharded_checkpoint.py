@@ -18,9 +18,9 @@ from reroll.models.tiny import make_tiny
 from reroll.runtime.base import WorkerInfo
 from reroll.training.cluster import TrainWorker
 from reroll.training.offload import HostCopies
-from reroll.training.ranks import join_process_group
 from reroll_zoo.fsdp2.checkpoint import as_shard_of, load_shards, save_shards
 from reroll_zoo.fsdp2.config import Fsdp2StrategyConfig
+from reroll_zoo.ranks.group import join_process_group
 
 
 @pytest.fixture

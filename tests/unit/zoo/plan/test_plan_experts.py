@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from reroll.config.cluster import ClusterConfig
 from reroll.config.load import load_config
 from reroll.config.parts import LoraConfig
 from reroll.models.attention import PackedAttention, hidden_states
 from reroll.models.load import load_model
 from reroll.models.tiny import make_tiny
+from reroll_zoo.plan.cluster import ClusterConfig
 from reroll_zoo.plan.memory import Training, activation_bytes, train_memory
 from reroll_zoo.plan.search import candidates
 from reroll_zoo.plan.shape import shape_of

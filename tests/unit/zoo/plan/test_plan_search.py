@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from reroll.config.cluster import ClusterConfig
 from reroll.config.load import parse_config
 from reroll.config.tree import RlvrConfig
+from reroll_zoo.plan.cluster import ClusterConfig
 from reroll_zoo.plan.draw import draw_plan, lanes_of
 from reroll_zoo.plan.memory import CONTEXT_BYTES
 from reroll_zoo.plan.plan import Plan, make_plan

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from reroll.config.cluster import ClusterConfig, EfficiencyConfig
 from reroll.config.host import parse_devices
 from reroll.config.load import load_config
 from reroll.config.tree import RlvrConfig
 from reroll_zoo.fsdp2.config import Fsdp2StrategyConfig
+from reroll_zoo.plan.cluster import ClusterConfig, EfficiencyConfig
 from reroll_zoo.plan.memory import Training
 from reroll_zoo.plan.plan import Plan, make_plan
 from reroll_zoo.plan.search import candidates

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reroll.config.cluster import DEVICES, ClusterConfig, EfficiencyConfig
+from reroll_zoo.plan.cluster import DEVICES, ClusterConfig, EfficiencyConfig
 from reroll_zoo.plan.memory import Training
 from reroll_zoo.plan.shape import shape_of
 from reroll_zoo.plan.timing import (

@@ -8,11 +8,12 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+import pytest_asyncio
 import torch
 
 from reroll.config.parts import CheckpointConfig, ModelConfig, OptimConfig, RunConfig
@@ -22,19 +23,17 @@ from reroll.observe import manifest
 from reroll.observe.manifest import FileSum, Sums, find_damage, sums_of
 from reroll.observe.run_folder import RunFolder
 from reroll.pipeline.checkpoints import Checkpoints
-from reroll.runtime.base import Placement, Workers
+from reroll.runtime.base import Placement, Runtime, Workers
+from reroll.runtime.processes import ProcessRuntime
 from reroll.tokens.batch import Batch, pack
 from reroll.training import cluster as cluster_module
-from reroll.training.cluster import TrainCluster, TrainWorker
+from reroll.training.cluster import Rendezvous, TrainCluster, TrainWorker
 from reroll.training.loss import SFT_LOSS
 from reroll.training.offload import in_background
-from reroll.training.ranks import Rendezvous
 from reroll.types import Sample
 from reroll_zoo.fsdp2.config import Fsdp2StrategyConfig
-from reroll_zoo.ray.config import RayRuntimeConfig
 
-pytest.importorskip("ray")
-from reroll_zoo.ray.runtime import RayRuntime
+pytestmark = pytest.mark.asyncio(loop_scope="module")  # Two ranks serve most tests.
 
 
 class WaitingWorker(TrainWorker):
@@ -54,11 +53,10 @@ class WaitingWorker(TrainWorker):
         return os.getpid()
 
 
-@pytest.fixture(scope="module")
-def runtime() -> Iterator[RayRuntime]:
-    runtime = RayRuntime(RayRuntimeConfig(kind="ray", num_cpus=16))
-    yield runtime
-    asyncio.run(runtime.close())
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def runtime() -> AsyncIterator[Runtime]:
+    async with ProcessRuntime() as runtime:
+        yield runtime
 
 
 @pytest.fixture(scope="module")
@@ -66,12 +64,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny(tmp_path_factory.mktemp("tiny"), hidden=32)
 
 
-@pytest.fixture(scope="module")
-def policy(runtime: RayRuntime, model: Path) -> TrainCluster:
-    return asyncio.run(ranks(runtime, model, role="policy"))[0]
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def policy(runtime: Runtime, model: Path) -> TrainCluster:
+    return (await ranks(runtime, model, role="policy"))[0]
 
 
-async def ranks(runtime: RayRuntime, model: Path, *, role: str) -> tuple[TrainCluster, Workers[WaitingWorker]]:
+async def ranks(runtime: Runtime, model: Path, *, role: str) -> tuple[TrainCluster, Workers[WaitingWorker]]:
     strategy = Fsdp2StrategyConfig(kind="fsdp2", num_ranks=2)
     config = ModelConfig(model=str(model), strategy=strategy, optim=OptimConfig(lr=1e-2), devices="cpu")
     rendezvous = Rendezvous(runtime.host)
@@ -91,25 +89,24 @@ async def losses(policy: TrainCluster, seeds: range) -> list[float]:
     return [(await policy.train(batch(seed), SFT_LOSS)).values_by_name()["train/loss"] for seed in seeds]
 
 
-def test_ranks_write_while_they_train_and_go_on_from_the_moment_it_was_taken(policy: TrainCluster, tmp_path: Path) -> None:
-    async def play() -> None:
-        await losses(policy, range(2))
-        (tmp_path / "wait").touch()
-        taken = {name: tensor.clone() for name, tensor in (await policy.weights()).items()}
-        await policy.stage(tmp_path / "checkpoint")
-        after = await losses(policy, range(2, 4))
-        writing = asyncio.create_task(policy.written())
-        (tmp_path / "wait").unlink()
-        after += await losses(policy, range(4, 8))  # Two threads of each rank now meet those of the other.
-        await writing
-        await policy.load(tmp_path / "checkpoint")
-        assert all(torch.equal(tensor, taken[name]) for name, tensor in (await policy.weights()).items())
-        assert await losses(policy, range(2, 8)) == after
+async def test_ranks_write_while_they_train_and_go_on_from_the_moment_it_was_taken(
+    policy: TrainCluster, tmp_path: Path
+) -> None:
+    await losses(policy, range(2))
+    (tmp_path / "wait").touch()
+    taken = {name: tensor.clone() for name, tensor in (await policy.weights()).items()}
+    await policy.stage(tmp_path / "checkpoint")
+    after = await losses(policy, range(2, 4))
+    writing = asyncio.create_task(policy.written())
+    (tmp_path / "wait").unlink()
+    after += await losses(policy, range(4, 8))  # Two threads of each rank now meet those of the other.
+    await writing
+    await policy.load(tmp_path / "checkpoint")
+    assert all(torch.equal(tensor, taken[name]) for name, tensor in (await policy.weights()).items())
+    assert await losses(policy, range(2, 8)) == after
 
-    asyncio.run(play())
 
-
-def test_every_rank_vouches_for_what_it_wrote_and_damage_to_any_part_is_named(
+async def test_every_rank_vouches_for_what_it_wrote_and_damage_to_any_part_is_named(
     policy: TrainCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = RunFolder.create(RunConfig(name="demo", runs_dir=tmp_path), resolved={})
@@ -121,13 +118,9 @@ def test_every_rank_vouches_for_what_it_wrote_and_damage_to_any_part_is_named(
 
     sum_of = manifest._sum
     monkeypatch.setattr(manifest, "_sum", note)
-
-    async def play() -> None:
-        ours = Checkpoints(folder, CheckpointConfig())
-        await ours.take(1, {"": policy}, {})
-        await ours.finish()
-
-    asyncio.run(play())
+    ours = Checkpoints(folder, CheckpointConfig())
+    await ours.take(1, {"": policy}, {})
+    await ours.finish()
     assert read_here == []  # The ranks have read all of it, in their own processes.
     latest = folder.latest_checkpoint()
     assert latest is not None
@@ -142,31 +135,27 @@ def test_every_rank_vouches_for_what_it_wrote_and_damage_to_any_part_is_named(
     assert find_damage(latest.path) == ["shards/__1_0.distcp holds other bytes than were written"]
 
 
-def test_a_rank_lost_while_it_writes_is_named_and_the_earlier_checkpoint_stands(
-    runtime: RayRuntime, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_rank_lost_while_it_writes_is_named_and_the_earlier_checkpoint_stands(
+    runtime: Runtime, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cluster_module, "GRACE_S", 3.0)
     folder = RunFolder.create(RunConfig(name="demo", runs_dir=tmp_path), resolved={})
-
-    async def play() -> None:
-        policy, workers = await ranks(runtime, model, role="lost")
-        ours = Checkpoints(folder, CheckpointConfig())
-        await ours.take(1, {"": policy}, {})
+    policy, workers = await ranks(runtime, model, role="lost")
+    ours = Checkpoints(folder, CheckpointConfig())
+    await ours.take(1, {"": policy}, {})
+    await ours.finish()
+    (folder.checkpoints_path / "wait").touch()
+    await ours.take(2, {"": policy}, {})
+    os.kill(await workers.one(1, WaitingWorker.process_id), signal.SIGKILL)
+    (folder.checkpoints_path / "wait").unlink()
+    with pytest.raises(WorkerDied, match="--resume"):
         await ours.finish()
-        (folder.checkpoints_path / "wait").touch()
-        await ours.take(2, {"": policy}, {})
-        os.kill(await workers.one(1, WaitingWorker.process_id), signal.SIGKILL)
-        (folder.checkpoints_path / "wait").unlink()
-        with pytest.raises(WorkerDied, match="--resume"):
-            await ours.finish()
-        await policy.close()
-
-    asyncio.run(play())
+    await policy.close()
     assert [checkpoint.step for checkpoint in folder.all_checkpoints()] == [1]
     assert not list(folder.checkpoints_path.glob(".unfinished*"))
 
 
-def test_a_disk_that_is_full_is_told_with_the_path_and_the_fix_and_the_ranks_stay_whole(
+async def test_a_disk_that_is_full_is_told_with_the_path_and_the_fix_and_the_ranks_stay_whole(
     policy: TrainCluster, tmp_path: Path
 ) -> None:
     disk = tmp_path / "disk"
@@ -175,15 +164,11 @@ def test_a_disk_that_is_full_is_told_with_the_path_and_the_fix_and_the_ranks_sta
         pytest.skip("mounting a small disk needs root")
     try:
         folder = RunFolder.create(RunConfig(name="demo", runs_dir=disk), resolved={})
-
-        async def play() -> list[float]:
-            ours = Checkpoints(folder, CheckpointConfig())
-            await ours.take(1, {"": policy}, {})
-            with pytest.raises(RunFolderError, match=r"cannot write .*step-000001: No space left .*free some space"):
-                await ours.finish()
-            return await losses(policy, range(2))
-
-        assert len(asyncio.run(play())) == 2
+        ours = Checkpoints(folder, CheckpointConfig())
+        await ours.take(1, {"": policy}, {})
+        with pytest.raises(RunFolderError, match=r"cannot write .*step-000001: No space left .*free some space"):
+            await ours.finish()
+        assert len(await losses(policy, range(2))) == 2
         assert not folder.all_checkpoints()
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=True)

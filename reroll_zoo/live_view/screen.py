@@ -11,6 +11,8 @@ from typing import Any, Protocol
 from rich.console import Console, RenderableType
 from rich.live import Live
 
+from reroll.observe.progress import in_notebook
+
 REFRESH_S = 1.0
 """How often a cell is drawn again while nothing happens: what is being done goes on."""
 
@@ -35,16 +37,6 @@ def open_screen(console: Console, render: Callable[[], RenderableType]) -> Scree
     if console.is_terminal:
         return Live(console=console, get_renderable=render, refresh_per_second=4)
     return None
-
-
-def in_notebook() -> bool:
-    """Whether this is a kernel with a front end, rather than a terminal."""
-    try:
-        from IPython import get_ipython
-    except ImportError:
-        return False
-    shell = get_ipython()
-    return shell is not None and hasattr(shell, "kernel")
 
 
 class NotebookScreen:

@@ -4,7 +4,8 @@ import re
 import pytest
 from rich.console import Console
 
-from reroll.observe.progress import SPARKS, TrainView, format_duration, sparkline
+from reroll.observe.progress import TrainView, format_duration
+from reroll_zoo.live_view.panel import SPARKS, sparkline
 
 RL = {
     "reward/mean": 0.417,
@@ -28,7 +29,7 @@ def plain_console():
 
 def screen(view, width=100):
     console = Console(file=io.StringIO(), width=width, record=True)
-    console.print(view.render())
+    console.print(view.panel.render())
     return console.export_text()
 
 
@@ -89,7 +90,7 @@ def test_the_time_bar_is_cut_in_proportion():
     view = TrainView(100, "demo", console=Console(file=io.StringIO(), width=106))
     view.update(1, RL)
     console = Console(file=io.StringIO(), width=106, force_terminal=True, color_system="standard")
-    console.print(view.render())
+    console.print(view.panel.render())
     bar = next(line for line in console.file.getvalue().splitlines() if "█" * 5 in line)
     lengths = [len(run) for run in re.findall("█+", bar)]
     assert lengths == pytest.approx([60, 40], abs=1)

@@ -1,4 +1,4 @@
-"""The process group of the ranks that hold one model together.
+"""The process group of the ranks that hold one model together: how they meet, and what they agree on in it.
 
 The controller opens a store and tells every rank its address. Nothing is read from the environment, and the store
 outlives any rank, so that a lost rank is an error of its own and not a lost store.
@@ -25,14 +25,6 @@ RENDEZVOUS_TIMEOUT = timedelta(minutes=5)
 COLLECTIVE_TIMEOUT = timedelta(hours=1)
 """The first rank may write a large folder while the others wait. A rank that failed does not take so long: the controller
 ends the others itself."""
-
-
-class Rendezvous:
-    """The TCP store in the controller at which the ranks of one role form a process group. Keep it as long as they live."""
-
-    def __init__(self, host: str) -> None:
-        self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
-        self.address = f"{host}:{self._store.port}"
 
 
 def join_process_group(address: str | None, *, rank: int, world_size: int, device: str) -> None:

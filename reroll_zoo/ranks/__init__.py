@@ -1,0 +1,1 @@
+"""What all strategies need whose ranks hold one model together."""
