@@ -42,8 +42,8 @@ STEPS_PER_FAULT = 3
 STEPS_PER_LINK_FAULT = 12
 """Longer where most faults do not keep it from going on."""
 WATCHDOG_S = 6.0
-DEADLINE_S = 120.0
-"""For a run to get further after a fault, and to end."""
+DEADLINE_S = 240.0
+"""For a run to get further after a fault, and to end: long, since a restart on busy cores takes a minute."""
 MARK = "REROLL_CHAOS"
 """In the environment of all that a run starts."""
 REWARD = "def digits(prompt, trajectory):\n    return sum(map(str.isdigit, trajectory.text)) / 6\n"
@@ -336,7 +336,7 @@ class Harness:
         """Strike, and wait until the run is further than before. Whether it got there."""
         time.sleep(self._rng.uniform(0.0, 0.4))
         since_s = time.monotonic()
-        if not self._strike(struck):
+        if not self.strike(struck):
             return True
         struck.at_step = self._run.step  # What was on its way when it was struck does not count.
         self._verdict.faults.append(struck)
@@ -348,8 +348,8 @@ class Harness:
         )
         return True
 
-    def _strike(self, struck: Struck) -> bool:
-        """Whether there was anything to strike."""
+    def strike(self, struck: Struck) -> bool:
+        """Do it. Returns whether there was anything to strike."""
         if struck.kind == JUDGE:
             struck.role = self._judge.misbehave(self._rng)
         elif struck.kind == DISK and struck.role == FULL:

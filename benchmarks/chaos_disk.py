@@ -63,11 +63,11 @@ class Disk:
 
 
 @contextmanager
-def own_disk(folder: Path) -> Iterator[Disk]:
+def own_disk(folder: Path, *, size_mb: int = SIZE_MB) -> Iterator[Disk]:
     """A small disk at `folder`: behind a loop device, else in memory, else (where nothing may be mounted) a folder."""
     folder.mkdir()
     image = folder.with_suffix(".img")
-    if not (disk := _behind_loop(folder, image) or _in_memory(folder)):
+    if not (disk := _behind_loop(folder, image, size_mb) or _in_memory(folder, size_mb)):
         yield Disk(folder, has_own=False)
         return
     try:
@@ -77,9 +77,9 @@ def own_disk(folder: Path) -> Iterator[Disk]:
         image.unlink(missing_ok=True)
 
 
-def _behind_loop(folder: Path, image: Path) -> Disk | None:
+def _behind_loop(folder: Path, image: Path, size_mb: int) -> Disk | None:
     with image.open("wb") as file:
-        file.truncate(SIZE_MB << 20)
+        file.truncate(size_mb << 20)
     made = _done("mkfs.ext4", "-q", "-F", "-m", "0", str(image)) and _done("mount", "-o", "loop", str(image), str(folder))
     if not made:
         image.unlink()
@@ -89,8 +89,8 @@ def _behind_loop(folder: Path, image: Path) -> Disk | None:
     return Disk(folder, has_own=True, number=f"{os.major(device)}:{os.minor(device)}" if is_throttled else None)
 
 
-def _in_memory(folder: Path) -> Disk | None:
-    made = _done("mount", "-t", "tmpfs", "-o", f"size={SIZE_MB}m", "tmpfs", str(folder))
+def _in_memory(folder: Path, size_mb: int) -> Disk | None:
+    made = _done("mount", "-t", "tmpfs", "-o", f"size={size_mb}m", "tmpfs", str(folder))
     return Disk(folder, has_own=True) if made else None
 
 

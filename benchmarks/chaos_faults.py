@@ -30,8 +30,8 @@ JUDGE_S = 2.0
 class Judge:
     """A judge behind an endpoint, whose verdict on an answer is always the same; now and then it fails or talks nonsense."""
 
-    def __init__(self, host: str = "127.0.0.1") -> None:
-        """Listens on this machine, or on the node that the calling thread is on."""
+    def __init__(self, host: str = "127.0.0.1", *, takes_s: float = 0.0) -> None:
+        """Listens on this machine, or on the node that the calling thread is on. `takes_s`: for each answer."""
         judge = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -43,6 +43,7 @@ class Judge:
 
         self.trouble: Literal["", "fails", "garbage"] = ""
         self._garbled: set[int] = set()
+        self._takes_s = takes_s
         self._server = ThreadingHTTPServer((host, 0), Handler)
         self.url = f"http://{host}:{self._server.server_address[1]}/v1"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
@@ -55,6 +56,7 @@ class Judge:
         said = "🤯 as a judge I" if is_garbled else f"Score: {question % 11}"
         message = {"role": "assistant", "content": said}
         reply = {"choices": [{"message": message, "finish_reason": "stop"}], "usage": {}}
+        time.sleep(self._takes_s)
         data = b"no" if self.trouble == "fails" else json.dumps(reply).encode()
         with suppress(OSError):  # Whoever asked may be gone.
             handler.send_response(500 if self.trouble == "fails" else 200)

@@ -37,7 +37,31 @@ from reroll_zoo.simulate.workload import Drawn, Workload, fixed, parse_drawn
 
 MAX_GROUPS = 4096
 WARM_STEPS = 4
-GAME = {"kind": "frozen_lake", "size": 4, "max_steps": 4, "rules": False}
+GAMES: dict[str, dict[str, Any]] = {
+    "game": {
+        "envs": {"lake": {"env": {"kind": "import", "path": "lake:Lake"}, "actions": {"kind": "text"}}},
+        "env_workers": {"kind": "inline"},
+    },
+    "slow game": {
+        "envs": {
+            "lake": {"env": {"kind": "import", "path": "lake:Lake", "options": {"wait_s": 1.0}}, "actions": {"kind": "text"}}
+        },
+    },
+}
+"""A move takes microseconds; or so long that a run waits for it."""
+LAKE = """
+import time
+from reroll_zoo.games.frozen_lake import FrozenLake, FrozenLakeConfig
+
+class Lake(FrozenLake):
+    def __init__(self, wait_s=0.0):
+        super().__init__(FrozenLakeConfig(size=4, max_steps=4, rules=False))
+        self.wait_s = wait_s
+
+    def step(self, action):
+        time.sleep(self.wait_s)
+        return super().step(action)
+"""
 LIMITS = {"max_prompt_tokens": 128, "max_tokens": 12, "max_total_tokens": 512}
 
 
@@ -110,16 +134,17 @@ def long_tail_rows() -> list[dict[str, Any]]:
     return rows
 
 
-def prepare(folder: Path) -> None:
+def prepare(folder: Path, game: str) -> None:
+    folder.mkdir()
+    (folder / "lake.py").write_text(LAKE)
     make_tiny(folder / "tiny", hidden=64, layers=2)
     tree = {
         "pipeline": "agentic",
         "algorithm": "grpo",
         "run": {"steps": 100_000},
         "policy": {"model": "tiny", "devices": "cpu", "optim": {"lr": 1e-6}},
-        "engine": {"devices": "cpu", "max_running": 64},
-        "envs": {"lake": {"env": GAME, "actions": {"kind": "text"}}},
-        "env_workers": {"kind": "inline"},
+        "engine": {"devices": "cpu", "max_running": 256},
+        **GAMES[game],
         "data": {"train": [{"kind": "env", "domain": "lake", "num": 20000}]},
         "rollout": {"prompts_per_step": 4, "group_size": 4, **LIMITS},
     }
@@ -166,9 +191,9 @@ def runs_side_by_side(folder: Path, asked: Sequence[int], seconds: float) -> dic
     return {budget: read_run(folders[budget], skip=before[budget], until=after[budget]) for budget in asked}
 
 
-def run_rows(folder: Path, seconds: float) -> list[dict[str, Any]]:
+def run_rows(folder: Path, game: str, seconds: float) -> list[dict[str, Any]]:
     """Learn from one staleness budget, predict the others."""
-    prepare(folder)
+    prepare(folder, game)
     runs = runs_side_by_side(folder, (0, 1, 3), seconds)
     rows = []
     for learned in runs:
@@ -176,7 +201,7 @@ def run_rows(folder: Path, seconds: float) -> list[dict[str, Any]]:
         for asked in runs:
             rollout = runs[learned].config.rollout.model_copy(update={"max_staleness": asked})
             outcome = run_case(Case("", rollout, runs[learned].workload, system), num_steps=40).outcome
-            name = f"game: max_staleness {asked}, from {learned} (x{factor:.2f}, sharing {system.sharing:.2f})"
+            name = f"{game}: max_staleness {asked}, from {learned} (x{factor:.2f}, sharing {system.sharing:.2f})"
             rows.append(compared(name, runs[asked].step_s, outcome.step_s))
     return rows
 
@@ -232,7 +257,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         rows += overlap_rows(Path(folder)) if "overlap" in given.parts else []
         rows += long_tail_rows() if "long_tail" in given.parts else []
-        rows += run_rows(Path(folder), given.seconds) if "run" in given.parts else []
+        for index, game in enumerate(GAMES if "run" in given.parts else ()):
+            rows += run_rows(Path(folder) / str(index), game, given.seconds)
     if rows:
         report("simulator", rows, title="Predicted beside measured", note="measured beside other load", save=given.save)
     if "scale" in given.parts:

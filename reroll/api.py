@@ -19,13 +19,11 @@ from reroll.config.parts import RunConfig
 from reroll.config.pipeline import PipelineConfig
 from reroll.config.registry import entry_names, load_entry
 from reroll.config.tree import RlvrConfig
-from reroll.data.given import source_of
-from reroll.errors import ConfigError, Violation
+from reroll.errors import ConfigError, RerollError, Violation
 
 if TYPE_CHECKING:
     from reroll.pipeline.base import Outcome, Pipeline
     from reroll.pipeline.build import RlvrComponents
-    from reroll.pipeline.chat import Chat
     from reroll.pipeline.evaluate import EvalResult
 
 Section = Node | Mapping[str, Any]
@@ -74,6 +72,15 @@ class ConfigSections(TypedDict, total=False):
     eval_every: int
 
 
+def helper(name: str) -> Callable[..., Any]:
+    """What a package registered in the group `reroll.helpers`: `chat`, a conversation with a model, and `rows`, which makes a
+    source of data that Python hands over."""
+    found: Callable[..., Any] | None = load_entry("reroll.helpers", name)
+    if found is None:
+        raise RerollError(f"this needs {name} of reroll.helpers, which no package brings: install reroll_zoo")
+    return found
+
+
 @dataclass(repr=False)
 class Run:
     """A run that has ended, and what can be asked of it."""
@@ -111,18 +118,17 @@ class Run:
         """What the trained policy answers, in the chat format it was trained in; greedy unless a temperature is given."""
         from reroll.types import SamplingParams
 
-        chat = self._chat
         sampling = SamplingParams(max_tokens=max_tokens or self._max_tokens, temperature=temperature, seed=seed)
-        return chat.answer(prompt, sampling=sampling)
+        answer: str = self._chat.answer(prompt, sampling=sampling)
+        return answer
 
     @cached_property
-    def _chat(self) -> Chat:
-        from reroll.pipeline.chat import Chat
+    def _chat(self) -> Any:
         from reroll.types import SamplingParams
 
         systems = [source.system for source in self.config.data.train] if isinstance(self.config, RlvrConfig) else []
         system = systems[0] if len(set(systems)) == 1 else None
-        return Chat(str(self.checkpoint), sampling=SamplingParams(max_tokens=self._max_tokens), system=system)
+        return helper("chat")(str(self.checkpoint), sampling=SamplingParams(max_tokens=self._max_tokens), system=system)
 
     @property
     def _max_tokens(self) -> int:
@@ -309,7 +315,7 @@ def _add_data(tree: dict[str, Any], data: Any, eval_data: Any, *, env: Any, agen
         data = {"kind": "env", "domain": "env"}
     for part, given in (("train", data), ("eval", eval_data)):
         if given is not None:
-            source = source_of(given, folder=folder)
+            source = helper("rows")(given, folder=folder)
             if agent is not None and isinstance(source, dict):
                 source.setdefault("domain", "agent")
             _put(tree, ["data", part], [source])

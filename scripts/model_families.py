@@ -8,29 +8,17 @@ from __future__ import annotations
 
 import tempfile
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 import transformers
-from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
-from reroll.errors import ModelError
-from reroll.infer.embedded.engine import EmbeddedEngine
-from reroll.models.attention import PackedAttention, hidden_states, logits
-from reroll.models.load import load_model, load_tokenizer
 from reroll.models.tiny import make_tiny
-from reroll.types import Completion, Request, SamplingParams
+from reroll_zoo.model_check import contract
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
-TOLERANCE = 1e-4
-"""Of log-probs in fp32, and of gradients as a share of each weight's largest one."""
-LENGTHS = (3, 30, 1, 11)
-NUM_TOKENS = 12
 
 _WINDOW = {"sliding_window": 8}
 _UNTIED = {"tie_embeddings": False}
@@ -117,110 +105,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
 """Fields of each family's tiny config that are not those of all. Windows are shorter than the sequences."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """The largest gaps between a family's model here and Hugging Face's own, with eager attention."""
-
-    refused: str = ""
-    """Why it is refused altogether."""
-    packed: float = 0.0
-    """Log-probs of sequences packed into one row, against each alone."""
-    gradient: float = 0.0
-    """Gradients of the packed log-probs, of every weight, as a share of its largest one."""
-    engine_refused: str = ""
-    """Why the embedded engine refuses it."""
-    engine: float = 0.0
-    """Log-probs that the embedded engine reports of tokens that it wrote."""
-    pushed: float = 0.0
-    """The same, after new weights were pushed."""
-    num_same: int = 0
-    """Of the prompts: how many were greedily continued with the same tokens as by `generate`."""
-
-    @property
-    def agrees(self) -> bool:
-        gaps = (self.packed, self.gradient, self.engine, self.pushed)
-        return not self.refused and max(gaps) <= TOLERANCE and (self.engine_refused != "" or self.num_same == len(LENGTHS))
-
-
-def measure(family: str, folder: Path) -> Measured:
+def measure(family: str, folder: Path) -> contract.Measured:
     """Make a tiny model in the folder, and compare."""
     options: dict[str, Any] = {"hidden": 64, "layers": 3, "initializer_range": 0.2, "max_positions": 128} | FAMILIES[family]
     name = str(make_tiny(folder, family=family, **options))  # type: ignore[arg-type]  # Any that transformers knows.
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    plain = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32, attn_implementation="eager").eval()
-    try:
-        ours = load_model(name, dtype=torch.float32, device="cpu")
-        packed, gradient = _training_gaps(ours, plain)
-    except ModelError as error:
-        return Measured(refused=str(error))
-    try:
-        engine = EmbeddedEngine(ours, load_tokenizer(name), max_running=3)
-        wrote = _write(engine)
-    except ModelError as error:
-        return Measured(packed=packed, gradient=gradient, engine_refused=str(error))
-    num_same = sum(
-        list(completion.token_ids) == _generate(plain, ids) for ids, completion in zip(_sequences(), wrote, strict=True)
-    )
-    gap = _engine_gap(plain, wrote)
-    with torch.no_grad():
-        for parameter in plain.parameters():
-            parameter.mul_(1.1)
-    engine.load_weights({key: weight.clone() for key, weight in plain.named_parameters()}, version=1)
-    return Measured(packed=packed, gradient=gradient, engine=gap, num_same=num_same, pushed=_engine_gap(plain, _write(engine)))
+    return contract.measure(name)
 
 
-def _sequences() -> list[Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return [torch.randint(4, 90, (length,), generator=generator) for length in LENGTHS]
-
-
-def _training_gaps(ours: PreTrainedModel, plain: PreTrainedModel) -> tuple[float, float]:
-    sequences = _sequences()
-    ids, positions = torch.cat(sequences), torch.cat([torch.arange(len(each)) for each in sequences])
-    bounds = torch.tensor([0, *LENGTHS]).cumsum(0)
-    got = logits(ours, hidden_states(ours, ids, positions, PackedAttention(bounds))).log_softmax(-1)
-    want = torch.cat([plain(each[None], use_cache=False).logits[0] for each in sequences]).log_softmax(-1)
-    for logp in (got, want):
-        logp.gather(1, ids[:, None]).sum().backward()
-    shares = [_share(*pair) for pair in zip(ours.parameters(), plain.parameters(), strict=True)]
-    return float((got - want).detach().abs().max()), max(shares)
-
-
-def _share(ours: Tensor, plain: Tensor) -> float:
-    """By how much two gradients differ, of the larger's largest entry. One below 1e-3 is taken for noise."""
-    gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in (ours, plain)]
-    largest = max(float(gradient.abs().max()) for gradient in gradients)
-    return float((gradients[0] - gradients[1]).abs().max()) / max(largest, 1e-3)
-
-
-def _write(engine: EmbeddedEngine) -> list[Completion]:
-    """What it greedily makes of the sequences."""
-    sampling = SamplingParams(max_tokens=NUM_TOKENS, min_tokens=NUM_TOKENS, temperature=0.0)
-    for number, ids in enumerate(_sequences()):
-        engine.submit(Request(id=str(number), prompt_ids=tuple(ids.tolist()), sampling=sampling))
-    done: dict[str, Completion] = {}
-    while engine.num_unfinished:
-        done |= {finished.request_id: finished.completion for finished in engine.step()}
-    return [done[str(number)] for number in range(len(LENGTHS))]
-
-
-@torch.no_grad()
-def _engine_gap(plain: PreTrainedModel, wrote: Sequence[Completion]) -> float:
-    gaps = []
-    for ids, completion in zip(_sequences(), wrote, strict=True):
-        new = torch.tensor(completion.token_ids)
-        logp = plain(torch.cat([ids, new])[None], use_cache=False).logits[0, len(ids) - 1 : -1].log_softmax(-1)
-        gaps.append(float((logp.gather(1, new[:, None])[:, 0] - torch.tensor(completion.logprobs)).abs().max()))
-    return max(gaps)
-
-
-def _generate(plain: PreTrainedModel, ids: Tensor) -> list[int]:
-    options: dict[str, Any] = {"max_new_tokens": NUM_TOKENS, "min_new_tokens": NUM_TOKENS, "do_sample": False}
-    output: Tensor = plain.generate(ids[None], attention_mask=torch.ones_like(ids)[None], pad_token_id=0, **options)  # type: ignore[operator]
-    return output[0, len(ids) :].tolist()  # type: ignore[no-any-return]
-
-
-def page(measured: Mapping[str, Measured]) -> str:
+def page(measured: Mapping[str, contract.Measured]) -> str:
     """docs/models.md"""
     version = transformers.__version__
     taken = {family: found for family, found in measured.items() if not found.refused}
@@ -234,7 +127,7 @@ def page(measured: Mapping[str, Measured]) -> str:
         "- *packed*: log-probs of sequences packed into one row, as they are trained on, against each alone",
         "- *gradient*: of these log-probs, of every weight, as a share of its largest entry",
         "- *engine*: log-probs that the embedded engine reports of what it wrote; *pushed*: after new weights have been pushed",
-        f"- *generate*: prompts, of {len(LENGTHS)}, that the engine greedily continues with the tokens of `generate`",
+        f"- *generate*: prompts, of {len(contract.LENGTHS)}, that the engine greedily continues with the tokens of `generate`",
         "",
         "| family (`model_type`) | packed | gradient | engine | pushed | generate |",
         "|---|---|---|---|---|---|",

@@ -10,18 +10,23 @@ import os
 import signal
 import sys
 from contextlib import suppress
-from multiprocessing.forkserver import set_forkserver_preload
 
-_LOADED = ["reroll.pipeline.run", "reroll.pipeline.build", "reroll.pipeline.rlvr", "reroll.training.torch_strategy"]
-set_forkserver_preload([*_LOADED, "reroll.infer.embedded.engine", "reroll.infer.worker", "transformers.models.qwen3"])
+FORKS = multiprocessing.get_context("forkserver")
+"""Of one process, whoever asks: it has loaded the library for runs and for ranks."""
+FORKS.set_forkserver_preload(
+    [
+        *("reroll.pipeline.run", "reroll.pipeline.build", "reroll.pipeline.rlvr", "reroll.training.torch_strategy"),
+        *("reroll.infer.embedded.engine", "reroll.infer.worker", "reroll.training.cluster", "reroll_zoo.fsdp2.strategy"),
+        *(f"transformers.models.{family}.modeling_{family}" for family in ("llama", "qwen2", "qwen3")),
+    ]
+)
 
 
 class WarmProcess:
     """Runs `script` as `python -c` would, in a session of its own; what it prints is lost."""
 
     def __init__(self, script: str, *words: str) -> None:
-        context = multiprocessing.get_context("forkserver")
-        self._process = context.Process(target=_run, args=(script, list(words), dict(os.environ), os.getcwd()))
+        self._process = FORKS.Process(target=_run, args=(script, list(words), dict(os.environ), os.getcwd()))
         self._process.start()
         assert self._process.pid is not None
         self.pid = self._process.pid

@@ -29,7 +29,6 @@ from reroll.config.parts import (
     ELASTIC,
     Devices,
     DeviceSelectionConfig,
-    ExternalEngineConfig,
     ModelConfig,
 )
 from reroll.config.pipeline import PipelineConfig
@@ -90,8 +89,8 @@ def _rules(config: PipelineConfig, folder: Path) -> list[Callable[[Any], Iterabl
 def _engine_devices(config: RlvrConfig) -> Iterator[Violation]:
     if config.engine.devices == ELASTIC:
         return
-    width = config.engine.tp if isinstance(config.engine, ExternalEngineConfig) else 1
-    yield from _devices(config, "engine.devices", config.engine.devices, at_most=config.engine.num_workers * width)
+    num_gpus = config.engine.num_workers * config.engine.gpus_per_worker
+    yield from _devices(config, "engine.devices", config.engine.devices, at_most=num_gpus)
 
 
 def _batch_arithmetic(config: RlvrConfig) -> Iterator[Violation]:

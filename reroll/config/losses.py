@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from reroll.config.base import ImportPath, Node
+from reroll.config.base import ImportPath
 from reroll.config.formula import FormulaConfig
 
 _SELECT = "select_"
@@ -96,46 +96,23 @@ KlEstimator = Literal["k1", "k2", "k3", "low_variance", "abs"]
 """With d = log p - log p_ref. k1: d; k2: d² / 2; k3: exp(-d) - 1 + d; low_variance: k3, at most 10; abs: |d|."""
 
 
-class CorrectionConfig(Node):
-    """Weighs samples by trainer / sampler, where the two differ. Several are multiplied."""
+class CorrectionConfig(FormulaConfig):
+    """Weighs samples by trainer / sampler, where the two differ. Several are multiplied.
 
-    level: Literal["token", "turn", "geometric_turn", "sequence", "geometric"] = "token"
-    """The ratio of the token; the product over its turn or its sequence; or the geometric mean over its turn
-    (geometric_turn) or its sequence (geometric)."""
-    mode: Literal["truncate", "mask", "reject"] = "truncate"
-    """truncate: min(ratio, high). mask: 0 outside [low, high]. reject: 1 inside [low, high], 0 outside."""
-    low: float = Field(default=0.5, ge=0)
-    """Not used by truncate."""
-    high: float = Field(default=2.0, gt=0, allow_inf_nan=True)
-    """The largest ratio that counts in full."""
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        if self.mode != "truncate":
-            check_ordered(self.low, self.high, names="low and high")
-        return self
-
-
-class RejectionConfig(Node):
-    """Leaves out tokens, turns or sequences where the policy, as it learns, has come too far from the one that sampled.
-
-    With d = log p(sampler) - log p(policy) of a token; left out means a weight of 0: what is rejected still counts in
-    denominators and in the KL and entropy terms.
+    What a kind `runs` is `(old_logp, sampler_logp, mask, sequence, turn, **arguments) -> training.base.TokenWeights`. Kinds are
+    found by their entry points, group `reroll.corrections`; one that names none is `importance`.
     """
 
-    distance: Literal["k1", "k2", "k3"] = "k3"
-    """k1: d; k2: d² / 2; k3: exp(-d) - 1 + d. All estimate KL(sampler || policy); k2 and k3 are never negative."""
-    level: Literal["token", "turn", "sequence"] = "sequence"
-    """What is left out as a whole."""
-    take: Literal["mean", "sum", "max"] = "mean"
-    """What its tokens' distances make together."""
-    high: float = Field(gt=0)
-    """The largest distance that is kept."""
-    only_negative: bool = False
-    """Only where the advantage is negative. `{distance: k1, high: 0.5, only_negative: true}` is DeepSeek-V3.2's mask."""
+    group: ClassVar[str] = "reroll.corrections"
+    default_kind: ClassVar[str | None] = "importance"
 
 
-def check_ordered(low: float, high: float, *, names: str) -> None:
-    """Raise ValueError if two bounds leave nothing between them."""
-    if low > high:
-        raise ValueError(f"nothing lies between {low:g} and {high:g}: swap {names}")
+class RejectionConfig(FormulaConfig):
+    """Leaves out tokens, turns or sequences where the policy, as it learns, has come too far from the one that sampled.
+
+    What a kind `runs` is `(logp, sampler_logp, advantage, mask, sequence, turn, **arguments) -> training.base.TokenWeights`.
+    Kinds are found by their entry points, group `reroll.rejections`; one that names none is `distance`.
+    """
+
+    group: ClassVar[str] = "reroll.rejections"
+    default_kind: ClassVar[str | None] = "distance"

@@ -17,6 +17,7 @@ from reroll.errors import Violation
 
 if TYPE_CHECKING:
     from reroll.config.cluster import MachinesConfig
+    from reroll.config.tree import RlvrConfig
 
 
 class DeviceSelectionConfig(Node):
@@ -148,7 +149,10 @@ class PolicyConfig(ModelConfig):
 
 
 class EngineConfig(KindConfig):
-    """What writes samples. An engine that names no kind is `embedded`."""
+    """What writes samples. An engine that names no kind is `embedded`.
+
+    What any other `runs` is a class with `open(model, node, *, precision, device, lora)`, which gives an `infer.base.Engine`.
+    """
 
     group: ClassVar[str] = "reroll.engines"
     default_kind: ClassVar[str | None] = "embedded"
@@ -187,7 +191,7 @@ class EngineConfig(KindConfig):
         parts = [devices[start : start + width] for start in range(0, len(devices) - width + 1, width)] or [devices]
         return tuple(parts[rank % len(parts)] for rank in range(self.num_workers))
 
-    def violations(self, runtime: RuntimeConfig) -> Iterator[Violation]:
+    def violations(self, config: RlvrConfig) -> Iterator[Violation]:
         """What keeps this kind from running as asked."""
         yield from ()
 
@@ -216,39 +220,6 @@ class EmbeddedEngineConfig(EngineConfig):
     @property
     def reads_again(self) -> bool:
         return self.new_weights == "read_again"
-
-
-class ExternalEngineConfig(EngineConfig):
-    """What vLLM and sglang have in common: a pool of GPU memory, and GPUs that share each layer. Both draw tokens as the
-    embedded engine does: seeds, log-probs and stops mean the same.
-
-    What it `runs` is a class with `open(model, node, *, precision, device, lora)`, which gives an `infer.base.Engine`.
-    """
-
-    num_workers: int = Field(default=1, ge=1)
-    """Independent engines; samples are spread over them by load. More than one needs `runtime: {kind: ray}`."""
-    tp: int = Field(default=1, ge=1)
-    """GPUs that share each layer of one engine: so many neighbours of `devices`."""
-    max_running: int = Field(default=256, ge=1)
-    """Sequences decoded together."""
-    max_model_len: int | None = Field(default=None, ge=2)
-    """Longest context; null: as long as the model takes."""
-    gpu_memory_utilization: float = Field(default=0.5, gt=0, le=1)
-    """Share of each GPU that the engine may fill with weights and cache. A trainer on the same GPU needs the rest."""
-    enforce_eager: bool = False
-    """Neither compile the model nor capture CUDA graphs: slower, and ready at once."""
-    sleep: bool = False
-    """While another role holds its device: true frees KV cache and weights, and requests in flight are prefilled again when the
-    engine is back; false only pauses."""
-
-    @property
-    def gpus_per_worker(self) -> int:
-        return self.tp
-
-    @property
-    def cpu_pool_gib(self) -> float:
-        """Memory for the KV cache where the engine runs on the CPU."""
-        return 0.0
 
 
 class DomainRolloutConfig(Node):

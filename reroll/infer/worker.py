@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from reroll.config.parts import ExternalEngineConfig, LoraConfig
+from reroll.config.parts import EngineConfig, LoraConfig
 from reroll.errors import WorkerError
 from reroll.infer.base import Engine, Finished
 from reroll.infer.embedded.drafts import Drafter
@@ -99,7 +99,7 @@ class InferWorker:
         lora: LoraConfig | None = None,
         cache_gib: float | None = None,
         draft: Literal["off", "auto", "always"] = "off",
-        external: ExternalEngineConfig | None = None,
+        external: EngineConfig | None = None,
         reads_again: bool = False,
     ) -> None:
         """After every `report_every` steps it tells what was written for requests that have not ended. `cache_gib`: what the

@@ -18,7 +18,7 @@ from reroll.config.formula import find_function
 from reroll.config.tree import RlvrConfig
 from reroll.observe.metrics import Last, Stats
 from reroll.tokens.batch import Batch
-from reroll.training.base import Divergence, required
+from reroll.training.base import Divergence, Weighting, required
 from reroll.training.loss import PolicyLoss, ValueLoss
 from reroll.types import Group, Status
 
@@ -101,8 +101,8 @@ def policy_loss_of(config: RlvrConfig, *, kl_coef: float, vocabulary: int | None
         kl_estimator=config.kl.estimator,
         kl_times_ratio=config.kl.times_ratio,
         entropy_coef=config.entropy_coef,
-        corrections=tuple(correction.model_dump() for correction in config.corrections),
-        rejections=tuple(rejection.model_dump() for rejection in config.rejections),
+        corrections=tuple(Weighting(kind=node.kind, options=node.arguments) for node in config.corrections),
+        rejections=tuple(Weighting(kind=node.kind, options=node.arguments) for node in config.rejections),
         distill=Divergence(kind=distill.kind, options=distill.arguments) if distill else None,
         vocabulary=vocabulary if distill else None,
         value=ValueLoss(clip=config.value_loss.clip) if shared else None,

@@ -14,7 +14,6 @@ from reroll.config.parts import (
     EmbeddedEngineConfig,
     EngineConfig,
     EvalConfig,
-    ExternalEngineConfig,
     PolicyConfig,
     RolloutConfig,
 )
@@ -190,7 +189,7 @@ async def spawn_engine(runtime: Runtime, engine: EngineConfig, policy: PolicyCon
         lora=policy.lora,
         cache_gib=engine.cache_gib if isinstance(engine, EmbeddedEngineConfig) else None,
         draft=engine.draft if isinstance(engine, EmbeddedEngineConfig) else "off",
-        external=engine if isinstance(engine, ExternalEngineConfig) else None,
+        external=None if isinstance(engine, EmbeddedEngineConfig) else engine,
         reads_again=engine.reads_again,
     )
     return InferCluster(workers, max_workers=engine.max_workers or 0)

@@ -1,7 +1,8 @@
 """What would stop a run before its first step, found before a model is loaded: by `reroll check`, and by every `train`.
 
-Beyond `config.check`, which reads the config and the names of files, this reads the rows, tries the user's code, asks the hub
-for models that are not here, and reckons whether the GPUs are large enough. Loads neither torch nor ray.
+Beyond `config.check`, which reads the config and the names of files, this reads the rows, asks the hub for models that are not
+here, reckons whether the GPUs are large enough, and asks what packages registered in the group `reroll.preflight`: functions
+`(config) -> Iterable[Violation]`. Loads neither torch nor ray.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from reroll.config.check import notes_of
 from reroll.config.host import model_folder
 from reroll.config.imports import import_object, search_in
 from reroll.config.pipeline import PipelineConfig
+from reroll.config.registry import entry_names, load_entry
 from reroll.config.tree import RlvrConfig
 from reroll.data.sources import SourceRows
 from reroll.errors import ConfigError, DataError, Violation
 from reroll.pipeline.planner import memory_violations
-from reroll.pipeline.rehearsal import code_violations
 
 GET_THE_MODEL = "go online, give a folder, or a model of `reroll models fetch`"
 
@@ -47,8 +48,8 @@ def preflight(config: PipelineConfig, *, code_folder: Path, may_be_offline: bool
     found += [*absent, *too_large]
     if not may_be_offline:
         found += [Violation(where, problem, GET_THE_MODEL) for where, problem in unseen.items()]
-    if isinstance(config, RlvrConfig) and not is_replay:
-        found += code_violations(config)
+    for name in () if is_replay else entry_names("reroll.preflight"):
+        found += load_entry("reroll.preflight", name)(config)
     if found:
         raise ConfigError(found)
     not_seen = [f"{where}: {problem}; it could not be looked up, and train will need it" for where, problem in unseen.items()]

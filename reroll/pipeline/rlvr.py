@@ -19,14 +19,15 @@ from reroll.algo.running import RunningMoments
 from reroll.algo.shaping import shape_rewards
 from reroll.config.advantages import GaeAdvantageConfig
 from reroll.config.algorithm import OwnCriticConfig
+from reroll.config.registry import load_entry
 from reroll.config.tree import RlvrConfig
 from reroll.errors import SamplerMismatch
 from reroll.observe.metrics import Last, Mean, Stats, Sum
-from reroll.pipeline import guard
 from reroll.pipeline.base import Pipeline, RunContext
 from reroll.pipeline.build import LearningModels, RlvrComponents, build_rlvr
 from reroll.pipeline.credit import advantage_stats, assign_advantages, critic_targets, on_domain_scale, policy_loss_of
 from reroll.pipeline.evaluate import num_episodes
+from reroll.pipeline.guard import alarm_of
 from reroll.tokens.batch import Batch, pack
 from reroll.tokens.samples import rows_of
 from reroll.training.base import Needs, required
@@ -240,15 +241,12 @@ class RlvrPipeline(GroupLearner):
     async def check_sampler(self, stats: Stats, batch: Batch, episodes: Episodes, groups: Sequence[Group], step: int) -> None:
         """Raise SamplerMismatch if the update saw log-probs that the policy cannot have drawn. The batch is then looked at
         again, to say which."""
-        alarm = guard.alarm_of(stats, self.config)
+        alarm = alarm_of(stats, self.config)
         if alarm is None:
             return
-        evidence = await guard.gather_evidence(self.policy, batch, has_adapter=self.config.policy.lora is not None)
-        prompts = [groups[group].prompt.id for group in episodes.group.tolist()]
-        rows = episodes.spread(torch.arange(len(prompts)))
-        decode = partial(self.parts.episode_runner.renderer.decode, with_special=True)
-        named = guard.TokenNames(prompts=prompts, episode=rows, decode=decode)
-        raise SamplerMismatch(guard.report(alarm, evidence, batch, named, version=step))
+        diagnose = load_entry("reroll.diagnosis", "sampler")
+        found = await diagnose(self, alarm, batch, episodes, groups, version=step) if diagnose else ""
+        raise SamplerMismatch(alarm.text(found, version=step))
 
     def warn_without_signal(self, groups: Sequence[Group], trained: Stats) -> None:
         """Say so, once for each time it comes to that, when steps in a row leave the policy where it was."""

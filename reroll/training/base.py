@@ -64,6 +64,22 @@ class Predictions:
     """[N]"""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weighting:
+    """What weighs tokens in a loss."""
+
+    kind: str
+    """Of the group `reroll.corrections`, or `reroll.rejections`."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+class TokenWeights(NamedTuple):
+    """What a token's loss is multiplied by, [T], without gradient, and what to report about it."""
+
+    weight: Tensor
+    stats: Stats
+
+
 class LossOutput(NamedTuple):
     """A scalar already divided by the batch's global denominator, and what to report about it."""
 

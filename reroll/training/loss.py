@@ -10,16 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reroll.algo.correction import Correction, Rejection, correct, reject
 from reroll.algo.kl import KL_ESTIMATORS
 from reroll.algo.losses import Tokens, clipped_mask, value_loss
 from reroll.algo.reduce import Mode, aggregate
 from reroll.config.formula import find_function
 from reroll.config.imports import import_object
-from reroll.config.losses import LossConfig
+from reroll.config.losses import CorrectionConfig, LossConfig, RejectionConfig
 from reroll.observe.metrics import Max, Mean, Stats, Sum
 from reroll.tokens.batch import Batch
-from reroll.training.base import Divergence, LossOutput, MicroBatchLoss, Needs, Predictions, required
+from reroll.training.base import Divergence, LossOutput, MicroBatchLoss, Needs, Predictions, Weighting, required
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +44,10 @@ class PolicyLoss:
     """`module:function` of that selection."""
     sees_entropy: bool = False
     """Whether the loss reads `Tokens.entropy`."""
-    corrections: tuple[Mapping[str, Any], ...] = ()
-    """Keyword arguments of `correct`, one for each weight."""
-    rejections: tuple[Mapping[str, Any], ...] = ()
-    """Keyword arguments of `reject`."""
+    corrections: tuple[Weighting, ...] = ()
+    """By how far the old policy is from the sampler."""
+    rejections: tuple[Weighting, ...] = ()
+    """By how far the policy is from the sampler, as it learns."""
     distill: Divergence | None = None
     """Distance from a teacher's distribution, weighed by `batch.target_weight`."""
     vocabulary: int | None = None
@@ -91,14 +90,15 @@ class PolicyLoss:
         tokens = _tokens(batch, logp, old_logp, model.entropy if self.sees_entropy else None)
         per_token = self.function(tokens, **self.options)
         stats = _stats(tokens, batch.logp, clipped_mask(per_token, tokens)) + self._gaps_by_age(batch, logp)
-        for options in self.corrections:
-            correction = correct(old_logp, batch.logp, mask, batch.sequence_index, batch.turn, **options)
-            per_token = per_token * correction.weight
-            stats += _correction_stats(correction, options)
-        for options in self.rejections:
-            rejection = reject(logp, batch.logp, batch.advantage, mask, batch.sequence_index, batch.turn, **options)
-            per_token = per_token * rejection.weight
-            stats += _rejection_stats(rejection, options)
+        places = mask, batch.sequence_index, batch.turn
+        for one in self.corrections:
+            function = find_function(CorrectionConfig.group, one.kind)
+            weights, told = function(old_logp, batch.logp, *places, **one.options)
+            per_token, stats = per_token * weights, stats + told
+        for one in self.rejections:
+            function = find_function(RejectionConfig.group, one.kind)
+            weights, told = function(logp, batch.logp, batch.advantage, *places, **one.options)
+            per_token, stats = per_token * weights, stats + told
         if self.kl_coef:
             kl = required(model.divergence) if self.kl_estimator == "full" else self._kl(batch, tokens)
             per_token = per_token + self.kl_coef * kl
@@ -189,19 +189,6 @@ def _tokens(batch: Batch, logp: Tensor, old_logp: Tensor, entropy: Tensor | None
         turn=batch.turn,
         entropy=entropy,
     )
-
-
-def _correction_stats(correction: Correction, options: Mapping[str, Any]) -> Stats:
-    """By level and mode: `weight` before the bound, `bounded`, the share beyond it, `effective`, the share of samples left."""
-    prefix = f"correction_{options['level']}_{options['mode']}_"
-    means = {prefix + name: Mean(*pair) for name, pair in correction.means.items()}
-    return Stats(means) + Stats({prefix + "weight_max": Max(correction.weight_max)})
-
-
-def _rejection_stats(rejection: Rejection, options: Mapping[str, Any]) -> Stats:
-    """By level, what is taken and of which distance: `distance`, of the level's units, `rejected`, the share of tokens."""
-    prefix = f"rejection_{options['level']}_{options['take']}_{options['distance']}_"
-    return Stats({prefix + name: Mean(*pair) for name, pair in rejection.means.items()})
 
 
 def _stats(tokens: Tokens, sampler_logp: Tensor, is_clipped: Tensor) -> Stats:

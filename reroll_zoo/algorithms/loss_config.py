@@ -6,7 +6,8 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from reroll.config.losses import LossConfig, check_ordered
+from reroll.config.losses import LossConfig
+from reroll_zoo.algorithms.ordered import check_ordered
 
 
 class GspoLossConfig(LossConfig):

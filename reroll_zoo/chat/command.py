@@ -13,7 +13,7 @@ from rich.markup import escape
 from reroll_zoo.samples.episode import printable
 
 if TYPE_CHECKING:
-    from reroll.pipeline.chat import Chat
+    from reroll_zoo.chat.chat import Chat
 
 HELP = "/new starts over, /system TEXT sets the system message, /quit or Ctrl-D leaves, Ctrl-C cuts an answer short"
 
@@ -33,8 +33,8 @@ def chat(
 ) -> None:
     """Talk to MODEL: answers appear as they are written."""
     from reroll.observe.run_folder import newest_model
-    from reroll.pipeline.chat import Chat
     from reroll.types import SamplingParams
+    from reroll_zoo.chat.chat import Chat
 
     console = Console(highlight=False, soft_wrap=True)
     source = newest_model(model)

@@ -8,12 +8,17 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from reroll_zoo.model_check.command import check
+
 models = typer.Typer(help="Models on this machine.", no_args_is_help=True)
 
 
 @models.callback()
 def _group() -> None:
     """Models on this machine."""
+
+
+models.command("check")(check)
 
 
 @models.command("fetch")

@@ -12,10 +12,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from reroll.config.load import load_config
-from reroll.config.parts import ExternalEngineConfig
 from reroll.config.pipeline import PipelineConfig
 from reroll.config.tree import RlvrConfig
 from reroll.errors import ConfigError, Violation
+from reroll_zoo.external_engine.config import ExternalEngineConfig
 from reroll_zoo.fsdp2.config import Fsdp2StrategyConfig
 
 if TYPE_CHECKING:

@@ -13,7 +13,6 @@ from reroll.config.parts import (
     DeviceSelectionConfig,
     EmbeddedEngineConfig,
     EngineConfig,
-    ExternalEngineConfig,
     FixedModelConfig,
     LocalRuntimeConfig,
     ModelConfig,
@@ -25,6 +24,7 @@ from reroll.config.strategy import RanksStrategyConfig, StrategyConfig
 from reroll.config.tree import RlvrConfig
 from reroll.errors import ConfigError, Violation
 from reroll.runtime.devices import DeviceMap, Ranks
+from reroll_zoo.external_engine.config import ExternalEngineConfig
 from reroll_zoo.fsdp2.config import Fsdp2StrategyConfig
 from reroll_zoo.judge.config import JudgeConfig
 from reroll_zoo.offline.config import DistillConfig, OfflineConfig

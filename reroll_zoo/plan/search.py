@@ -11,11 +11,12 @@ from reroll.config.algorithm import OwnCriticConfig
 from reroll.config.base import Node
 from reroll.config.elastic import begin_elastic
 from reroll.config.host import parse_devices
-from reroll.config.parts import EngineConfig, ExternalEngineConfig, LocalRuntimeConfig, ModelConfig, PolicyConfig
+from reroll.config.parts import EngineConfig, LocalRuntimeConfig, ModelConfig, PolicyConfig
 from reroll.config.pipeline import PipelineConfig
 from reroll.config.strategy import RanksStrategyConfig, StrategyConfig, TorchStrategyConfig
 from reroll.config.tree import RlvrConfig
 from reroll.errors import Violation
+from reroll_zoo.external_engine.config import ExternalEngineConfig
 from reroll_zoo.fsdp2.config import Fsdp2StrategyConfig
 from reroll_zoo.plan.cluster import ClusterConfig
 from reroll_zoo.plan.memory import GIB

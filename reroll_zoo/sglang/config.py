@@ -10,8 +10,9 @@ from typing import ClassVar, Literal
 from pydantic import Field, JsonValue
 
 from reroll.config.host import foreign_environment, num_visible_gpus
-from reroll.config.parts import ExternalEngineConfig, RuntimeConfig
+from reroll.config.tree import RlvrConfig
 from reroll.errors import Violation
+from reroll_zoo.external_engine.config import ExternalEngineConfig
 
 _FIND_SGLANG = "import importlib.util, sys; sys.exit(importlib.util.find_spec('sglang') is None)"
 
@@ -27,8 +28,9 @@ class SglangConfig(ExternalEngineConfig):
     options: dict[str, JsonValue] = Field(default_factory=dict)
     """More settings of sglang's `ServerArgs`, by their names there. They win over what reroll sets."""
 
-    def violations(self, runtime: RuntimeConfig) -> Iterator[Violation]:
-        is_ray = runtime.kind == "ray"
+    def violations(self, config: RlvrConfig) -> Iterator[Violation]:
+        yield from super().violations(config)
+        is_ray = config.runtime.kind == "ray"
         if self.devices == "cpu" or (self.devices == "auto" and not is_ray and not num_visible_gpus()):
             yield Violation("engine.devices", "sglang needs a GPU", "name GPUs, or set engine.kind to embedded or vllm")
         if is_ray:

@@ -11,12 +11,12 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from reroll.config.parts import LoraConfig
-from reroll.infer.hf_weights import HFWeightAssembler
 from reroll.infer.sequence import end_ids, sampling_until_min_tokens
 from reroll.models.load import DTYPES, Precision, load_tokenizer, resolve_base
 from reroll.weights.buckets import Entry, aligned, put
 from reroll.weights.sender import GpuTransport, MappedTransport, Transport
-from reroll_zoo.external_engine import ExternalEngine
+from reroll_zoo.external_engine.engine import ExternalEngine
+from reroll_zoo.external_engine.weights import HFWeightAssembler
 from reroll_zoo.sglang.config import SglangConfig
 from reroll_zoo.sglang.messages import (
     LoadWeights,

@@ -86,6 +86,8 @@ class ModelledEngine:
         self._has_events = asyncio.Event()
         self._version = 0
         self._known_prompts: set[tuple[int, ...]] = set()
+        self._known_samples: set[str] = set()
+        """Of which a turn was read under the weights of now."""
         self.written: Counter[str] = Counter()
         """Tokens written here, by sample."""
         self.num_tokens = self.num_prefill_tokens = self.num_steps = 0.0
@@ -124,6 +126,7 @@ class ModelledEngine:
             self._note_version(sequence)
         self._version = version
         self._known_prompts.clear()
+        self._known_samples.clear()
         self._release()
 
     async def pause(self) -> None:
@@ -233,13 +236,15 @@ class ModelledEngine:
             self._read(sequence)
 
     def _read(self, sequence: _SimulatedSequence) -> None:
-        """Its context; what a sibling or the turn before has read is not read again."""
+        """Its context; what a sibling or the turn before has read under the same weights is not read again."""
         ids = sequence.request.prompt_ids
+        sample, turn = _place_of(sequence.request.id)
         num_tokens = float(sequence.num_before)
         if ids not in self._known_prompts:
-            self._known_prompts.add(ids)
-            is_first_turn = len(ids) == 1
-            num_tokens += self._workload.prompt_tokens if is_first_turn else self._workload.reply_tokens
+            is_going_on = turn > 0 and sample in self._known_samples
+            num_tokens += self._workload.reply_tokens if is_going_on else self._workload.context_tokens(turn)
+        self._known_prompts.add(ids)
+        self._known_samples.add(sample)
         self.num_prefill_tokens += num_tokens
         self._read_left_s += num_tokens * self._model.prefill_s
 
@@ -277,7 +282,7 @@ class ModelledEngine:
     def _count(self, sequence: _SimulatedSequence) -> int:
         """How much it has now; what is new is counted."""
         num_tokens = round(sequence.written(self._progress)) if sequence.request.id in self._running else sequence.num_before
-        self.written[_sample_of(sequence.request.id)] += num_tokens - sequence.num_before
+        self.written[_place_of(sequence.request.id)[0]] += num_tokens - sequence.num_before
         sequence.num_before, sequence.starts_at = num_tokens, self._progress
         return num_tokens
 
@@ -335,9 +340,10 @@ class ModelledEngine:
         self._has_events.set()
 
 
-def _sample_of(request_id: str) -> str:
-    """`GROUP.INDEX` of `GROUP.INDEX.TURN#SERIAL`."""
-    return request_id.partition("#")[0].rpartition(".")[0]
+def _place_of(request_id: str) -> tuple[str, int]:
+    """`GROUP.INDEX` and TURN of `GROUP.INDEX.TURN#SERIAL`."""
+    sample, _, turn = request_id.partition("#")[0].rpartition(".")
+    return sample, int(turn)
 
 
 class ModelledWorkers(Workers[InferWorker]):

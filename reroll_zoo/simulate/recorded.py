@@ -19,6 +19,8 @@ from reroll_zoo.simulate.engines import EngineModel
 from reroll_zoo.simulate.run import System
 from reroll_zoo.simulate.workload import Workload, empirical, env_slots, fixed
 
+MIN_SPREAD = 0.1
+"""Of what varies from step to step, against its mean: the deviation below which a slope is noise."""
 MAX_SAMPLES = 20_000
 """Whose tokens are read: the newest."""
 
@@ -60,7 +62,7 @@ def read_run(folder: Path, *, skip: int = 1, until: int | None = None) -> Record
     return RecordedRun(
         config=config,
         workload=workload,
-        system=_system(config, rows),
+        system=_system(config, rows, prompt_tokens=workload.prompt_tokens),
         step_s=mean(row["time/step_s"] for row in rows),
         num_steps=len(rows) + skip,
     )
@@ -122,17 +124,23 @@ def _of_domains(rows: Sequence[dict[str, float]], domains: Sequence[str], name: 
     return median(found) if found else 0.0
 
 
-def _system(config: RlvrConfig, rows: Sequence[dict[str, float]]) -> System:
-    """The engine's step from its own count of steps and seconds; what a step does beside waiting and pushing is training."""
+def _system(config: RlvrConfig, rows: Sequence[dict[str, float]], *, prompt_tokens: float) -> System:
+    """The engine's step from its own count of steps and seconds; what a step does beside waiting and pushing is training.
+
+    Training is timed by the tokens that the simulation counts, prompts and completions once each: turns whose contexts were
+    trained on again and again made a token dearer.
+    """
     engine_seats, policy_seats = _seats(config)
     on_cpu = config.policy.devices == "cpu" and config.engine.devices == "cpu"
     train_s, token_s = _line(
-        [row["train/tokens"] for row in rows],
+        [row["tokens"] + config.rollout.prompts_per_step * prompt_tokens for row in rows],
         [row["time/step_s"] - row["time/wait_s"] - row["time/push_s"] for row in rows],
     )
+    prefill_s = prefill_of(rows)
     return System(
         engine=EngineModel(
-            decode_s=fit_decode(rows, max_running=config.engine.max_running),
+            decode_s=fit_decode(rows, max_running=config.engine.max_running, prefill_s=prefill_s),
+            prefill_s=prefill_s,
             max_running=config.engine.max_running,
             report_every=config.engine.report_every,
             load_s=median(row["time/push_s"] for row in rows),
@@ -164,21 +172,31 @@ def _seats(config: RlvrConfig) -> tuple[tuple[tuple[str, ...], ...], tuple[tuple
     return config.engine.ranks(parse_devices(config.engine.devices)), (parse_devices(config.policy.devices),)
 
 
-def fit_decode(rows: Sequence[dict[str, float]], *, max_running: int) -> Callable[[int], float]:
-    """Seconds of a step against how many run in it; reading prompts is part of it, as it was."""
+def prefill_of(rows: Sequence[dict[str, float]]) -> float:
+    """Seconds in which the engine reads a token of context. No run measures them: a pass forward is a third of what training on
+    a token takes. At most half of the engine's time is laid to reading."""
+    trained_s = sum(row["time/train_s"] for row in rows) / max(1.0, sum(row["train/tokens"] for row in rows))
+    busy_s, num_read = (sum(row.get(f"engine/{name}", 0.0) for row in rows) for name in ("busy_s", "prefill_tokens"))
+    return min(trained_s / 3, busy_s / 2 / max(1.0, num_read))
+
+
+def fit_decode(rows: Sequence[dict[str, float]], *, max_running: int, prefill_s: float) -> Callable[[int], float]:
+    """Seconds of a step against how many run in it, without those of reading."""
     used = [row for row in rows if row.get("engine/busy_s") and row.get("engine/occupancy")]
     if not used:
         raise RunFolderError("the run's metrics have no engine/busy_s: it was made by an earlier version")
     running = [row["engine/occupancy"] * max_running for row in used]
-    seconds = [row["engine/busy_s"] * n / row["engine/tokens"] for row, n in zip(used, running, strict=True)]
+    writing_s = [max(0.0, row["engine/busy_s"] - prefill_s * row["engine/prefill_tokens"]) for row in used]
+    seconds = [spent_s * n / row["engine/tokens"] for spent_s, row, n in zip(writing_s, used, running, strict=True)]
     base_s, each_s = _line(running, seconds)
     return lambda num: base_s + each_s * num
 
 
 def _line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
-    """Base and slope of the least-squares line, neither below zero; through the means."""
+    """Base and slope of the least-squares line, neither below zero; through the means. Where x hardly varies it says little of
+    the slope, which is then near zero."""
     xs, ys = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
-    spread = float(((xs - xs.mean()) ** 2).sum())
+    spread = float(((xs - xs.mean()) ** 2).sum()) + len(xs) * (MIN_SPREAD * float(xs.mean())) ** 2
     slope = float(((xs - xs.mean()) * (ys - ys.mean())).sum()) / spread if spread else 0.0
     slope = min(max(slope, 0.0), float(ys.mean() / xs.mean())) if xs.mean() else 0.0
     return max(0.0, float(ys.mean() - slope * xs.mean())), slope

@@ -30,6 +30,7 @@ th:first-child, td:first-child { text-align: left } th { color: var(--faint); fo
 .row { display: grid; grid-template-columns: minmax(7rem, 16rem) 1fr 5rem; gap: .8rem; align-items: center; margin: .35rem 0 }
 .row span:last-child { text-align: right; color: var(--faint) } .key { display: inline-block; width: .8rem; height: .8rem;
   border-radius: 2px; margin: 0 .3rem 0 1rem }
+@media (max-width: 40rem) { .row { grid-template-columns: 1fr auto } .row .track { grid-row: 2; grid-column: 1 / 3 } }
 .hist { display: flex; gap: .4rem; align-items: flex-end; height: 6rem }
 .hist div { flex: 0 0 3rem; display: flex; flex-direction: column; justify-content: flex-end; height: 100%; text-align: center;
   font-size: .8rem; color: var(--faint) }

@@ -106,6 +106,10 @@ class Workload:
     env_slots: int | None = None
     """Environments that may live at once; None: as many as there are samples."""
 
+    def context_tokens(self, turn: int) -> float:
+        """What stands before the completion of this turn (the first is 0), on average."""
+        return self.prompt_tokens + turn * (self.lengths.mean + self.reply_tokens)
+
     def num_tokens(self, seed: int) -> int:
         """Of the completion that this seed draws."""
         return max(1, min(self.max_tokens, round(self.lengths.of(seed))))

@@ -7,8 +7,10 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from reroll.config.parts import ExternalEngineConfig, LocalRuntimeConfig, RuntimeConfig
+from reroll.config.parts import LocalRuntimeConfig
+from reroll.config.tree import RlvrConfig
 from reroll.errors import Violation
+from reroll_zoo.external_engine.config import ExternalEngineConfig
 
 
 class VllmEngineConfig(ExternalEngineConfig):
@@ -25,8 +27,9 @@ class VllmEngineConfig(ExternalEngineConfig):
     def cpu_pool_gib(self) -> float:
         return self.cpu_cache_gib
 
-    def violations(self, runtime: RuntimeConfig) -> Iterator[Violation]:
-        if self.num_workers > 1 and isinstance(runtime, LocalRuntimeConfig):
+    def violations(self, config: RlvrConfig) -> Iterator[Violation]:
+        yield from super().violations(config)
+        if self.num_workers > 1 and isinstance(config.runtime, LocalRuntimeConfig):
             yield Violation(
                 "engine.num_workers",
                 "a process holds one vLLM engine, and the local runtime is one process",

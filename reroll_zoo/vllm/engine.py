@@ -19,10 +19,10 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.executor.abstract import Executor
 
 from reroll.config.parts import LoraConfig
-from reroll.infer.hf_weights import HFWeightAssembler
 from reroll.infer.sequence import end_ids, sampling_until_min_tokens
 from reroll.models.load import Precision, load_tokenizer, resolve_base
-from reroll_zoo.external_engine import ExternalEngine
+from reroll_zoo.external_engine.engine import ExternalEngine
+from reroll_zoo.external_engine.weights import HFWeightAssembler
 from reroll_zoo.vllm.config import VllmEngineConfig
 from reroll_zoo.vllm.sampling import SamplingProcessor, sampling_args
 from reroll_zoo.vllm.steps import SamplingExecutor, StepQueue, TakenStep

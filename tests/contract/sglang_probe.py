@@ -7,9 +7,9 @@ import torch
 from engine_probe import DEVICE, load
 
 from reroll.infer.base import EngineCounts
-from reroll.infer.hf_weights import HFWeightAssembler
 from reroll.infer.sequence import end_ids
 from reroll.models.load import load_tokenizer
+from reroll_zoo.external_engine.weights import HFWeightAssembler
 from reroll_zoo.sglang.config import SglangConfig
 from reroll_zoo.sglang.engine import SglangEngine, open_process
 from reroll_zoo.sglang.messages import ResetCache

@@ -11,9 +11,9 @@ from engine_probe import DEVICE, load
 from vllm.platforms import current_platform
 
 from reroll.infer.base import EngineCounts
-from reroll.infer.hf_weights import HFWeightAssembler
 from reroll.infer.sequence import end_ids
 from reroll.models.load import load_tokenizer
+from reroll_zoo.external_engine.weights import HFWeightAssembler
 from reroll_zoo.vllm.config import VllmEngineConfig
 from reroll_zoo.vllm.engine import VllmEngine, close_llm, open_llm
 

@@ -7,7 +7,6 @@ are held to a hundredth of one step.
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -19,6 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from warm import FORKS
 
 from reroll.config.parts import LoraConfig, ModelConfig, OptimConfig
 from reroll.config.strategy import TorchStrategyConfig
@@ -39,10 +39,6 @@ MICRO_BATCH_TOKENS = 30
 GROUPS = ((60, 9, 14), (8, 11, 7), (33, 10))
 """Rows of three prompts, by their lengths. One row fills a rank by itself, so ranks have unequal numbers of micro-batches; the
 row of 33 has no token in the loss, so that a micro-batch never reaches the head."""
-
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["reroll.training.cluster"])
-"""New ones for every model, as in a run: torch remembers the groups that a process was in. Imports are done once for all."""
 
 
 def batch(seed: int, groups: Sequence[Sequence[int]] = GROUPS, *, unit_size: int = 1) -> Batch:
@@ -76,7 +72,7 @@ class Scenario:
     """What a model is put through."""
 
     config: ModelConfig
-    steps: range = range(3)
+    steps: range = range(2)
     head: Head = "language"
     loss: Loss = GRPO
     asks: Needs | None = None
@@ -150,7 +146,8 @@ def fsdp2(**options: Any) -> Fsdp2StrategyConfig:
 
 def played_by_ranks(scenario: Scenario, num_ranks: int) -> Outcome:
     rendezvous = Rendezvous("127.0.0.1")
-    with ProcessPoolExecutor(num_ranks, mp_context=PROCESSES) as pool:
+    # New ones for every model, as in a run: torch remembers the groups that a process was in.
+    with ProcessPoolExecutor(num_ranks, mp_context=FORKS) as pool:
         calls = [pool.submit(play_as_rank, scenario, rank, num_ranks, rendezvous.address) for rank in range(num_ranks)]
         return said_together([call.result() for call in calls], scenario)
 

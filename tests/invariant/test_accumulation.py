@@ -15,7 +15,7 @@ from reroll.models.load import load_model, load_tokenizer
 from reroll.models.tiny import make_tiny
 from reroll.tokens.batch import Batch, pack
 from reroll.tokens.packing import balance, micro_batches, order_of
-from reroll.training.base import Needs, required
+from reroll.training.base import Needs, Weighting, required
 from reroll.training.loss import PolicyLoss
 from reroll.training.torch_strategy import TorchStrategy
 from reroll.types import Sample
@@ -119,8 +119,10 @@ def test_ratios_weights_and_rejections_of_turns_and_sequences_do_not_depend_on_t
         aggregation="sequence_mean",
         kl_coef=0.1,
         kl_times_ratio=True,
-        corrections=({"level": "geometric_turn", "mode": "mask", "low": 0.8, "high": 1.2},),
-        rejections=REJECTIONS,
+        corrections=(
+            Weighting(kind="importance", options={"level": "geometric_turn", "mode": "mask", "low": 0.8, "high": 1.2}),
+        ),
+        rejections=tuple(Weighting(kind="distance", options=options) for options in REJECTIONS),
     )
     expected, expected_loss = gradient(strategy, [batch], loss)
     for parts in (micro_batches(batch, max_tokens=1), split(batch, 3)):

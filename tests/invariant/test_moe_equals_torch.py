@@ -8,7 +8,6 @@ the routers here decide by far wider margins.
 
 from __future__ import annotations
 
-import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from transformers import AutoModelForCausalLM
+from warm import FORKS
 
 from reroll.config.parts import LoraConfig, ModelConfig, OptimConfig
 from reroll.config.strategy import TorchStrategyConfig
@@ -41,10 +41,6 @@ OPTIM = OptimConfig(lr=STEP, clip_norm=0.5, weight_decay=0.1, eps=1e-6)
 GRPO = PolicyLoss(kind="ppo", options={"clip_low": 0.2, "clip_high": 0.2}, kl_coef=0.05)
 MICRO_BATCH_TOKENS = 30
 NUM_EXPERTS = 8
-
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["reroll.training.cluster"])
-"""New ones for every model, as in a run: torch remembers the groups that a process was in. Imports are done once for all."""
 
 
 def batch(seed: int) -> Batch:
@@ -132,7 +128,7 @@ def model_config(folder: Path, *, lora: bool = False, **options: Any) -> ModelCo
 def played_by(num_ranks: int, scenario: Scenario) -> Outcome:
     """What the ranks say together."""
     rendezvous = Rendezvous("127.0.0.1")
-    with ProcessPoolExecutor(num_ranks, mp_context=PROCESSES) as pool:
+    with ProcessPoolExecutor(num_ranks, mp_context=FORKS) as pool:
         calls = [pool.submit(play_as_rank, scenario, rank, num_ranks, rendezvous.address) for rank in range(num_ranks)]
         outcomes = [call.result() for call in calls]
     told = outcomes[:: scenario.config.strategy.ranks_per_share]

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from reroll.config.pipeline import PipelineConfig
 from reroll.config.tree import RlvrConfig
 from reroll.errors import Violation
-from reroll.pipeline import preflight
-from reroll.pipeline.rehearsal import FIX, code_problems
+from reroll_zoo import rehearsal
+from reroll_zoo.rehearsal import FIX, code_problems
 from reroll_zoo.show import curve
 
 
@@ -33,11 +34,13 @@ def _user_code_is_tried_in_this_process(
 ) -> Iterator[None]:
     """Not in one that starts for it, as every training does: tests/unit/pipeline/test_preflight.py is about that one."""
 
-    def violations(config: RlvrConfig) -> Iterator[Violation]:
+    def violations(config: PipelineConfig) -> Iterator[Violation]:
+        if not isinstance(config, RlvrConfig):
+            return
         for where, problem in code_problems(config).items():
             yield Violation(where, problem, FIX)
 
-    monkeypatch.setattr(preflight, "code_violations", violations)
+    monkeypatch.setattr(rehearsal, "code_violations", violations)
     before = list(sys.path)
     yield
     folders = {*sys.path} - {*before}

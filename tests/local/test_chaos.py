@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))  # scripts, no package
 
+import chaos_rate  # noqa: E402
 from chaos import SCENARIOS, by_fault, by_scenario, play  # noqa: E402
 from chaos_faults import JUDGE, KILL, STOP  # noqa: E402
 
@@ -35,3 +36,17 @@ def test_a_run_in_processes_gets_over_a_few_faults_and_ends_as_if_there_had_been
     [row] = by_scenario([verdict])
     assert (row["faults"], row["problems"]) == (4, 0)
     assert sum(row["healed"] for row in by_fault([verdict])) == 4
+
+
+@pytest.mark.slow
+def test_a_run_that_is_struck_again_and_again_is_set_against_one_that_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chaos_rate, "EVERY_S", 15.0)
+    rows, facts = chaos_rate.race(SCENARIOS["local-async"], 0, num_faults=2, folder=tmp_path)
+    assert [row["violations"] for row in rows] == [0, 0]
+    assert all(row["samples"] > 0 for row in rows)
+    assert len(facts["faults"]) == 2
+    assert facts["groups_compared"][0] == facts["groups_compared"][1] > 0
+    assert 0 < facts["p_value_of_lengths"] <= 1
+    assert 0 < facts["p_value_of_rewards"] <= 1

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from reroll.config.load import parse_config
-from reroll.config.parts import ModelConfig
+from reroll.config.parts import ModelConfig, ProcessesRuntimeConfig, RuntimeConfig
 from reroll.config.weights import WeightsConfig, WeightsKind
 from reroll.errors import WorkerDied
 from reroll.infer.cluster import CONCURRENCY, InferCluster
@@ -72,8 +72,8 @@ class MortalEngine(InferWorker):
         super().take_weights(bucket)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_ray() -> Iterator[None]:
+@pytest.fixture(scope="module")
+def one_ray() -> Iterator[None]:
     ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     yield
     ray.shutdown()
@@ -102,9 +102,17 @@ class Scene:
             assert (await self.cluster.generate(request)).versions == ((version, 4),)
 
 
-@pytest.fixture
-async def scene(tiny_model: Path) -> AsyncIterator[Scene]:
-    async with make_runtime(RayRuntimeConfig(kind="ray")) as runtime:
+RUNTIMES: dict[str, RuntimeConfig] = {
+    "processes": ProcessesRuntimeConfig(kind="processes"),
+    "ray": RayRuntimeConfig(kind="ray"),
+}
+
+
+@pytest.fixture(params=["processes", pytest.param("ray", marks=pytest.mark.slow)])
+async def scene(request: pytest.FixtureRequest, tiny_model: Path) -> AsyncIterator[Scene]:
+    if request.param == "ray":
+        request.getfixturevalue("one_ray")
+    async with make_runtime(RUNTIMES[request.param]) as runtime:
         config = ModelConfig(model=str(tiny_model), devices="cpu")
         trainers = await runtime.spawn(MortalTrainer, Placement("policy", ("cpu",)), config, total_steps=1)
         placement = Placement("engine", ("cpu",) * 3, concurrency=CONCURRENCY)
@@ -142,6 +150,7 @@ async def test_who_dies_in_the_middle_of_a_push_is_left_out_and_the_others_get_t
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_ray")
 @pytest.mark.parametrize(
     "weights", [{"kind": "broadcast", "bucket_mb": 0.02}, {"kind": "disk", "delta": True}, {"kind": "store"}]
 )

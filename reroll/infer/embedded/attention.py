@@ -85,7 +85,7 @@ class _CachedAttention:
         self._pad = self._real = None
         if min(lengths) < max(lengths):
             self._pad = torch.from_numpy(padded + np.cumsum(sizes, 0) - sizes).to(device)
-            self._real = torch.from_numpy(steps < sizes).to(device)
+            self._real = torch.from_numpy(np.flatnonzero(steps < sizes)).to(device)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scoring: Scoring) -> Tensor:
         width = len(self._offsets)
@@ -101,7 +101,8 @@ class _CachedAttention:
             some = slice(start, start + num_at_once)
             outputs.append(_attend(grouped[:, some], keys, values, visible[:, some], scoring))
         output = outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
-        return (output if self._real is None else output[self._real]).reshape(query.shape).to(query.dtype)
+        output = output.reshape(-1, *query.shape[1:])
+        return (output if self._real is None else output[self._real]).to(query.dtype)
 
     def _visible_within(self, sliding_window: int | None) -> Tensor:
         """What each token may look at, [N, M, L]. Layers with the same window share it."""
@@ -120,7 +121,7 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, visible: Tensor, scorin
     rows = query.permute(0, 2, 3, 1, 4).flatten(2, 3)
     mask = visible[:, None] if num_steps == 1 else visible[:, None].repeat(1, 1, num_sharing, 1)
     is_plain = scoring.softcap is None and scoring.sinks is None
-    if is_plain and num_steps == 1 and keys.dtype == torch.bfloat16 and keys.device.type == "cpu":
+    if is_plain and num_steps <= _SHORT and keys.dtype == torch.bfloat16 and keys.device.type == "cpu":
         output = _attend_by_products(rows, keys, values, mask, scaling=scoring.scaling)
     else:
         sinks = None if scoring.sinks is None else scoring.sinks.view(keys.shape[1], -1).repeat_interleave(num_steps, 1)
@@ -129,7 +130,10 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, visible: Tensor, scorin
 
 
 def _attend_by_products(query: Tensor, keys: Tensor, values: Tensor, visible: Tensor, *, scaling: float) -> Tensor:
-    """Attention as two plain products: for a few bf16 queries on a CPU, twice as fast as PyTorch's attention kernel."""
-    scores = torch.matmul(query, keys.transpose(-1, -2)).float().mul_(scaling)
+    """Attention as two plain products: for a few bf16 queries on a CPU, up to half as fast again as PyTorch's kernel.
+
+    Of a part of the cache, the product would first make a transposed copy: that takes longer than itself and a plain copy.
+    """
+    scores = torch.matmul(query, keys.contiguous().transpose(-1, -2)).float().mul_(scaling)
     weights = scores.masked_fill_(~visible, float("-inf")).softmax(-1)
     return torch.matmul(weights.to(values.dtype), values)

@@ -9,8 +9,8 @@ from reroll.models.attention import PackedAttention, Scoring
 HEADS, KV_HEADS, DIM = 4, 2, 8
 
 
-def make_cache(*, num_slots, length):
-    cache = SlotCache(num_layers=2, num_heads=KV_HEADS, head_dim=DIM, dtype=torch.float32, device=torch.device("cpu"))
+def make_cache(*, num_slots, length, dtype=torch.float32):
+    cache = SlotCache(num_layers=2, num_heads=KV_HEADS, head_dim=DIM, dtype=dtype, device=torch.device("cpu"))
     cache.reserve(num_slots=num_slots, length=length)
     return cache
 
@@ -52,6 +52,19 @@ def test_any_mix_of_reading_continuing_and_writing_equals_one_pass_over_everythi
     ):
         got = advance(cache, streams, starts, ends, **options)
         assert_each_is_part_of_the_whole(got, streams, starts, ends, **options)
+        starts = ends
+
+
+def test_bf16_tokens_that_are_written_or_drafted_see_what_one_pass_sees_in_a_cache_longer_than_they_need():
+    streams = [[part.bfloat16() for part in random_qkv(length, seed)] for seed, length in enumerate((60, 50, 40))]
+    cache = make_cache(num_slots=3, length=200, dtype=torch.bfloat16)
+    advance(cache, streams, [0, 0, 0], [50, 40, 30])
+    starts = [50, 40, 30]
+    for ends in ([51, 41, 31], [52, 44, 39], [60, 50, 40]):  # One token each; up to nine; ten: another kernel.
+        got = advance(cache, streams, starts, ends)
+        for output, stream, start, end in zip(got, streams, starts, ends, strict=True):
+            exact = whole([part.float() for part in stream])[start:end]
+            torch.testing.assert_close(output.float(), exact, rtol=0.02, atol=0.02)
         starts = ends
 
 

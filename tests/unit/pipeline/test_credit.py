@@ -14,6 +14,7 @@ from reroll.config.tree import RlvrConfig
 from reroll.pipeline.credit import advantage_stats, assign_advantages, critic_targets, on_domain_scale, policy_loss_of
 from reroll.tokens.batch import Batch, pack
 from reroll.tokens.samples import rows_of
+from reroll.training.base import Weighting
 from reroll.training.loss import PolicyLoss, ValueLoss
 from reroll.types import Completion, FinishReason, Group, Prompt, Status, Trajectory, Turn
 
@@ -164,8 +165,13 @@ def test_the_loss_is_built_from_the_config() -> None:
         kl_estimator="k2",
         kl_times_ratio=True,
         entropy_coef=0.01,
-        corrections=({"level": "turn", "mode": "mask", "low": 0.5, "high": 2.0},),
-        rejections=({"distance": "k3", "level": "sequence", "take": "mean", "high": 0.5, "only_negative": False},),
+        corrections=(Weighting(kind="importance", options={"level": "turn", "mode": "mask", "low": 0.5, "high": 2.0}),),
+        rejections=(
+            Weighting(
+                kind="distance",
+                options={"distance": "k3", "level": "sequence", "take": "mean", "high": 0.5, "only_negative": False},
+            ),
+        ),
     )
 
 

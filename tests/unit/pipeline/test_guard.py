@@ -11,11 +11,12 @@ import torch
 from reroll.config.load import parse_config
 from reroll.config.tree import RlvrConfig
 from reroll.observe.metrics import Mean, Stats
-from reroll.pipeline.guard import MIN_TOKENS, Alarm, Evidence, TokenNames, alarm_of, max_gap, report
+from reroll.pipeline.guard import MIN_TOKENS, Alarm, alarm_of, max_gap
 from reroll.tokens.batch import Batch, pack
 from reroll.training.base import Predictions
 from reroll.training.loss import PolicyLoss
 from reroll.types import Sample
+from reroll_zoo.diagnosis import Evidence, TokenNames, report
 
 
 def config(**changes: Any) -> RlvrConfig:
@@ -84,7 +85,8 @@ def told(batch: Batch, logp: torch.Tensor, **without: torch.Tensor) -> str:
         episode=batch.sequence_index,
         decode=lambda ids: f"<{ids[0]}>",
     )
-    return report(Alarm(0.5, 0.15, 600, False), Evidence(logp=logp, without=without), batch, names, version=4)
+    alarm = Alarm(0.5, 0.15, 600, False)
+    return alarm.text(report(alarm, Evidence(logp=logp, without=without), batch, names, version=4), version=4)
 
 
 def moved(batch: Batch, by: float, *, num_rows: int | None = None) -> torch.Tensor:

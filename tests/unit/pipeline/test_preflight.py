@@ -16,7 +16,7 @@ from reroll.config.load import parse_config
 from reroll.config.tree import RlvrConfig
 from reroll.errors import ConfigError
 from reroll.pipeline.preflight import preflight
-from reroll.pipeline.rehearsal import code_problems
+from reroll_zoo.rehearsal import code_problems
 
 USER_CODE = """
 print("modules may print what they like")

@@ -3,7 +3,9 @@
 import asyncio
 import json
 import random
+import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +13,10 @@ from token_runs import TokenRun, length_of
 
 from reroll.observe.journal import Journal
 from reroll_zoo.audit.audit import audit
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))  # scripts, no package
+
+from two_sample import p_value
 
 NUM_STEPS, CHECKPOINT_EVERY = 180, 2
 CONFIG = {"prompts_per_step": 4, "group_size": 4, "max_tries": 9}
@@ -58,17 +64,6 @@ async def life(folder, saved, trained, *, rng, is_killed, **config):
     await one.scheduler.close()
     journal.close()
     return saved, one.scheduler.stats()["rollout/continued_tokens"].value
-
-
-def p_value(ours, others, *, rng, num_draws=5000):
-    """How likely means this far apart are, if both come from one distribution: by permutation."""
-    ours, others = np.array(ours, dtype=float), np.array(others, dtype=float)
-    both, apart = np.concatenate((ours, others)), abs(ours.mean() - others.mean())
-    found = 0
-    for _ in range(num_draws):
-        rng.shuffle(both)
-        found += abs(both[: len(ours)].mean() - both[len(ours) :].mean()) >= apart
-    return (found + 1) / (num_draws + 1)
 
 
 @pytest.mark.slow

@@ -19,8 +19,9 @@ from process_probe import Probe
 from reroll.errors import WorkerDied
 from reroll.runtime.base import Placement, Workers
 from reroll.runtime.children import marked
-from reroll.runtime.forks import Order, fork
 from reroll.runtime.processes import ProcessRuntime
+from reroll.runtime.starts import Order
+from reroll_zoo.forks.forks import fork
 
 TWO = Placement("probe", ("cpu", "cpu"))
 

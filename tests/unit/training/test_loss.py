@@ -7,7 +7,7 @@ import torch
 from reroll.algo.kl import KL_ESTIMATORS
 from reroll.algo.losses import Tokens
 from reroll.tokens.batch import Batch, pack
-from reroll.training.base import Predictions
+from reroll.training.base import Predictions, Weighting
 from reroll.training.loss import SFT_LOSS, PolicyLoss, ValueLoss
 from reroll.types import Sample
 
@@ -36,7 +36,11 @@ def said(logp: torch.Tensor) -> Predictions:
 
 
 def test_it_travels() -> None:
-    loss = PolicyLoss(kind="ppo", options={"clip_low": 0.1, "clip_high": 0.2}, corrections=({"level": "token"},))
+    loss = PolicyLoss(
+        kind="ppo",
+        options={"clip_low": 0.1, "clip_high": 0.2},
+        corrections=(Weighting(kind="importance", options={"level": "token"}),),
+    )
     assert pickle.loads(pickle.dumps(loss)) == loss
 
 
@@ -167,10 +171,16 @@ def test_corrections_weigh_the_loss_and_report_how_much() -> None:
     packed = batch().replace(old_logp=logp_of(-2.0).detach())
     plain = PPO(packed, said(logp_of(-2.0))).loss.item()
     truncate = {"level": "token", "mode": "truncate", "low": 0.5, "high": 2.0}
-    weighed = PolicyLoss(kind="ppo", options=PPO.options, corrections=(truncate,))(packed, said(logp_of(-2.0)))
+    weighed = PolicyLoss(kind="ppo", options=PPO.options, corrections=(Weighting(kind="importance", options=truncate),))(
+        packed, said(logp_of(-2.0))
+    )
     assert weighed.loss.item() == pytest.approx(plain * np.exp(-1))
     assert weighed.stats["correction_token_truncate_weight"].value == pytest.approx(np.exp(-1))
-    both = PolicyLoss(kind="ppo", options=PPO.options, corrections=(truncate, truncate | {"mode": "mask"}))
+    both = PolicyLoss(
+        kind="ppo",
+        options=PPO.options,
+        corrections=tuple(Weighting(kind="importance", options=truncate | {"mode": mode}) for mode in ("truncate", "mask")),
+    )
     output = both(packed, said(logp_of(-2.0)))
     assert output.loss.item() == 0
     assert output.stats["correction_token_mask_bounded"].value == 1
@@ -180,7 +190,7 @@ def test_a_rejection_takes_a_sequence_out_of_the_policys_term_and_leaves_it_in_d
     """The sampler drew at -1. The first row is still near it, the second is not."""
     logp = torch.where(batch().loss_mask, torch.tensor([-1.1] * 4 + [-3.0] * 4), 0.0).requires_grad_()
     far = {"distance": "k1", "level": "sequence", "take": "mean", "high": 0.5, "only_negative": True}
-    loss = PolicyLoss(kind="reinforce", rejections=(far,), kl_coef=0.5, kl_estimator="k2")
+    loss = PolicyLoss(kind="reinforce", rejections=(Weighting(kind="distance", options=far),), kl_coef=0.5, kl_estimator="k2")
     packed = batch(advantage=-1.0).replace(ref_logp=logp.detach())
     output = loss(packed, Predictions(logp=logp))
     output.loss.backward()

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from reroll.errors import WorkerError
-from reroll.infer.hf_weights import HFWeightAssembler
 from reroll.models.load import load_model, load_tokenizer
 from reroll.models.tiny import make_tiny
 from reroll.types import FinishReason, Request, SamplingParams
+from reroll_zoo.external_engine.weights import HFWeightAssembler
 from reroll_zoo.sglang.config import SglangConfig
 from reroll_zoo.sglang.engine import SglangEngine, buckets, open_process
 from reroll_zoo.sglang.messages import OpenServer, Ready, ResetCache, RunStep, StepOutput

@@ -1,4 +1,4 @@
-"""The process that workers are forked from: `python -m reroll.runtime.fork_server FD ROOM`. Its controller: `forks.py`.
+"""The process that workers are forked from: `python -m reroll_zoo.forks.server FD ROOM`. Its controller: `forks.py`.
 
 A fresh interpreter takes seconds of a core to load torch and transformers. This process loads them once for a controller and
 starts no thread; each worker is a fork of it, in a session, with an environment, a standard error and a title of its own. It
@@ -25,7 +25,8 @@ from typing import NamedTuple, NoReturn
 from reroll.runtime import process_worker
 from reroll.runtime.children import mark_this_process
 from reroll.runtime.cpu import OMP
-from reroll.runtime.forks import NUMBER, Order
+from reroll.runtime.starts import Order
+from reroll_zoo.forks.forks import NUMBER
 
 _ARG_START, _ARG_END = 48, 49
 """Of `/proc/self/stat`, counted from 1: see proc(5)."""

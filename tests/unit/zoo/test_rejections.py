@@ -8,9 +8,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from reroll.algo.correction import Distance, Rejection, Take, reject
 from reroll.algo.segments import Level
-from reroll.config.losses import RejectionConfig
+from reroll_zoo.algorithms.correction_config import DistanceRejectionConfig
+from reroll_zoo.algorithms.corrections import Distance, Rejection, Take, reject
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -91,8 +91,8 @@ def test_the_mask_of_deepseek_leaves_out_what_is_bad_and_has_become_unlikely() -
                 is_out = arrays["advantage"][place] < 0 and mean > 0.3
                 expected[place] = 0 if is_out else 1
                 outcomes.add((bool(arrays["advantage"][place] < 0), bool(mean > 0.3)))
-        node = RejectionConfig(distance="k1", high=0.3, only_negative=True)
-        np.testing.assert_array_equal(rejected(arrays, **node.model_dump()).weight.numpy(), expected)
+        node = DistanceRejectionConfig(distance="k1", high=0.3, only_negative=True)
+        np.testing.assert_array_equal(rejected(arrays, **node.arguments).weight.numpy(), expected)
     assert len(outcomes) == 4
 
 
@@ -113,6 +113,6 @@ def test_what_lies_off_the_mask_changes_nothing_and_an_empty_one_rejects_nothing
 
 
 def test_the_config_offers_the_same_choices() -> None:
-    fields = RejectionConfig.model_fields
+    fields = DistanceRejectionConfig.model_fields
     for name, choices in {"distance": Distance, "level": Level, "take": Take}.items():
         assert get_args(fields[name].annotation) == get_args(choices)

@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import reroll
+import reroll_zoo
 from reroll.config.advantages import ImportAdvantageConfig
 from reroll.config.imports import import_object
 from reroll.config.losses import ImportLossConfig
+from reroll.config.pipeline import PipelineConfig
 from reroll.config.rewards import ImportRewardConfig, walk
 from reroll.config.tree import RlvrConfig
 from reroll.errors import RerollError, Violation
@@ -37,13 +39,15 @@ Attempt = Callable[[], object]
 """What a run does with a piece of the user's code, as far as that can be tried."""
 
 
-def code_violations(config: RlvrConfig) -> Iterator[Violation]:
+def code_violations(config: PipelineConfig) -> Iterator[Violation]:
     """What keeps the config's functions and classes from being used. Modules are found as in this process."""
+    if not isinstance(config, RlvrConfig):
+        return
     first = next((where for where, _ in _attempts(config)), None)
     if first is None:
         return
     question = pickle.dumps(sys.path) + pickle.dumps(config)
-    command = [sys.executable, "-m", "reroll.pipeline.rehearsal"]
+    command = [sys.executable, "-m", "reroll_zoo.rehearsal"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     try:
         done = subprocess.run(command, input=question, capture_output=True, timeout=TIMEOUT_S, env=environment, check=False)
@@ -72,7 +76,8 @@ def code_problems(config: RlvrConfig) -> dict[str, str]:
 def _describe(error: BaseException) -> str:
     """What was raised; and where, unless it is an error of the library's about the user's code."""
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-    is_ours = Path(files[-1]).is_relative_to(Path(reroll.__file__).parent)
+    ours = [Path(package.__path__[0]) for package in (reroll, reroll_zoo)]
+    is_ours = any(Path(files[-1]).is_relative_to(folder) for folder in ours)
     return str(error) if is_ours or isinstance(error, RerollError) else last_lines(error)
 
 

@@ -9,7 +9,7 @@ stacked by multiplying their weights, and a rejection is a weight of 0 or 1.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -17,6 +17,8 @@ from torch import Tensor
 from reroll.algo.kl import KL_ESTIMATORS, k3
 from reroll.algo.segments import Level as Unit
 from reroll.algo.segments import segment_sum, units_of
+from reroll.observe.metrics import Max, Mean, Stats
+from reroll.training.base import TokenWeights
 
 Level = Literal["token", "turn", "geometric_turn", "sequence", "geometric"]
 Bound = Literal["truncate", "mask", "reject"]
@@ -34,6 +36,27 @@ _GEOMETRIC = ("geometric", "geometric_turn")
 
 _MAX_LOG_WEIGHT = 20.0
 """Log ratios of tokens and of units are held within ± this, so that no weight overflows."""
+
+
+def importance(
+    old_logp: Tensor, sampler_logp: Tensor, mask: Tensor, sequence: Tensor, turn: Tensor, **options: Any
+) -> TokenWeights:
+    """`correct`, reported by level and mode: `weight` before the bound, `bounded`, the share beyond it, `effective`, the share
+    of samples left."""
+    correction = correct(old_logp, sampler_logp, mask, sequence, turn, **options)
+    prefix = f"correction_{options['level']}_{options['mode']}_"
+    means = {prefix + name: Mean(*pair) for name, pair in correction.means.items()}
+    return TokenWeights(correction.weight, Stats(means) + Stats({prefix + "weight_max": Max(correction.weight_max)}))
+
+
+def distance(
+    logp: Tensor, sampler_logp: Tensor, advantage: Tensor, mask: Tensor, sequence: Tensor, turn: Tensor, **options: Any
+) -> TokenWeights:
+    """`reject`, reported by level, what is taken and of which distance: `distance`, of the level's units, `rejected`, the share
+    of tokens."""
+    rejection = reject(logp, sampler_logp, advantage, mask, sequence, turn, **options)
+    prefix = f"rejection_{options['level']}_{options['take']}_{options['distance']}_"
+    return TokenWeights(rejection.weight, Stats({prefix + name: Mean(*pair) for name, pair in rejection.means.items()}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

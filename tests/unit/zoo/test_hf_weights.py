@@ -3,9 +3,9 @@ import torch
 from safetensors.torch import load_file
 
 from reroll.config.parts import LoraConfig
-from reroll.infer.hf_weights import HFWeightAssembler
 from reroll.models.load import load_model
 from reroll.models.tiny import make_tiny
+from reroll_zoo.external_engine.weights import HFWeightAssembler
 
 peft = pytest.importorskip("peft")
 LORA = LoraConfig(rank=4, alpha=8, targets=["q_proj", "down_proj"])

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from reroll.cli import app
 from reroll.models.load import load_tokenizer
-from reroll.pipeline.chat import Chat
 from reroll.tokens.renderer import Renderer
 from reroll.types import SamplingParams
+from reroll_zoo.chat.chat import Chat
 
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0)
 

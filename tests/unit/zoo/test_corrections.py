@@ -7,9 +7,9 @@ import torch
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from reroll.algo.correction import Bound, Correction, Level, correct
 from reroll.algo.losses import Tokens, ppo
-from reroll.config.losses import CorrectionConfig
+from reroll_zoo.algorithms.correction_config import ImportanceWeightConfig
+from reroll_zoo.algorithms.corrections import Bound, Correction, Level, correct
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -138,13 +138,13 @@ def test_no_gradient_flows_through_the_weight() -> None:
 
 
 def test_the_config_offers_the_same_levels_and_modes() -> None:
-    fields = CorrectionConfig.model_fields
+    fields = ImportanceWeightConfig.model_fields
     assert get_args(fields["level"].annotation) == get_args(Level)
     assert get_args(fields["mode"].annotation) == get_args(Bound)
-    corrected(sampled(0), **CorrectionConfig().model_dump())
+    corrected(sampled(0), **ImportanceWeightConfig().arguments)
 
 
 def test_a_band_that_holds_nothing_is_refused_where_the_lower_bound_counts() -> None:
     with pytest.raises(ValidationError, match="swap low and high"):
-        CorrectionConfig(mode="mask", low=2.0, high=1.0)
-    assert CorrectionConfig(mode="truncate", high=0.1).high == 0.1
+        ImportanceWeightConfig(mode="mask", low=2.0, high=1.0)
+    assert ImportanceWeightConfig(mode="truncate", high=0.1).high == 0.1

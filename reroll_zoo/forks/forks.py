@@ -1,4 +1,4 @@
-"""Workers that start in a moment: forks of a process that has already imported what they need (`fork_server.py`).
+"""Workers that start in a moment: forks of a process that has already imported what they need (`server.py`).
 
 Here is the controller's side. A controller has one such process, which it starts when the first worker is to be forked.
 """
@@ -17,9 +17,9 @@ import threading
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import NamedTuple
 
 from reroll.runtime.children import kill_group, marked, sheltered_from_sigterm
+from reroll.runtime.starts import Order
 
 NUMBER = struct.Struct("!i")
 """What a server tells of a worker: its process number, then its exit code."""
@@ -27,18 +27,6 @@ _TITLE_ROOM = "-" * 100
 """As the server's last argument: place for a worker's own title, which is written over the server's."""
 _FLEETING = frozenset({"PYTEST_CURRENT_TEST", "COLUMNS", "LINES"})
 """Variables that change all the time and that no library reads when it is imported."""
-
-
-class Order(NamedTuple):
-    """What a worker to be forked is told before it begins."""
-
-    name: str
-    module: str
-    """Of ours, or empty: imported by the server first, so that the next worker finds it there."""
-    environment: Mapping[str, str]
-    mark: str
-    folder: str
-    """The working directory."""
 
 
 class Forked:
@@ -59,7 +47,7 @@ class Forked:
         with self._changing:
             self._is_to_end = True
             if self.pid is not None and self.returncode is None:
-                kill_group(self.pid)
+                _kill(self.pid)
 
     def wait(self) -> int:
         """Until it has ended; its session is ended then. Returns the exit code, or minus the signal."""
@@ -67,7 +55,7 @@ class Forked:
         with self._changing:
             self.pid = pid
             if self._is_to_end and pid is not None:
-                kill_group(pid)
+                _kill(pid)
         code = self._next_number()
         with self._changing:
             if pid is not None:
@@ -87,7 +75,7 @@ class ForkServer:
     def __init__(self) -> None:
         self._environment = _lasting(os.environ)
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, "-P", "-m", "reroll.runtime.fork_server", str(theirs.fileno()), _TITLE_ROOM]
+        command = [sys.executable, "-P", "-m", "reroll_zoo.forks.server", str(theirs.fileno()), _TITLE_ROOM]
         with theirs, sheltered_from_sigterm():
             self._process = subprocess.Popen(
                 command,
@@ -118,6 +106,11 @@ _server: tuple[int, ForkServer] | None = None
 _starting = threading.Lock()
 
 
+def fork_if_possible(order: Order, link: socket.socket) -> Forked | None:
+    """What `reroll.runtime.processes` asks: `fork`, or None where this system lacks what a server needs."""
+    return fork(order, link) if can_fork() else None
+
+
 def fork(order: Order, link: socket.socket) -> Forked:
     """Have a worker forked that serves at `link`, by the server of this process, which is started if need be."""
     global _server
@@ -138,6 +131,13 @@ def can_fork() -> bool:
     except (AttributeError, OSError):
         return False
     return os.path.exists("/proc/self/stat")
+
+
+def _kill(pid: int) -> None:
+    """It and its session; it alone if it was forked so lately that it leads none. Its number is its own until it is let go."""
+    kill_group(pid)
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
 
 
 def _lasting(environment: Mapping[str, str]) -> dict[str, str]:

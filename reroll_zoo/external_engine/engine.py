@@ -11,10 +11,10 @@ from transformers import PreTrainedTokenizerBase
 
 from reroll.config.parts import LoraConfig
 from reroll.infer.base import Engine, EngineCounts, Finished
-from reroll.infer.hf_weights import HFWeightAssembler
 from reroll.infer.sequence import SequenceState, check_request, tell
 from reroll.models.load import DTYPES, Precision, load_model, resolve_base, resolve_model
 from reroll.types import FinishReason, Request, TokenBlock
+from reroll_zoo.external_engine.weights import HFWeightAssembler
 
 
 class ExternalEngine(Engine):

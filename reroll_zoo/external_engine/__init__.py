@@ -1,0 +1,1 @@
+"""What vLLM and sglang have in common."""

@@ -1,0 +1,1 @@
+"""Workers of the runtime `processes` that start in a moment."""

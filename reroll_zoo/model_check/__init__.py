@@ -1,0 +1,1 @@
+"""Whether a model does here what it does in Hugging Face's own code."""

@@ -1,0 +1,218 @@
+"""A model as reroll runs it beside Hugging Face's own with eager attention: log-probs, gradients, a training step, tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from reroll.config.parts import LoraConfig, OptimConfig
+from reroll.config.strategy import TorchStrategyConfig
+from reroll.errors import ModelError
+from reroll.infer.embedded.engine import EmbeddedEngine
+from reroll.models.attention import PackedAttention, hidden_states, logits
+from reroll.models.load import load_model, load_tokenizer, resolve_model
+from reroll.tokens.batch import pack
+from reroll.training.loss import SFT_LOSS
+from reroll.training.torch_strategy import TorchStrategy
+from reroll.types import Completion, Request, Sample, SamplingParams
+
+TOLERANCE = 1e-4
+"""Of log-probs in fp32, and of gradients as a share of each weight's largest one."""
+LENGTHS = (3, 30, 1, 11)
+NUM_TOKENS = 12
+LORA = LoraConfig(rank=4, alpha=8)
+OPTIM = OptimConfig(lr=1e-4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """The largest gaps between a model here and Hugging Face's own, with eager attention. None: not measured."""
+
+    refused: str = ""
+    """Why it is refused altogether."""
+    packed: float = 0.0
+    """Log-probs of sequences packed into one row, against each alone."""
+    gradient: float = 0.0
+    """Gradients of the packed log-probs, of every weight, as a share of its largest one."""
+    step: float | None = None
+    """Log-probs after one step of AdamW."""
+    lora_refused: str = ""
+    """Why it takes no adapter."""
+    lora: float | None = None
+    """Log-probs with an adapter, against weights into which it is multiplied."""
+    engine_refused: str = ""
+    """Why the embedded engine refuses it."""
+    engine: float = 0.0
+    """Log-probs that the embedded engine reports of tokens that it wrote."""
+    pushed: float = 0.0
+    """The same, after new weights were pushed."""
+    num_same: int = 0
+    """Of the prompts: how many were greedily continued with the same tokens as by `generate`."""
+
+    @property
+    def agrees(self) -> bool:
+        """Whether all that is not refused is as it should be."""
+        gaps = (self.packed, self.gradient, self.engine, self.pushed, self.step or 0.0, self.lora or 0.0)
+        has_same_tokens = self.engine_refused != "" or self.num_same == len(LENGTHS)
+        return not self.refused and max(gaps) <= TOLERANCE and has_same_tokens
+
+
+def measure(name: str, *, training: bool = False, on_part: Callable[[str], None] = lambda part: None) -> Measured:
+    """Compare the model of this folder in fp32 on the CPU. With `training` also after a step of the trainer and with an
+    adapter, for which the model is loaded again. `on_part` is told what begins."""
+    on_part("packed log-probs and gradients")
+    try:
+        ours = load_model(name, dtype=torch.float32, device="cpu")
+        plain = _plain(name)
+        packed, gradient = _training_gaps(ours, plain)
+    except ModelError as error:
+        return Measured(refused=str(error))
+    found: dict[str, Any] = {"packed": packed, "gradient": gradient}
+    plain.zero_grad()
+    ours.zero_grad()
+    on_part("the embedded engine")
+    found |= _engine_gaps(ours, plain, name)
+    del ours, plain
+    if training:
+        on_part("a training step")
+        found["step"] = _step_gap(name)
+        on_part("an adapter")
+        found |= _lora_gap(name)
+    return Measured(**found)
+
+
+def _plain(name: str) -> PreTrainedModel:
+    source = resolve_model(name)
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, attn_implementation="eager")
+    return model.eval()
+
+
+def _engine_gaps(ours: PreTrainedModel, plain: PreTrainedModel, name: str) -> dict[str, Any]:
+    """Tokens and log-probs of the engine before and after a push. It changes both models' weights."""
+    sequences = _sequences(plain)
+    try:
+        engine = EmbeddedEngine(ours, load_tokenizer(name), max_running=3)
+        wrote = _write(engine, sequences)
+    except ModelError as error:
+        return {"engine_refused": str(error)}
+    num_same = sum(
+        list(completion.token_ids) == _generate(plain, ids) for ids, completion in zip(sequences, wrote, strict=True)
+    )
+    gap = _engine_gap(plain, sequences, wrote)
+    with torch.no_grad():
+        for parameter in plain.parameters():
+            parameter.mul_(1.01)
+    engine.load_weights({key: weight.detach().clone() for key, weight in plain.named_parameters()}, version=1)
+    pushed = _engine_gap(plain, sequences, _write(engine, sequences))
+    return {"engine": gap, "num_same": num_same, "pushed": pushed}
+
+
+def _sequences(model: PreTrainedModel) -> list[Tensor]:
+    generator, vocab_size = torch.Generator().manual_seed(0), model.config.get_text_config().vocab_size
+    return [torch.randint(4, vocab_size, (length,), generator=generator) for length in LENGTHS]
+
+
+def _packed_logp(model: PreTrainedModel, sequences: Sequence[Tensor]) -> Tensor:
+    """[T, vocabulary], as the trainer computes it."""
+    ids, positions = torch.cat(list(sequences)), torch.cat([torch.arange(len(each)) for each in sequences])
+    bounds = torch.tensor([0, *map(len, sequences)]).cumsum(0)
+    return logits(model, hidden_states(model, ids, positions, PackedAttention(bounds))).log_softmax(-1)
+
+
+def _alone_logp(plain: PreTrainedModel, sequences: Sequence[Tensor]) -> Tensor:
+    """[T, vocabulary], as Hugging Face computes it."""
+    return torch.cat([plain(each[None], use_cache=False).logits[0] for each in sequences]).log_softmax(-1)
+
+
+def _training_gaps(ours: PreTrainedModel, plain: PreTrainedModel) -> tuple[float, float]:
+    sequences = _sequences(plain)
+    got, want = _packed_logp(ours, sequences), _alone_logp(plain, sequences)
+    for logp in (got, want):
+        logp.gather(1, torch.cat(sequences)[:, None]).sum().backward()
+    shares = [_share(*pair) for pair in zip(ours.parameters(), plain.parameters(), strict=True)]
+    return float((got - want).detach().abs().max()), max(shares)
+
+
+def _share(ours: Tensor, plain: Tensor) -> float:
+    """By how much two gradients differ, of the larger's largest entry. One below 1e-3 is taken for noise."""
+    gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in (ours, plain)]
+    largest = max(float(gradient.abs().max()) for gradient in gradients)
+    return float((gradients[0] - gradients[1]).abs().max()) / max(largest, 1e-3)
+
+
+def _step_gap(name: str) -> float:
+    """Between the log-probs after a step of the trainer on the mean cross-entropy, and of PyTorch's own AdamW."""
+    plain, ours = _plain(name), load_model(name, dtype=torch.float32, device="cpu")
+    sequences = [each for each in _sequences(plain) if len(each) > 1]
+    strategy = TorchStrategy(ours, load_tokenizer(name), TorchStrategyConfig(precision="fp32"), OPTIM, total_steps=10)
+    batch = pack([_sample(each) for each in sequences])
+    strategy.forward_backward(batch.replace(advantage=torch.ones_like(batch.advantage)), SFT_LOSS)
+    strategy.optim_step()
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=OPTIM.lr, betas=OPTIM.betas, eps=OPTIM.eps, weight_decay=0.0)
+    losses = [
+        torch.nn.functional.cross_entropy(plain(each[None], use_cache=False).logits[0, :-1], each[1:], reduction="sum")
+        for each in sequences
+    ]
+    (sum(losses) / sum(len(each) - 1 for each in sequences)).backward()  # type: ignore[union-attr]
+    torch.nn.utils.clip_grad_norm_(plain.parameters(), OPTIM.clip_norm)
+    optimizer.step()
+    with torch.no_grad():
+        return float((_packed_logp(ours, sequences) - _alone_logp(plain, sequences)).abs().max())
+
+
+def _sample(ids: Tensor) -> Sample:
+    """All of it but the first token is trained on."""
+    mask = np.arange(len(ids)) > 0
+    return Sample(ids=ids.numpy(), loss_mask=mask, logp=np.zeros(len(ids), np.float32), turn=np.where(mask, 0, -1))
+
+
+def _lora_gap(name: str) -> dict[str, Any]:
+    """With an adapter that does something, in the trainer's pass, against the weights with A and B multiplied in."""
+    try:
+        ours = load_model(name, dtype=torch.float32, device="cpu", lora=LORA)
+    except ModelError as error:
+        return {"lora_refused": str(error)}
+    plain, parameters = _plain(name), dict(ours.named_parameters())
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for key in [key for key in parameters if ".lora_A." in key]:
+            first, second = parameters[key], parameters[key.replace(".lora_A.", ".lora_B.")]
+            second.copy_(0.1 * torch.randn(second.shape, generator=generator))
+            weight = plain.get_submodule(key.partition(".lora_A.")[0]).weight
+            assert isinstance(weight, Tensor)
+            weight += LORA.alpha / LORA.rank * second @ first
+        sequences = _sequences(plain)
+        return {"lora": float((_packed_logp(ours, sequences) - _alone_logp(plain, sequences)).abs().max())}
+
+
+def _write(engine: EmbeddedEngine, sequences: Sequence[Tensor]) -> list[Completion]:
+    """What it greedily makes of the sequences."""
+    sampling = SamplingParams(max_tokens=NUM_TOKENS, min_tokens=NUM_TOKENS, temperature=0.0)
+    for number, ids in enumerate(sequences):
+        engine.submit(Request(id=str(number), prompt_ids=tuple(ids.tolist()), sampling=sampling))
+    done: dict[str, Completion] = {}
+    while engine.num_unfinished:
+        done |= {finished.request_id: finished.completion for finished in engine.step()}
+    return [done[str(number)] for number in range(len(sequences))]
+
+
+@torch.no_grad()
+def _engine_gap(plain: PreTrainedModel, sequences: Sequence[Tensor], wrote: Sequence[Completion]) -> float:
+    gaps = []
+    for ids, completion in zip(sequences, wrote, strict=True):
+        new = torch.tensor(completion.token_ids)
+        logp = plain(torch.cat([ids, new])[None], use_cache=False).logits[0, len(ids) - 1 : -1].log_softmax(-1)
+        gaps.append(float((logp.gather(1, new[:, None])[:, 0] - torch.tensor(completion.logprobs)).abs().max()))
+    return max(gaps)
+
+
+def _generate(plain: PreTrainedModel, ids: Tensor) -> list[int]:
+    options: dict[str, Any] = {"max_new_tokens": NUM_TOKENS, "min_new_tokens": NUM_TOKENS, "do_sample": False}
+    output: Tensor = plain.generate(ids[None], attention_mask=torch.ones_like(ids)[None], pad_token_id=0, **options)  # type: ignore[operator]
+    return output[0, len(ids) :].tolist()  # type: ignore[no-any-return]
