@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any, Self
 
 import torch
