@@ -148,7 +148,7 @@ def tree_of(
     ranks = {"strategy": {"kind": "fsdp2", "num_ranks": scenario.num_ranks}} if scenario.num_ranks > 1 else {}
     return {
         "pipeline": "rlvr",
-        "run": {"name": "run", "runs_dir": str(folder / "runs"), "steps": num_steps, "seed": 1, "log_samples": 0},
+        "run": {"name": "run", "runs_dir": str(folder / "runs"), "steps": num_steps, "seed": 1},
         "runtime": runtime,
         "policy": {"model": str(model), "devices": "cpu", "optim": {"lr": 1e-3}, **ranks},
         "engine": {"devices": "cpu", "num_workers": scenario.num_engines},

@@ -89,7 +89,7 @@ def main() -> None:
     rates = f"[red]{result['before']:.2f}[/] → [green]{result['after']:.2f}[/]"
     held_out = f"pass rate on {len(before.prompts)} held-out prompts"
     console.print(f"{held_out}: {rates} in {seconds:.0f} s[yellow]{stopped}[/]", highlight=False)
-    for name in ("curve.png", "samples.jsonl", "metrics.jsonl", "result.json"):
+    for name in ("curve.png", "metrics.jsonl", "result.json"):
         console.print(f"  {outcome.folder / name}", highlight=False)
     console.print(f"  {outcome.checkpoint}: the trained model, an ordinary Hugging Face folder", highlight=False)
 

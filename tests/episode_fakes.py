@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from reroll.observe.episode import LoggedEpisode, episode_of
 from reroll.types import Completion, FinishReason, Message, Prompt, Status, Trajectory, Turn
+from reroll_zoo.samples.episode import LoggedEpisode, episode_of
+from reroll_zoo.samples.run_samples import RunSamples
 
 PROMPT = Prompt(id="lake/7", messages=(), domain="lake", extra={"seed": 7})
 
@@ -55,18 +57,7 @@ def play(*turns: dict[str, Any], prompt: Prompt = PROMPT, **ending: Any) -> Logg
     return episode_of(3, prompt, Trajectory(turns=tuple(played), **ending), decode=tokenizer.decode)
 
 
-OLD_ROW = {
-    "step": 1,
-    "id": "0.0",
-    "prompt_id": "math/3",
-    "domain": "math",
-    "prompt": "1+1?",
-    "completion": "It is 2.",
-    "answer": "2",
-    "reward": 1.0,
-    "parts": {"right": 1.0},
-    "status": "completed",
-    "reason": "",
-    "num_tokens": 4,
-}
-"""As it was before turns were logged."""
+def trained_samples(folder: Path) -> list[LoggedEpisode]:
+    """Those that a run was trained on, oldest first."""
+    samples = RunSamples(folder)
+    return [samples.read(life) for life in samples.lives if life.trained_version is not None]

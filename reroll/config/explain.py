@@ -66,7 +66,8 @@ def with_new_names(annotation: Any, tree: Any) -> Any:
     if get_origin(shape) is dict:
         return {key: with_new_names(get_args(shape)[1], item) for key, item in tree.items()}
     fields = shape.model_fields
-    current = dict(renamed(key, value, fields) or (key, value) for key, value in tree.items())
+    kept = {key: value for key, value in tree.items() if key in fields or key not in REMOVED}
+    current = dict(renamed(key, value, fields) or (key, value) for key, value in kept.items())
     return {key: with_new_names(fields[key].annotation, value) if key in fields else value for key, value in current.items()}
 
 
@@ -276,6 +277,9 @@ RENAMED: Mapping[str, tuple[str, ...]] = {
     "offload": ("swap", "cpu_offload", "sleep"),
 }
 """By the old name, what it is called now: the one of these that the node has."""
+
+REMOVED = {"log_samples"}
+"""What runs of earlier versions have in their configs, and no longer is: all samples are in the journal."""
 
 RENAMED_KINDS = {"earned": "env_reward"}
 """Likewise for kinds."""

@@ -374,8 +374,6 @@ class RunConfig(Node):
     lost; those after which it got further do not count. 0: it ends."""
     trackers: list[TrackerName] = Field(default_factory=list)
     """Beside metrics.jsonl, which is always written: tensorboard, wandb, trackio, mlflow, or one of another package's."""
-    log_samples: int = Field(default=4, ge=0)
-    """Completions written to samples.jsonl each step."""
     journal_gib: float | None = Field(default=10.0, gt=0)
     """How much the journal may keep of what samples wrote, newest first, at 7 to 8 bytes a token; null: all. A resumed run
     needs what came after its checkpoint."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 import struct
 import zlib
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,7 +73,7 @@ class PartialTurn(PartialCompletion):
 
     def packed(self) -> PackedTokens:
         """All tokens that were told."""
-        return PackedTokens(b"".join(self._ids), b"".join(self._logprobs))
+        return PackedTokens(_joined(self._ids), _joined(self._logprobs))
 
 
 class _RowBuffer:
@@ -240,9 +240,8 @@ class PartialSamples:
                 yield from turns.items()
 
     def _write(self, file: BinaryIO, rows: _RowBuffer) -> None:
-        # Of hundreds of short arrays, `join` makes one three times as fast as numpy does.
-        is_exact, logprobs = encode_float_array(np.frombuffer(b"".join(rows.logprobs)))
-        ids = encode_id_array(np.frombuffer(b"".join(rows.ids), dtype=np.uint32))
+        is_exact, logprobs = encode_float_array(np.frombuffer(_joined(rows.logprobs)))
+        ids = encode_id_array(np.frombuffer(_joined(rows.ids), dtype=np.uint32))
         names = "\n".join(rows.names).encode()
         head = _HEAD.pack(len(rows.names), len(names), len(ids) // ID_BYTES, not is_exact)
         self._append(file, b"".join((head, names, *rows.rows, ids, logprobs)))
@@ -258,6 +257,11 @@ class _TokenRun(NamedTuple):
     ids: NDArray[np.uint32]
     logprobs: NDArray[np.float64]
     version: int
+
+
+def _joined(arrays: Sequence[NDArray[Any]]) -> bytes:
+    """One after the other: three times as fast as numpy puts hundreds of short arrays together."""
+    return b"".join(cast("Sequence[memoryview]", arrays))  # Arrays are buffers, of which their types say nothing.
 
 
 def _fingerprint(request: Request) -> int:

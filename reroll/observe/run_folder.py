@@ -1,6 +1,6 @@
 """Everything a run leaves behind, in one folder. What is written here survives a crash, a full disk and a resume.
 
-runs/NAME/config.yaml  metrics.jsonl  samples.jsonl  journal/  curve.png  result.json  checkpoints/step-000123/
+runs/NAME/config.yaml  metrics.jsonl  journal/  curve.png  result.json  checkpoints/step-000123/
 """
 
 from __future__ import annotations
@@ -18,10 +18,8 @@ import yaml
 
 from reroll.config.parts import RunConfig
 from reroll.errors import RunFolderError
-from reroll.observe.episode import Decode, episode_of
 from reroll.observe.files import (
     UNFINISHED_PREFIX,
-    append_jsonl,
     explained,
     is_disk_full,
     read_jsonl,
@@ -34,7 +32,6 @@ from reroll.observe.files import (
 from reroll.observe.journal import JOURNAL_FOLDER, sync_journal
 from reroll.observe.lock import LOCK_FILE, RunLock
 from reroll.observe.manifest import FileSum, find_damage, write_manifest
-from reroll.types import Prompt, Trajectory
 
 STEP_PREFIX = "step-"
 DAMAGED_PREFIX = "damaged-"
@@ -63,7 +60,6 @@ class RunFolder:
         self.path = path
         self.config_path = path / "config.yaml"
         self.metrics_path = path / "metrics.jsonl"
-        self.samples_path = path / "samples.jsonl"
         self.journal_path = path / JOURNAL_FOLDER
         self.curve_path = path / "curve.png"
         self.result_path = path / "result.json"
@@ -132,10 +128,9 @@ class RunFolder:
             self.checkpoints_path.mkdir(exist_ok=True)
             latest = self.latest_checkpoint()
             last_step = latest.step if latest else -1  # Without one the run starts anew: step 0 is evaluated again.
-            for path in (self.metrics_path, self.samples_path):
-                if path.exists():
-                    kept = [row for row in read_jsonl(path) if row["step"] <= last_step]
-                    write_atomically(path, "".join(to_line(row) for row in kept))
+            if self.metrics_path.exists():
+                kept = [row for row in read_jsonl(self.metrics_path) if row["step"] <= last_step]
+                write_atomically(self.metrics_path, "".join(to_line(row) for row in kept))
             self._write_config()
             self.result_path.unlink(missing_ok=True)
         self.has_begun = True
@@ -151,11 +146,6 @@ class RunFolder:
     def write_result(self, result: Mapping[str, Any]) -> None:
         """What the run came to: finished, interrupted or failed. A run that was killed leaves none."""
         write_json(self.result_path, result)
-
-    def log_sample(self, step: int, prompt: Prompt, trajectory: Trajectory, *, decode: Decode) -> None:
-        """Add one sample to samples.jsonl: its words as a person would read them, and its turns token by token."""
-        episode = episode_of(step, prompt, trajectory, decode=decode)
-        append_jsonl(self.samples_path, episode.model_dump())
 
     def check_owned(self) -> None:
         """Raise RunFolderError if another run has taken this folder."""
@@ -234,9 +224,8 @@ class RunFolder:
 
     def _sync_rows(self) -> None:
         """What a checkpoint's steps wrote must not be lost to a power cut that the checkpoint survives."""
-        for path in (self.metrics_path, self.samples_path):
-            if path.exists():
-                sync(path)
+        if self.metrics_path.exists():
+            sync(self.metrics_path)
         sync_journal(self.journal_path)
 
     def _put_in_place(self, unfinished: Path, final: Path) -> None:

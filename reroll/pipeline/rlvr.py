@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any, Self
 
 import torch
@@ -235,7 +234,6 @@ class RlvrPipeline(GroupLearner):
         self.warn_without_signal(groups, trained)
         self.rollouts.release(groups, version=step + 1)  # slots free only now: nothing is born stale
         self._committed_state = self._state_now()
-        self._log_samples(groups, step + 1)
         swapped = Stats({"time/swap_s": Last(self.parts.devices.take_swap_s())})
         return waited + swapped + trained + pushed + rollout_stats(groups) + self._component_stats()
 
@@ -301,12 +299,6 @@ class RlvrPipeline(GroupLearner):
 
     def restart(self) -> None:
         self.rollouts.take_up(version=0)
-
-    def _log_samples(self, groups: Sequence[Group], num_steps: int) -> None:
-        pairs = [(group.prompt, trajectory) for group in groups for trajectory in group.trajectories]
-        decode = partial(self.parts.episode_runner.renderer.decode, with_special=True)
-        for prompt, trajectory in pairs[: self.config.run.log_samples]:
-            self.context.folder.log_sample(num_steps, prompt, trajectory, decode=decode)
 
 
 def kl_to_reference(batch: Batch) -> float | None:

@@ -216,7 +216,8 @@ class RolloutScheduler:
             num_samples = group_size + self._config.extra_samples + has_baseline
             flight = GroupInFlight(admitted, now, [None] * num_samples, num_samples, group_size, has_baseline=has_baseline)
             self._flights[admitted.number] = flight
-            about = {"prompt": admitted.prompt.id, "domain": admitted.domain, "version": admitted.version}
+            about: dict[str, Any] = {"prompt": admitted.prompt.id, "domain": admitted.domain, "version": admitted.version}
+            about |= _for_readers(admitted.prompt)
             self._record(flight, SampleState.QUEUED, **about | ({"baseline": num_samples - 1} if has_baseline else {}))
             flight.tasks = [asyncio.create_task(self._run_sample(flight, index)) for index in range(num_samples)]
 
@@ -458,6 +459,13 @@ class RolloutScheduler:
 
 def _misfit(admitted: AdmittedGroup[Prompt], versions: Versions) -> str:
     return f"written under weights {versions.oldest} to {versions.newest}, and its group is of {admitted.version}"
+
+
+def _for_readers(prompt: Prompt) -> dict[str, Any]:
+    """What whoever looks at its samples later wants to know of a prompt beside what the policy was told."""
+    seed = prompt.extra.get("seed")
+    answer = {} if prompt.answer is None else {"answer": prompt.answer}
+    return answer | ({"seed": seed} if isinstance(seed, int) else {})
 
 
 def _now() -> float:

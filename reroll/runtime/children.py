@@ -64,12 +64,14 @@ def sheltered_from_sigterm() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def outlive_sigterm() -> None:
-    """In a sheltered process: go on when it is sent, but leave the processes that this one starts their own choice."""
+def outlive_sigterm() -> bool:
+    """In a sheltered process: go on when it is sent, but leave the processes that this one starts their own choice. False, and
+    nothing is changed, in any other."""
     if signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, ()):
-        return
+        return False
     signal.signal(signal.SIGTERM, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # Of this thread, and of all that it starts.
+    return True
 
 
 def with_one_thread() -> dict[str, str]:

@@ -26,7 +26,7 @@ def audit(
     from reroll.observe.run_folder import RunFolder
     from reroll_zoo.audit.audit import audit as audit_journal
     from reroll_zoo.audit.audit import describe
-    from reroll_zoo.episodes import find_run
+    from reroll_zoo.samples.folders import find_run
 
     folder = RunFolder(find_run(run))
     if not folder.journal_path.is_dir():

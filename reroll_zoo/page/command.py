@@ -18,9 +18,9 @@ def page(
     """Serve a page of RUN, finished, crashed or still running: what every sample does, the course of time, curves, samples,
     the config. It only reads RUN's folder, as it grows.
     """
-    from reroll_zoo.episodes import find_run
     from reroll_zoo.page.run_data import RunData
     from reroll_zoo.page.server import PageServer
+    from reroll_zoo.samples.folders import find_run
 
     console = Console(highlight=False, soft_wrap=True)
     with PageServer(RunData(find_run(run)), host=host, port=port) as server:
@@ -42,9 +42,9 @@ def trace(
     from reroll.observe.files import read_jsonl
     from reroll.observe.journal import read_journal, segments
     from reroll.observe.run_folder import RunFolder
-    from reroll_zoo.episodes import find_run
-    from reroll_zoo.page.lifecycles import Lifecycles
     from reroll_zoo.page.trace import trace_events
+    from reroll_zoo.samples.folders import find_run
+    from reroll_zoo.samples.lifecycles import Lifecycles
 
     folder = RunFolder(find_run(run))
     if not segments(folder.journal_path):

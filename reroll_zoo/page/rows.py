@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Generic, TypeVar
-
-T = TypeVar("T")
+from typing import Any, BinaryIO
 
 
-class RowFollower(Generic[T]):
-    """Every whole row of a file so far, as what `keep` makes of it. Rows that are damaged are passed over."""
+class RowFollower:
+    """Every whole row of a file so far. Rows that are damaged are passed over."""
 
-    def __init__(self, path: Path, keep: Callable[[dict[str, Any], int], T]) -> None:
-        """`keep` is given a row and the place of its line in the file."""
-        self._path, self._keep = path, keep
+    def __init__(self, path: Path) -> None:
+        self._path = path
         self._offset = 0
         self._inode: int | None = None
-        self.rows: list[T] = []
+        self.rows: list[dict[str, Any]] = []
         self.generation = 0
         """Counts how often the file was replaced by another: a resumed run forgets what came after its checkpoint."""
 
@@ -42,6 +38,6 @@ class RowFollower(Generic[T]):
         for line in file:
             if not line.endswith(b"\n"):
                 break
-            with suppress(ValueError, KeyError, TypeError):
-                self.rows.append(self._keep(json.loads(line), self._offset))
+            with suppress(ValueError):
+                self.rows.append(json.loads(line))
             self._offset += len(line)

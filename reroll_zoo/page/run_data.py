@@ -9,21 +9,18 @@ import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
-
-from pydantic import ValidationError
+from typing import Any
 
 from reroll.errors import RunFolderError
-from reroll.observe.episode import LoggedEpisode, episode_of
 from reroll.observe.journal import read_stored
 from reroll.observe.lock import living_holder
 from reroll.observe.run_folder import RunFolder
-from reroll.types import Prompt
-from reroll_zoo.page.decoder import RunDecoder
 from reroll_zoo.page.differences import between, from_defaults
 from reroll_zoo.page.journal_follower import JournalFollower
-from reroll_zoo.page.lifecycles import Lifecycle, Lifecycles, Phase
 from reroll_zoo.page.rows import RowFollower
+from reroll_zoo.samples.decoder import RunDecoder
+from reroll_zoo.samples.lifecycles import Lifecycle, Lifecycles, Phase
+from reroll_zoo.samples.run_samples import read_sample
 
 Json = dict[str, Any]
 
@@ -43,20 +40,6 @@ _MAX_WORDS = 4_000
 """Characters of a sample that are kept for the search."""
 
 
-class LoggedRow(NamedTuple):
-    """A line of samples.jsonl, and where it is."""
-
-    id: str
-    step: int
-    domain: str
-    prompt: str
-    status: str
-    reward: float | None
-    tokens: int
-    words: str
-    offset: int
-
-
 class Unknown(Exception):
     """What is asked for is not there."""
 
@@ -70,7 +53,7 @@ class RunData:
         self._decoder = RunDecoder(self.folder)
         self._words: OrderedDict[int, str] = OrderedDict()
         """What samples wrote, by their serial number, as far as it was searched."""
-        self._metrics: OrderedDict[str, RowFollower[Json]] = OrderedDict()
+        self._metrics: OrderedDict[str, RowFollower] = OrderedDict()
         self._read_config: tuple[tuple[int, int, int], Json] | None = None
         """Which file it was, and what it said."""
         self._start()
@@ -81,7 +64,6 @@ class RunData:
         self._journal = JournalFollower(self.folder.journal_path, max_bytes=_MAX_EVENT_BYTES)
         self._lives = Lifecycles()
         self._words.clear()
-        self._logged = RowFollower(self.folder.samples_path, _logged_row)
 
     def refresh(self) -> None:
         """Read what the run has written since the last time; of much, a part that takes no longer than a second."""
@@ -94,7 +76,6 @@ class RunData:
         self.refresh()
         while self._journal.is_behind:
             self.refresh()
-        self._logged.refresh()
 
     def run(self) -> Json:
         """What the run is, how far it came, and whether it goes on."""
@@ -164,13 +145,10 @@ class RunData:
         offset: int = 0,
         limit: int = 50,
     ) -> Json:
-        """A part of the table of samples that have ended: of the journal's, or without one of the logged."""
+        """A part of the table of samples that have ended."""
         with self._lock:
             self._catch_up()
             rows = [_sample_row(life) for life in self._lives.newest_first() if life.phase >= Phase.DONE]
-            source = "journal"
-            if not self._lives.revision:
-                rows, source = [_logged_sample(row) for row in reversed(self._logged.rows)], "samples.jsonl"
             domains = sorted({row["domain"] for row in rows})
             phases = sorted({row["phase"] for row in rows})
             rows = [row for row in rows if domain in ("", row["domain"]) and _is_in(row, phase) and step in (None, row["step"])]
@@ -183,7 +161,7 @@ class RunData:
         limit = min(limit, MAX_SAMPLES_SENT)
         shown = [{key: value for key, value in row.items() if key != "serial"} for row in rows[offset : offset + limit]]
         self._decoder.warm_up()
-        return {"source": source, "total": len(rows), "offset": offset, "rows": shown, "domains": domains, "phases": phases}
+        return {"total": len(rows), "offset": offset, "rows": shown, "domains": domains, "phases": phases}
 
     def sample(self, id: str) -> Json:
         """One sample turn by turn, token by token, and its siblings. Raises Unknown."""
@@ -191,7 +169,7 @@ class RunData:
             self._catch_up()
             life = self._lives.find(id)
             siblings = [_sample_row(sibling) for sibling in self._lives.group(life.group)] if life else []
-        episode = self._episode(id, life)
+        episode = None if life is None else read_sample(life, self._decoder)
         if episode is None:
             raise Unknown(f"there is nothing to read of sample {id}: it has not ended, or its tokens were deleted")
         rewards = [row["reward"] for row in siblings if row["reward"] is not None]
@@ -248,48 +226,23 @@ class RunData:
             raise Unknown(f"there is no run {name!r} beside this one")
         return self.folder.path.resolve().parent / name
 
-    def _rows_of(self, run: str) -> RowFollower[Json]:
+    def _rows_of(self, run: str) -> RowFollower:
         """A run's metrics so far; those of this one under the empty name."""
         if run not in self._metrics:
             folder = self.folder if not run else RunFolder(self._run_named(run))
-            self._metrics[run] = RowFollower(folder.metrics_path, lambda row, offset: row)
+            self._metrics[run] = RowFollower(folder.metrics_path)
             while len(self._metrics) > _MAX_FOLLOWED_RUNS:
                 self._metrics.popitem(last=False)
         self._metrics.move_to_end(run)
         self._metrics[run].refresh()
         return self._metrics[run]
 
-    def _episode(self, id: str, life: Lifecycle | None) -> LoggedEpisode | None:
-        """As it was logged, if it was; else from the journal's tokens."""
-        step = life.trained_version if life else None
-        for row in reversed(self._logged.rows):
-            if row.id == id and step in (None, row.step):
-                return self._read_logged(row)
-        done = life.done if life else None
-        if life is None or done is None:
-            return None
-        trajectory = read_stored(done, text_of=self._decoder.text)
-        if trajectory is None:
-            return None
-        prompt = Prompt(id=life.prompt, messages=(), domain=life.domain)
-        return episode_of(life.trained_version or 0, prompt, trajectory, decode=self._decoder.with_special)
-
-    def _read_logged(self, row: LoggedRow) -> LoggedEpisode | None:
-        try:
-            with self.folder.samples_path.open("rb") as file:
-                file.seek(row.offset)
-                return LoggedEpisode.model_validate_json(file.readline())
-        except (OSError, ValidationError):
-            return None
-
     def _found(self, rows: Sequence[Json], words: str) -> list[Json]:
         """Those that have these words in what they are called, or in what was written."""
         by_name = [row for row in rows if any(words in str(row[key]).casefold() for key in ("id", "prompt", "reason"))]
         seen = {id(row) for row in by_name}
-        logged = {row.id: row.words for row in self._logged.rows}
         for row in rows[:_MAX_SEARCHED]:
-            text = logged.get(row["id"]) or self._words_of(row)
-            if id(row) not in seen and words in text.casefold():
+            if id(row) not in seen and words in self._words_of(row).casefold():
                 by_name.append(row)
         return by_name
 
@@ -349,27 +302,6 @@ def _sample_row(life: Lifecycle) -> Json:
 def _is_in(row: Json, phase: str) -> bool:
     """Whether a sample is in this state; `scored` are all whose tokens are kept."""
     return row["is_readable"] if phase == "scored" else phase in ("", row["phase"], row["status"])
-
-
-def _logged_sample(row: LoggedRow) -> Json:
-    about = {"id": row.id, "prompt": row.prompt, "domain": row.domain, "status": row.status, "reward": row.reward}
-    rest = {"phase": "trained", "reason": "", "tokens": row.tokens, "version": None, "step": row.step}
-    return about | rest | {"time_s": row.offset, "is_readable": True, "serial": -1}
-
-
-def _logged_row(row: Json, offset: int) -> LoggedRow:
-    words = f"{row['prompt']}\n{row['completion']}"[:_MAX_WORDS]
-    return LoggedRow(
-        id=row["id"],
-        step=row["step"],
-        domain=row["domain"],
-        prompt=row["prompt_id"],
-        status=row["status"],
-        reward=row["reward"],
-        tokens=row["num_tokens"],
-        words=words,
-        offset=offset,
-    )
 
 
 def _read_result(path: Path) -> Json:

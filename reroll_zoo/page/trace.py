@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from reroll.observe.journal import BEGUN, STEPPED, TAKEN
-from reroll_zoo.page.lifecycles import Lifecycle, Lifecycles, Mark, Phase
+from reroll_zoo.samples.lifecycles import Lifecycle, Lifecycles, Mark, Phase
 
 Json = dict[str, Any]
 

@@ -407,7 +407,10 @@ class _Actor:
     ) -> None:
         self._info = info
         self._pid = os.getpid()
-        outlive_sigterm()
+        if not outlive_sigterm():
+            # In a Ray that others started. Ray's own answer is an exception in whatever runs: a call that hangs would fail like
+            # any other, and the calls behind it would still be served by a process that was told to end.
+            signal.signal(signal.SIGTERM, lambda *_: os._exit(1))
         print_stacks_when_asked()
         end_if_it_hangs(watchdog_s)
         if len(gpu_ids) > 1:  # Ray shows an actor the GPU of its bundle only.

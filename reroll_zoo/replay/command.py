@@ -35,8 +35,8 @@ def replay(
     With --with, it shows what the same samples teach under another loss, advantage, optimizer, ...
     """
     from reroll.pipeline.run import train
-    from reroll_zoo.episodes import find_run
     from reroll_zoo.replay.pipeline import compare_weights, drawn_again, replay_config
+    from reroll_zoo.samples.folders import find_run
 
     source = find_run(run)
     config = replay_config(source, start=start, stop=stop, draw=draw, changes=changes or (), name=name)

@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from reroll.errors import RunFolderError
+
 if TYPE_CHECKING:
-    from reroll.observe.episode import LoggedEpisode
+    from reroll_zoo.samples.lifecycles import Lifecycle
+    from reroll_zoo.samples.run_samples import RunSamples
 
 NEWEST = 40
 """Samples that are listed unless more are asked for."""
@@ -28,42 +31,48 @@ def show(
     ] = False,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="The same, into a file of your choice.")] = None,
 ) -> None:
-    """See what the policy was shown, wrote and earned: the logged samples of RUN, one turn by turn, or a page of it all."""
-    from reroll_zoo.episodes import find_episode, find_run, logged_episodes, read_episodes
+    """See what the policy was shown, wrote and earned: the samples of RUN, one turn by turn, or a page of it all."""
+    from reroll_zoo.samples.folders import failure_of, find_run
+    from reroll_zoo.samples.run_samples import RunSamples
     from reroll_zoo.show.page import write_page
-    from reroll_zoo.show.report import write_report
+    from reroll_zoo.show.report import choose_samples, write_report
     from reroll_zoo.show.terminal import print_episode, print_samples
 
     if worst and best:
         raise typer.BadParameter("--worst and --best are two orders: give one of them")
     folder, console = find_run(run), Console(highlight=False)
-    if sample is None and (page or html):
-        episodes, notes = read_episodes(folder / "samples.jsonl")  # A run without any has curves and numbers to report.
-        _print_notes(notes)
-        console.print(f"[green]wrote[/] {write_report(folder, episodes, file=html)}", soft_wrap=True)
-        return
-    episodes, notes = logged_episodes(folder)
-    _print_notes(notes)
-    if sample is None:
-        wanted = _select(episodes, step=step, worst=worst, best=best)
-        print_samples(console, wanted[-num:] if not (worst or best) else wanted[:num], folder=folder, num_logged=len(episodes))
-        return
-    episode = find_episode(episodes, sample)
-    if page or html:
-        console.print(f"[green]wrote[/] {write_page(episode, folder, file=html)}", soft_wrap=True)
+    samples = RunSamples(folder)
+    _print_notes(failure_of(folder))
+    if sample is not None:
+        episode = samples.read(samples.find(sample))
+        if page or html:
+            console.print(f"[green]wrote[/] {write_page(episode, folder, file=html)}", soft_wrap=True)
+        else:
+            print_episode(console, episode)
+    elif page or html:  # A run without samples has curves and numbers to report.
+        console.print(f"[green]wrote[/] {write_report(folder, choose_samples(samples), file=html)}", soft_wrap=True)
     else:
-        print_episode(console, episode)
+        lives = _select(samples, folder, step=step, worst=worst, best=best)
+        shown = [samples.read(life) for life in (lives[:num] if worst or best else lives[-num:])]
+        print_samples(console, shown, folder=folder, num_ended=len(samples.lives))
+    _print_notes([samples.problem] if samples.problem else [])
 
 
-def _select(episodes: Sequence[LoggedEpisode], *, step: int | None, worst: bool, best: bool) -> list[LoggedEpisode]:
-    wanted = [episode for episode in episodes if step in (None, episode.step)]
+def _select(samples: RunSamples, folder: Path, *, step: int | None, worst: bool, best: bool) -> list[Lifecycle]:
+    if not samples.lives:
+        raise RunFolderError(
+            f"{folder} has no samples: none has ended yet, or its pipeline draws none, or its journal was deleted"
+        )
+    wanted = [life for life in samples.lives if step in (None, life.trained_version)]
     if not wanted:
-        steps = sorted({episode.step for episode in episodes})
-        raise typer.BadParameter(f"no sample of step {step} was logged: there are steps {steps[0]} to {steps[-1]}")
+        steps = sorted({life.trained_version for life in samples.lives if life.trained_version is not None})
+        there = f"there are steps {steps[0]} to {steps[-1]}" if steps else "no step is over yet"
+        raise typer.BadParameter(f"no sample of step {step} is known: {there}")
     if worst or best:
-        # Newer ones first among equals; a sample whose reward is not known earned nothing.
+        # Newer ones first among equals.
         sign = -1 if best else 1
-        wanted.sort(key=lambda episode: (sign * (episode.reward or 0.0), -episode.step))
+        scored = [life for life in reversed(wanted) if life.reward is not None]
+        wanted = sorted(scored, key=lambda life: sign * (life.reward or 0.0))
     return wanted
 
 

@@ -11,9 +11,8 @@ from importlib.resources import files
 from pathlib import Path
 
 from reroll.errors import RunFolderError
-from reroll.observe.episode import EpisodeTurn, LoggedEpisode, Told
-from reroll_zoo.episodes import LIKELY, Token, printable, shade, tokens_of
-from reroll_zoo.show.terminal import facts, last_words, number, weights_of
+from reroll_zoo.samples.episode import LIKELY, EpisodeTurn, LoggedEpisode, Token, Told, printable, shade
+from reroll_zoo.show.terminal import facts, last_words, number, title_of, weights_of
 
 _EMPTY = frozenset("_.-·")
 _WALL = frozenset("#")
@@ -34,7 +33,7 @@ class Board:
 
 def render_page(episode: LoggedEpisode, *, run: str) -> str:
     """The whole page. It may be mailed, or opened from a disk."""
-    title = f"sample {episode.id} · step {episode.step}"
+    title = title_of(episode)
     header = f'<p class="run">{text(run)}</p>\n<h1>{text(title)}</h1>\n{fact_list(facts(episode))}'
     return document(f"{title} · {run}", header=header, body=f"{_overview(episode)}\n<main>\n{turns_of(episode)}\n</main>")
 
@@ -65,7 +64,7 @@ def document(title: str, *, header: str, body: str, may_load: str = "") -> str:
 
 def turns_of(episode: LoggedEpisode, *, anchor: str = "turn") -> str:
     """What happened, turn by turn. `anchor` begins the names that links lead to: unique on a page of several samples."""
-    turns = "\n".join(_turn(place, turn, anchor=anchor) for place, turn in enumerate(episode.exchanges, start=1))
+    turns = "\n".join(_turn(place, turn, anchor=anchor) for place, turn in enumerate(episode.turns, start=1))
     return turns or _unplayed(episode)
 
 
@@ -141,13 +140,13 @@ def fact_list(pairs: Sequence[tuple[str, str]]) -> str:
 
 def _overview(episode: LoggedEpisode) -> str:
     """Every turn in a line: its last words, and a bar for what it earned. Then the total, and what the shades mean."""
-    rewards = [turn.reward or 0.0 for turn in episode.exchanges]
+    rewards = [turn.reward or 0.0 for turn in episode.turns]
     low, high = min([0.0, *rewards]), max([0.0, *rewards])
     rows = "\n".join(
         f'<li><a href="#turn-{place}"><span class="place">{place}</span>'
         f'<span class="said"><bdi dir="ltr">{text(last_words([turn])[-_LAST_WORDS:])}</bdi></span>'
         f'{_bar(turn.reward or 0.0, low=low, high=high)}<span class="earned">{number(turn.reward)}</span></a></li>'
-        for place, turn in enumerate(episode.exchanges, start=1)
+        for place, turn in enumerate(episode.turns, start=1)
     )
     labels = [f"p ≥ {bound:g}" for bound in LIKELY] + [f"p < {LIKELY[-1]:g}"]
     legend = "".join(f'<span class="t s{place}">{text(label)}</span>' for place, label in enumerate(labels))
@@ -203,7 +202,7 @@ def _cell(symbol: str) -> str:
 
 
 def _words(turn: EpisodeTurn) -> str:
-    words = "".join(_token(token) for token in tokens_of(turn)) if turn.pieces else text(turn.text)
+    words = "".join(_token(token) for token in turn.tokens) if turn.pieces else text(turn.text)
     return f'<pre class="words">{words}</pre>'
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from reroll.observe.episode import LoggedEpisode
 from reroll.observe.files import read_jsonl
 from reroll.observe.run_folder import RunFolder
+from reroll_zoo.samples.episode import LoggedEpisode
+from reroll_zoo.samples.run_samples import RunSamples
 from reroll_zoo.show.curve import Series, draw_curve, series_of
 from reroll_zoo.show.page import document, earned, fact_list, text, turns_of, write_document
 from reroll_zoo.show.terminal import facts, last_words, number
@@ -39,17 +40,32 @@ _WIDTH, _HEIGHT = 160, 28
 """Size of the small curve of a metric, in pixels."""
 
 
-def write_report(folder: Path, episodes: Sequence[LoggedEpisode], *, file: Path | None = None) -> Path:
+def write_report(folder: Path, chosen: Mapping[str, Sequence[LoggedEpisode]], *, file: Path | None = None) -> Path:
     """Write the report of the run in `folder`, by default as report.html into it. Returns where it is."""
-    return write_document(file or folder / "report.html", render_report(RunFolder(folder), episodes))
+    return write_document(file or folder / "report.html", render_report(RunFolder(folder), chosen))
 
 
-def render_report(run: RunFolder, episodes: Sequence[LoggedEpisode]) -> str:
-    """The whole page, from what lies in the run's folder and its logged samples, oldest first."""
+def choose_samples(samples: RunSamples) -> dict[str, list[LoggedEpisode]]:
+    """What to show, by its title: the newest, and of the policy as it has become the best and the worst."""
+    scored = [life for life in samples.lives if life.stored is not None]
+    last = max((life.trained_version or 0 for life in scored), default=0)
+    late = [life for life in scored if (life.trained_version or 0) > (1 - _LATE) * last]
+    by_reward = sorted(late, key=lambda life: life.reward or 0.0)
+    first = min((life.trained_version or 0 for life in late), default=0)
+    chosen = {
+        "newest samples": scored[::-1][:_NUM_SAMPLES],
+        f"best samples since step {first}": by_reward[::-1][:_NUM_SAMPLES],
+        f"worst samples since step {first}": by_reward[:_NUM_SAMPLES],
+    }
+    return {title: [samples.read(life) for life in lives] for title, lives in chosen.items() if lives}
+
+
+def render_report(run: RunFolder, chosen: Mapping[str, Sequence[LoggedEpisode]]) -> str:
+    """The whole page, from what lies in the run's folder and samples by what they are called together."""
     rows = read_jsonl(run.metrics_path) if run.metrics_path.exists() else []
     name = run.path.resolve().name
     header = f"<h1>{text(name)}</h1>\n{fact_list(_outcome(run, rows))}"
-    body = "\n".join([_curve(run), _headlines(rows), _samples(episodes), _all_numbers(rows), _config(run)])
+    body = "\n".join([_curve(run), _headlines(rows), _samples(chosen), _all_numbers(rows), _config(run)])
     return document(f"{name} · report", header=header, body=f"<main>\n{body}\n</main>", may_load="img-src data:")
 
 
@@ -110,19 +126,12 @@ def _course(series: Series) -> str:
     return f'<svg class="course" viewBox="{box}" width="{_WIDTH}" height="{_HEIGHT}" aria-hidden="true">{line}</svg>'
 
 
-def _samples(episodes: Sequence[LoggedEpisode]) -> str:
-    if not episodes:
-        return '<section class="overview"><h2>samples</h2><p>None were logged (run.log_samples).</p></section>'
-    late = [episode for episode in episodes if episode.step > (1 - _LATE) * episodes[-1].step]
-    by_reward = sorted(late, key=lambda episode: episode.reward or 0.0)
-    choices = {
-        "newest samples": list(reversed(episodes))[:_NUM_SAMPLES],
-        f"best samples since step {late[0].step}": list(reversed(by_reward))[:_NUM_SAMPLES],
-        f"worst samples since step {late[0].step}": by_reward[:_NUM_SAMPLES],
-    }
+def _samples(chosen: Mapping[str, Sequence[LoggedEpisode]]) -> str:
+    if not chosen:
+        return '<section class="overview"><h2>samples</h2><p>None has ended yet.</p></section>'
     sections = []
-    for place, (title, chosen) in enumerate(choices.items()):
-        lines = "".join(_sample(episode, f"c{place}") for episode in chosen)
+    for place, (title, episodes) in enumerate(chosen.items()):
+        lines = "".join(_sample(episode, f"c{place}") for episode in episodes)
         sections.append(f'<section class="overview"><h2>{text(title)}</h2>{lines}</section>')
     return "\n".join(sections)
 
@@ -131,8 +140,8 @@ def _sample(episode: LoggedEpisode, choice: str) -> str:
     """A line that opens: what was asked and answered, then every turn."""
     asked = " ".join(episode.prompt.split())
     summary = (
-        f'<span class="place">{episode.step}</span><span class="asked">{text(asked)}</span>'
-        f'<span class="answered">{text(last_words(episode.exchanges))}</span>'
+        f'<span class="place">{"–" if episode.step is None else episode.step}</span><span class="asked">{text(asked)}</span>'
+        f'<span class="answered">{text(last_words(episode.turns))}</span>'
         f'<span class="earned">{number(episode.reward)}</span>'
     )
     told = f'{fact_list(facts(episode))}<p class="measures">{earned(episode.reward, episode.parts)}</p>'

@@ -10,30 +10,29 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from reroll.observe.episode import EpisodeTurn, LoggedEpisode, Told
-from reroll_zoo.episodes import LIKELY, Token, printable, shade, tokens_of
+from reroll_zoo.samples.episode import LIKELY, EpisodeTurn, LoggedEpisode, Token, Told, printable, shade
 
 SHADES = ("", "#1b1f24 on #fff3bf", "#1b1f24 on #ffd43b", "#1b1f24 on #ff922b", "#1b1f24 on #ff8787")
 """By `shade`: the surprising tokens stand out, on a dark and on a light terminal."""
 COLUMNS = {"step": True, "sample": True, "domain": False, "status": False, "turns": True, "reward": True, "success": False}
 """Columns of the list, and whether they hold numbers. The end of the policy's text follows, in what is left of the width."""
-STATUS_COLOURS = {"completed": "green", "truncated": "yellow", "aborted": "magenta", "failed": "red"}
+STATUS_COLOURS = {"completed": "green", "truncated": "yellow", "aborted": "magenta", "filtered": "dim", "failed": "red"}
 
 
-def print_samples(console: Console, episodes: Sequence[LoggedEpisode], *, folder: Path, num_logged: int) -> None:
+def print_samples(console: Console, episodes: Sequence[LoggedEpisode], *, folder: Path, num_ended: int) -> None:
     """A table of these samples, in their order."""
     table = Table(title=str(folder), title_justify="left")
     for column, is_number in COLUMNS.items():
         table.add_column(column, justify="right" if is_number else "left", no_wrap=True)
     table.add_column("last words", no_wrap=True, overflow="ellipsis", ratio=1)
     for episode in episodes:
-        status = Text(episode.status, STATUS_COLOURS.get(episode.status, ""))
-        num_turns = "–" if episode.turns is None else str(len(episode.turns))
-        left = (str(episode.step), episode.id, printable(episode.domain))
-        right = (num_turns, number(episode.reward), mark(episode.success), printable(last_words(episode.exchanges)))
+        status = Text(episode.fate or episode.status, STATUS_COLOURS.get(episode.fate or episode.status, ""))
+        step = "–" if episode.step is None else str(episode.step)
+        left = (step, episode.id, printable(episode.domain))
+        right = (str(len(episode.turns)), number(episode.reward), mark(episode.success), printable(last_words(episode.turns)))
         table.add_row(*map(Text, left), status, *map(Text, right))
     console.print(table)
-    rest = f"{len(episodes)} of {num_logged} logged samples (-n, --step, --worst and --best choose others); "
+    rest = f"{len(episodes)} of {num_ended} samples (-n, --step, --worst and --best choose others); "
     console.print(Text(f"{rest}reroll show {folder} SAMPLE prints one, --page makes a page for a browser", "dim"))
 
 
@@ -44,18 +43,24 @@ def last_words(turns: Sequence[EpisodeTurn]) -> str:
 
 def print_episode(console: Console, episode: LoggedEpisode) -> None:
     """One sample, turn by turn. The likelier a token was, the fainter is its shade."""
-    console.print(Rule(Text(f"sample {episode.id} · step {episode.step}", "bold"), align="left"))
+    console.print(Rule(Text(title_of(episode), "bold"), align="left"))
     console.print(Text("  ").join(Text.assemble((f"{name} ", "dim"), printable(value)) for name, value in facts(episode)))
-    for turn_number, turn in enumerate(episode.exchanges, start=1):
+    for turn_number, turn in enumerate(episode.turns, start=1):
         console.print()
         console.print(Rule(Text(f"turn {turn_number}", "bold"), align="left", style="dim"))
         for line in _turn_lines(turn):
             console.print(line)
-    if not episode.exchanges:
+    if not episode.turns:
         console.print(Text(f"\nno turn was played\n{printable(episode.prompt)}"))
     console.print()
     console.print(Text.assemble("reward ", (number(episode.reward), "bold"), *_measures(episode.measured)))
     console.print(_legend())
+
+
+def title_of(episode: LoggedEpisode) -> str:
+    """Which sample it is, and where it was trained on."""
+    trained = episode.fate or "not trained on" if episode.step is None else f"step {episode.step}"
+    return f"sample {episode.id} · {trained}"
 
 
 def facts(episode: LoggedEpisode) -> list[tuple[str, str]]:
@@ -95,7 +100,7 @@ def _turn_lines(turn: EpisodeTurn) -> Iterator[Text]:
     for told in turn.shown:
         yield from _told_lines(told)
     yield Text("policy", "bold green")
-    yield Text().join(_shaded(token) for token in tokens_of(turn)) if turn.pieces else Text(printable(turn.text))
+    yield Text().join(_shaded(token) for token in turn.tokens) if turn.pieces else Text(printable(turn.text))
     end = f" · {weights_of(turn)} · {turn.finish_reason}" if turn.pieces else ""
     yield Text.assemble(("reward ", "cyan"), (number(turn.reward), "bold cyan"), *_measures(turn.info), (end, "dim"))
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from episode_fakes import trained_samples
 
 from reroll.config.load import load_config
 from reroll.pipeline.run import train
@@ -47,5 +48,6 @@ def test_the_pages_configs_train(folder: Path, tiny_model: Path, name: str) -> N
     rows = [json.loads(line) for line in (outcome.folder / "metrics.jsonl").read_text().splitlines()]
     steps = [row for row in rows if "train/loss" in row]
     assert [row["step"] for row in steps] == [1, 2]
-    samples = [json.loads(line) for line in (outcome.folder / "samples.jsonl").read_text().splitlines()]
-    assert all(sample["turns"] for sample in samples)
+    samples = trained_samples(outcome.folder)
+    assert samples
+    assert all(sample.turns for sample in samples)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from episode_fakes import trained_samples
 from transformers import AutoModelForCausalLM
 
 from reroll.config.load import parse_config
@@ -147,10 +148,7 @@ def test_environments_agents_and_single_turns_share_a_run_by_weight(tree: dict[s
     }
     outcome, rows = run(tree)
     assert {"reward/digits", "reward/plain", "reward/helper"} <= set(rows[0])
-    turns = [
-        (sample["domain"], len(sample["turns"]))
-        for sample in map(json.loads, (outcome.folder / "samples.jsonl").read_text().splitlines())
-    ]
+    turns = [(sample.domain, len(sample.turns)) for sample in trained_samples(outcome.folder)]
     assert set(turns) <= {("digits", 3), ("plain", 1), ("helper", 2)}
 
 

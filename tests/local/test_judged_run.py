@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from episode_fakes import trained_samples
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from reroll.config.load import parse_config
@@ -32,7 +33,7 @@ def steps(outcome: Outcome) -> list[dict[str, Any]]:
 
 
 def samples(outcome: Outcome) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (outcome.folder / "samples.jsonl").read_text().splitlines()]
+    return [sample.model_dump() for sample in trained_samples(outcome.folder)]
 
 
 @pytest.fixture
@@ -110,7 +111,6 @@ def test_a_reward_model_that_we_trained_scores_a_run_as_plain_transformers_would
     rlvr_tree["rewards"] = {
         "default": {"kind": "stack", "parts": {"taste": scored, "digits": {"kind": "numeric", "weight": 0.5}}}
     }
-    rlvr_tree["run"]["log_samples"] = 16
     outcome = run(rlvr_tree)
     assert all(row["reward/std"] > 0 for row in steps(outcome))
 

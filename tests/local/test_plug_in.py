@@ -12,6 +12,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from episode_fakes import trained_samples
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "write-a-plug-in.md").read_text()
@@ -66,8 +67,7 @@ def test_the_pages_config_trains(site: Path, folder: Path, tiny_model: Path) -> 
     assert done.returncode == 0, done.stdout + done.stderr
     rows = [json.loads(line) for line in (folder / "runs/dice/metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows if "train/loss" in row] == [1, 2]
-    samples = [json.loads(line) for line in (folder / "runs/dice/samples.jsonl").read_text().splitlines()]
-    assert {sample["domain"] for sample in samples} == {"game", "sums"}
+    assert {sample.domain for sample in trained_samples(folder / "runs/dice")} == {"game", "sums"}
 
 
 def test_a_fault_in_the_options_of_its_kinds_is_told_with_its_fix(site: Path, folder: Path, tiny_model: Path) -> None:

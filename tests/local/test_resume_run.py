@@ -26,7 +26,7 @@ from reroll.pipeline.base import Outcome
 from reroll.pipeline.run import train
 from reroll.training.torch_strategy import TorchStrategy
 from reroll_zoo.audit.audit import audit
-from reroll_zoo.episodes import logged_episodes
+from reroll_zoo.samples.folders import failure_of
 
 Tree = dict[str, Any]
 
@@ -222,7 +222,7 @@ def test_a_run_that_a_reward_ends_saves_its_last_step_says_why_and_goes_on_to_th
     assert "the reward broke" in result["reason"]
     assert checkpoints(tree) == [f"step-{result['steps']:06d}"] == [Path(result["checkpoint"]).name]
     assert result["steps"] >= 2
-    assert "this run failed after" in logged_episodes(folder_of(tree))[1][-1]
+    assert "this run failed after" in failure_of(folder_of(tree))[0]
     monkeypatch.setenv("BREAK_AFTER", str(tmp_path / "never"))
     resumed = run(tree, resume=True)
     assert_same(resumed, whole)

@@ -7,11 +7,13 @@ import os
 import signal
 import threading
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import pytest
 import torch
 import yaml
+from episode_fakes import trained_samples
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from reroll.config.load import parse_config
@@ -42,7 +44,7 @@ def plain_run(module_rlvr_tree: dict[str, Any]) -> Outcome:
 def test_a_run_leaves_behind_everything_it_promises(plain_run: Outcome) -> None:
     outcome = plain_run
     names = {path.name for path in outcome.folder.iterdir()}
-    assert names >= {"config.yaml", "metrics.jsonl", "samples.jsonl", "journal", "curve.png", "result.json", "checkpoints"}
+    assert names >= {"config.yaml", "metrics.jsonl", "journal", "curve.png", "result.json", "checkpoints"}
     result = json.loads((outcome.folder / "result.json").read_text())
     assert (result["status"], result["steps"]) == ("finished", 3)
     assert set(result["before"]) >= {"eval/pass@1", "eval/reward"}
@@ -51,9 +53,13 @@ def test_a_run_leaves_behind_everything_it_promises(plain_run: Outcome) -> None:
     steps = [row for row in rows if "reward/mean" in row]
     assert [row["step"] for row in steps] == [1, 2, 3]
     assert all(row[f"time/{part}_s"] >= 0 for row in steps for part in ("wait", "generate", "score", "train", "push", "step"))
-    sample = json.loads((outcome.folder / "samples.jsonl").read_text().splitlines()[0])
-    assert sample["prompt"].startswith("say ")
-    assert {"completion", "reward", "status"} <= set(sample)
+    samples = trained_samples(outcome.folder)
+    assert all(sample.prompt.startswith("say ") and sample.answer and sample.num_tokens for sample in samples)
+    for row in steps:  # The metrics of a step are those of the samples that the journal has of it.
+        of_step = [sample for sample in samples if sample.step == row["step"]]
+        assert len(of_step) * row["rollout/completion_tokens"] == pytest.approx(sum(sample.num_tokens for sample in of_step))
+        assert len(of_step) == len(samples) / 3 > 0
+        assert row["reward/mean"] == pytest.approx(mean(sample.reward for sample in of_step))
 
 
 def test_the_trainer_and_the_sampler_agree_on_every_log_prob(plain_run: Outcome) -> None:

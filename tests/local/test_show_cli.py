@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -10,27 +9,12 @@ from string import ascii_letters, digits, punctuation
 from typing import Any
 
 import pytest
+from episode_fakes import trained_samples
 
 from reroll.config.load import parse_config
 from reroll.pipeline.run import train
 
 CommandLine = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
-def write_old_log(folder: Path) -> None:
-    """One row as it was before turns were logged, and half a row."""
-    words = {
-        "prompt_id": "p",
-        "domain": "math",
-        "prompt": "1+1?",
-        "completion": "2",
-        "answer": "2",
-        "reason": "",
-        "num_tokens": 1,
-    }
-    row = {"step": 1, "id": "0.0", "reward": 1.0, "parts": {}, "status": "completed", **words}
-    folder.mkdir(parents=True)
-    (folder / "samples.jsonl").write_text(json.dumps(row) + '\n{"step": 2\n')
 
 
 @pytest.fixture
@@ -44,7 +28,7 @@ def game_tree(rlvr_tree: dict[str, Any]) -> dict[str, Any]:
     rlvr_tree["data"] = {"train": [{"kind": "env", "domain": "lake", "num": 8}]}
     rlvr_tree["rewards"] = {}
     rlvr_tree["rollout"] |= {"max_prompt_tokens": 128, "max_tokens": 3, "stop": [*digits, *ascii_letters, *punctuation]}
-    rlvr_tree["run"] |= {"name": "lake", "steps": 1, "log_samples": 16}
+    rlvr_tree["run"] |= {"name": "lake", "steps": 1}
     return rlvr_tree
 
 
@@ -52,7 +36,7 @@ def test_a_game_is_logged_listed_printed_and_made_a_page(
     reroll: CommandLine, game_tree: dict[str, Any], tmp_path: Path
 ) -> None:
     outcome = train(parse_config(game_tree, folder=tmp_path), code_folder=tmp_path)
-    rows = [json.loads(line) for line in (outcome.folder / "samples.jsonl").read_text().splitlines()]
+    rows = [sample.model_dump() for sample in trained_samples(outcome.folder)]
     assert len(rows) == 16
     row = max(rows, key=lambda row: len(row["turns"]))
     assert [turn["is_rendered_afresh"] for turn in row["turns"]] == [False, False, True]
@@ -73,28 +57,17 @@ def test_a_game_is_logged_listed_printed_and_made_a_page(
     assert 'class="board"' in (tmp_path / file).read_text()
 
 
-def test_the_log_of_an_older_run_shows_with_its_damage_noted(reroll: CommandLine, tmp_path: Path) -> None:
-    write_old_log(tmp_path / "runs" / "old")
-    done = reroll("show", "old", cwd=tmp_path)
-    assert done.returncode == 0
-    assert "math" in done.stdout
-    assert "line 2 is damaged" in done.stderr
-    assert reroll("show", "old", "0.0", "--html", "x.html", cwd=tmp_path).returncode == 0
-    assert (tmp_path / "x.html").exists()
-
-
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
         (["lak"], "did you mean lake?"),
-        (["lake"], "run.log_samples is 0"),
-        (["old", "0.9"], "did you mean 0.0?"),
-        (["old", "--worst", "--best"], "give one of them"),
+        (["lake"], "has no samples: none has ended yet"),
+        (["lake", "0.9"], "no sample '0.9' has ended (there is none)"),
+        (["lake", "--worst", "--best"], "give one of them"),
     ],
 )
 def test_what_cannot_be_shown_says_what_to_do(reroll: CommandLine, words: list[str], complaint: str, tmp_path: Path) -> None:
     (tmp_path / "runs" / "lake").mkdir(parents=True)
-    write_old_log(tmp_path / "runs" / "old")
     done = reroll("show", *words, cwd=tmp_path)
     assert done.returncode != 0
     assert complaint in " ".join(done.stderr.split())

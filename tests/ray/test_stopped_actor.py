@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import ray
 
 from reroll.errors import WorkerDied
 from reroll.runtime import make_runtime
@@ -26,6 +30,35 @@ class Stoppable:
     def rest(self, seconds: float) -> str:
         time.sleep(seconds)
         return "rested"
+
+    def hang(self, begun: Path) -> None:
+        begun.touch()
+        time.sleep(600)
+
+
+@pytest.fixture
+def others_ray() -> Iterator[None]:
+    """One that the runtime did not start: its processes are not sheltered from SIGTERM."""
+    ray.init("local", num_cpus=2, num_gpus=0, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    yield
+    ray.shutdown()
+
+
+@pytest.mark.usefixtures("others_ray")
+async def test_a_worker_that_is_told_to_end_ends_in_the_midst_of_a_call_and_serves_none_after_it(tmp_path: Path) -> None:
+    async with make_runtime(RayRuntimeConfig(kind="ray")) as runtime:
+        workers = await runtime.spawn(Stoppable, Placement("policy", ("cpu",)))
+        pid = await workers.one(0, Stoppable.pid)
+        stuck = asyncio.ensure_future(workers.one(0, Stoppable.hang, tmp_path / "begun"))
+        behind = asyncio.ensure_future(workers.one(0, Stoppable.pid))
+        while not (tmp_path / "begun").exists():
+            await asyncio.sleep(0.05)
+        os.kill(pid, signal.SIGTERM)
+        for call in (stuck, behind):
+            with pytest.raises(WorkerDied, match=r"policy\[0\] is gone"):
+                await call
+        await workers.restart(0)
+        assert await workers.one(0, Stoppable.pid) != pid
 
 
 @pytest.mark.slow

@@ -60,7 +60,7 @@ export class SamplesView {
     fill(this.table, answer.total ? this.rows(answer) : h("p", { class: "faint" }, "No sample has ended that fits."));
   }
 
-  rows({ rows, total, offset, source }) {
+  rows({ rows, total, offset }) {
     const go = (id) => { location.hash = `samples/${id}`; };
     const body = rows.map((row) => h("tr", row.is_readable ? { tabindex: 0, onclick: () => go(row.id), onkeydown: (event) => { if (event.key === "Enter") go(row.id); } } : {},
       h("td", { class: "mono narrow" }, row.id),
@@ -78,7 +78,7 @@ export class SamplesView {
       h("div", { class: "bar", style: { margin: ".7rem 0 0" } },
         h("button", { onclick: move(-PAGE), disabled: offset === 0 }, "back"),
         h("button", { onclick: move(PAGE), disabled: offset + rows.length >= total }, "on"),
-        h("span", { class: "faint" }, `${offset + 1} to ${offset + rows.length} of ${total.toLocaleString("en")}${source === "journal" ? "" : ", as logged"}`)),
+        h("span", { class: "faint" }, `${offset + 1} to ${offset + rows.length} of ${total.toLocaleString("en")}`)),
     ];
   }
 
@@ -95,12 +95,12 @@ export class SamplesView {
 
   showOne() {
     const { episode, life, siblings, group_mean: mean, note } = this.shown;
-    const turns = episode.turns ?? [{ shown: [{ role: "user", content: episode.prompt, tools: [] }], text: episode.completion, pieces: [], logp: [], versions: [], reward: episode.reward, info: {} }];
+    const turns = episode.turns;
     const beyond = mean === null || episode.reward === null ? null : episode.reward - mean;
     const facts = [
       ["reward", short(episode.reward)], ["above its group", beyond === null ? null : `${beyond >= 0 ? "+" : ""}${short(beyond)}`],
       ["status", episode.status], ["tokens", episode.num_tokens], ["turns", turns.length], ["domain", episode.domain], ["prompt", episode.prompt_id],
-      ["step", life?.step ?? (episode.step || null)], ["admitted under", life?.version === undefined || life?.version === null ? null : `v${life.version}`], ["answer", episode.answer], ["reason", episode.reason || null],
+      ["step", episode.step], ["admitted under", life?.version === undefined || life?.version === null ? null : `v${life.version}`], ["answer", episode.answer], ["reason", episode.reason || null],
     ].filter(([, value]) => value !== null && value !== undefined);
     const toggle = h("select", { "aria-label": "colour of tokens", onchange: (event) => { this.colouring = event.target.value; this.showOne(); } },
       ["probability", "version", "none"].map((name) => h("option", { selected: name === this.colouring }, name)));

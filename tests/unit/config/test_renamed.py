@@ -84,3 +84,14 @@ def test_the_config_of_an_earlier_run_is_read(tree: dict[str, Any], tmp_path: Pa
     assert load_config(file, is_of_run=True) == config
     with pytest.raises(ConfigError):
         load_config(file)
+
+
+def test_what_is_no_longer_a_field_is_passed_over_in_the_config_of_an_earlier_run(tree: dict[str, Any], tmp_path: Path) -> None:
+    config = parse_config(tree)
+    whole = yaml.safe_load(dump_config(config))
+    whole["run"]["log_samples"] = 4
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(whole))
+    assert load_config(file, is_of_run=True) == config
+    with pytest.raises(ConfigError, match="log_samples"):
+        load_config(file)

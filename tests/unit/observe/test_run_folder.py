@@ -18,7 +18,6 @@ from reroll.observe.files import append_jsonl, read_jsonl, write_json
 from reroll.observe.lock import RunLock
 from reroll.observe.manifest import find_damage, sums_of
 from reroll.observe.run_folder import RunFolder
-from reroll.types import Completion, FinishReason, Message, Prompt, Status, Trajectory, Turn
 
 CONFIG = {"pipeline": "rlvr", "run": {"steps": 3}}
 
@@ -82,7 +81,6 @@ def test_resuming_forgets_rows_after_the_last_checkpoint(tmp_path):
     folder = make(tmp_path)
     for step in range(6):
         append_jsonl(folder.metrics_path, {"step": step})
-        append_jsonl(folder.samples_path, {"step": step})
     with folder.metrics_path.open("a") as file:
         file.write('{"step": 6, "rew')
     save(folder, 2)
@@ -90,7 +88,6 @@ def test_resuming_forgets_rows_after_the_last_checkpoint(tmp_path):
     folder.write_result({"steps": 5})
     folder = make(tmp_path, resume=True)
     assert [row["step"] for row in read_jsonl(folder.metrics_path)] == [0, 1, 2, 3, 4]
-    assert [row["step"] for row in read_jsonl(folder.samples_path)] == [0, 1, 2, 3, 4]
     assert not folder.result_path.exists()
 
 
@@ -250,30 +247,6 @@ def test_an_unwritable_place_is_named(tmp_path):
         place = RunConfig(name="demo", runs_dir=tmp_path / "runs")
     with pytest.raises(RunFolderError, match=r"cannot write .*demo: .*run.runs_dir"):
         RunFolder.create(place, resolved=CONFIG)
-
-
-def test_samples_read_as_a_person_would(tmp_path):
-    def turn(text, *reply):
-        completion = Completion(token_ids=(1, 2), logprobs=(0.0, 0.0), finish_reason=FinishReason.STOP, versions=((0, 2),))
-        return Turn(prompt_ids=(0,), completion=completion, text=text, reply=reply)
-
-    prompt = Prompt(id="math/3", messages=(Message(role="user", content="1+1?"),), domain="math", answer="2")
-    one = Trajectory(id="7.0", turns=(turn("2"),), status=Status.COMPLETED, reward=1.0, reward_parts={"right": 1.0})
-    two = Trajectory(
-        id="7.1",
-        turns=(turn("3", Message(role="user", content="wrong, again")), turn("2")),
-        status=Status.TRUNCATED,
-        reason="max_tokens",
-        reward=float("nan"),
-    )
-    folder = make(tmp_path)
-    folder.log_sample(4, prompt, one, decode=str)
-    folder.log_sample(4, prompt, two, decode=str)
-    first, second = read_jsonl(folder.samples_path)
-    assert (first["step"], first["prompt"], first["completion"], first["reward"]) == (4, "1+1?", "2", 1.0)
-    assert (first["parts"], first["status"], first["answer"]) == ({"right": 1.0}, "completed", "2")
-    assert second["completion"] == "[assistant] 3\n\n[user] wrong, again\n\n[assistant] 2"
-    assert (second["reward"], second["reason"], second["num_tokens"]) == (None, "max_tokens", 4)
 
 
 def test_json_never_holds_numbers_that_other_readers_refuse(tmp_path):

@@ -2,10 +2,9 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from episode_fakes import OLD_ROW, play
+from episode_fakes import play
 
 from reroll.errors import RunFolderError
-from reroll.observe.episode import LoggedEpisode
 from reroll.types import Message, Status
 from reroll_zoo.show.page import Board, render_page, split_boards, write_page
 
@@ -126,8 +125,7 @@ def test_a_state_is_told_only_where_it_was_not_shown():
     assert page_of(play(hidden)).texts("details") == ["statecell 3"]
 
 
-def test_older_and_unplayed_samples_have_a_page_too():
-    assert page_of(LoggedEpisode(**OLD_ROW)).texts("words") == ["It is 2."]
+def test_a_sample_that_was_not_played_has_a_page_too():
     assert "no turn was played" in page_of(play(status=Status.FAILED)).texts("main")[0]
 
 

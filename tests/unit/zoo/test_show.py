@@ -1,10 +1,9 @@
 import io
 from pathlib import Path
 
-from episode_fakes import OLD_ROW, play
+from episode_fakes import play
 from rich.console import Console
 
-from reroll.observe.episode import LoggedEpisode
 from reroll.types import Message, Status
 from reroll_zoo.show.terminal import SHADES, print_episode, print_samples
 
@@ -21,14 +20,15 @@ def printed(show, *args, is_terminal=False, **options):
 def test_samples_are_listed_with_what_became_of_them():
     won = play({"said": ["Up"], "info": {"success": 1.0}}, {"said": ["Up"], "reward": 0.5, "info": {"success": 1.0}})
     lost = play({"said": ["Up"], "info": {"success": 0.0}}, id="12.1", status=Status.TRUNCATED)
-    text = printed(print_samples, [won, lost, LoggedEpisode(**OLD_ROW)], folder=Path("runs/lake"), num_logged=9)
+    dropped = play({"said": ["Left"]}, id="13.0").model_copy(update={"step": None, "fate": "filtered"})
+    text = printed(print_samples, [won, lost, dropped], folder=Path("runs/lake"), num_ended=9)
     rows = [line.replace("│", " ").split() for line in text.splitlines() if line.startswith("│")]
     assert rows == [
         ["3", "12.0", "lake", "completed", "2", "0.5", "✓", "Up"],
         ["3", "12.1", "lake", "truncated", "1", "0", "✗", "Up"],
-        ["1", "0.0", "math", "completed", "–", "1", *OLD_ROW["completion"].split()],
+        ["–", "13.0", "lake", "filtered", "1", "0", "Left"],
     ]
-    assert "3 of 9 logged samples" in text
+    assert "3 of 9 samples" in text
 
 
 def test_an_episode_is_printed_turn_by_turn():
@@ -70,11 +70,6 @@ def test_what_a_model_writes_cannot_steer_the_terminal():
     assert "\x1b" not in text
     assert "\x07" not in text
     assert "␛[2J[red]x[/red]" in text
-
-
-def test_an_older_sample_shows_its_words():
-    text = printed(print_episode, LoggedEpisode(**OLD_ROW))
-    assert "user\n1+1?\npolicy\nIt is 2.\nreward 1" in text
 
 
 def test_a_sample_that_was_never_played_shows_why():

@@ -10,7 +10,7 @@ import pytest
 
 from reroll.observe.journal import QUEUED_AGAIN, Journal, SampleState, read_journal
 from reroll.types import Completion, FinishReason, Status, Trajectory, Turn
-from reroll_zoo.page.lifecycles import Lifecycles, Phase
+from reroll_zoo.samples.lifecycles import Lifecycles, Phase
 
 
 def scored(id: str, reward: float = 1.0) -> Trajectory:

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from reroll.observe.episode import LoggedEpisode
 from reroll.observe.journal import Journal, SampleState
 from reroll.observe.lock import RunLock
-from reroll_zoo.episodes import tokens_of
 from reroll_zoo.page import run_data
 from reroll_zoo.page.run_data import RunData, Unknown
+from reroll_zoo.samples.episode import LoggedEpisode
 
 
 def test_a_run_says_how_far_it_is_and_whether_it_lives(run: Path) -> None:
@@ -127,10 +126,10 @@ def test_samples_are_sorted_filtered_and_searched(run: Path) -> None:
 def test_a_sample_is_read_from_the_journal_by_the_runs_tokenizer(run: Path) -> None:
     answer = RunData(run).sample("0.1")
     episode = LoggedEpisode.model_validate(answer["episode"])
-    [turn] = episode.exchanges
+    [turn] = episode.turns
     assert "".join(turn.pieces) == turn.text != ""
-    assert [token.version for token in tokens_of(turn)] == [0, 1, 1]
-    assert [token.logp for token in tokens_of(turn)] == [0.0, -0.25, -0.5]
+    assert [token.version for token in turn.tokens] == [0, 1, 1]
+    assert [token.logp for token in turn.tokens] == [0.0, -0.25, -0.5]
     assert [row["id"] for row in answer["siblings"]] == ["0.0", "0.1"]
     assert answer["group_mean"] == 0.25
     assert answer["note"] == ""
@@ -146,16 +145,14 @@ def test_without_a_tokenizer_tokens_are_numbers_and_the_page_says_why(run: Path,
     assert "no tokenizer could be loaded" in answer["note"]
 
 
-def test_a_run_without_a_journal_shows_what_was_logged(run: Path) -> None:
-    words = {"prompt_id": "p", "domain": "math", "prompt": "1+1?", "completion": "two", "answer": "2", "reason": ""}
-    row = {"step": 1, "id": "0.0", "reward": 1.0, "parts": {}, "status": "completed", "num_tokens": 1, **words}
-    (run / "samples.jsonl").write_text(json.dumps(row) + "\n")
+def test_a_run_without_a_journal_has_no_samples_to_show(run: Path) -> None:
     shutil.rmtree(run / "journal")
     data = RunData(run)
-    assert data.samples(search="two")["rows"][0]["id"] == "0.0"
-    assert data.sample("0.0")["episode"]["answer"] == "2"
+    assert data.samples(search="two")["rows"] == []
     assert data.run()["has_journal"] is False
     assert data.events(since=0, marks=0)["lives"] == []
+    with pytest.raises(Unknown, match="nothing to read"):
+        data.sample("0.0")
 
 
 def test_the_config_is_told_by_what_differs(run: Path) -> None:

@@ -15,8 +15,8 @@ import pytest
 
 from reroll.observe.journal import Journal, SampleState, read_journal
 from reroll.types import Completion, FinishReason, Status, Trajectory, Turn
-from reroll_zoo.page.lifecycles import Lifecycles
 from reroll_zoo.page.trace import trace_events
+from reroll_zoo.samples.lifecycles import Lifecycles
 
 NUMBER = {"type": "integer", "minimum": 0}
 SCHEMA = {

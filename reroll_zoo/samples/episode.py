@@ -1,11 +1,12 @@
-"""A logged sample as plain JSON, one line of samples.jsonl: its turns, its tokens, and what it earned."""
+"""A sample as people look at it: its turns, its tokens by their texts, and what it earned. Plain data, for a page too."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Self
+from typing import NamedTuple
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict
 
 from reroll.types import Message, Prompt, Trajectory
 
@@ -16,6 +17,9 @@ UNKNOWN = "�"
 """What a decoder writes for bytes that are no whole character."""
 _MAX_TOKENS_OF_A_CHARACTER = 4
 _LOGP_DIGITS = 4
+
+LIKELY = (0.9, 0.5, 0.1, 0.01)
+"""Where one shade of a token's probability ends and the next begins."""
 
 
 class _EpisodeRow(BaseModel):
@@ -29,6 +33,22 @@ class Told(_EpisodeRow):
     content: str
     tools: tuple[str, ...] = ()
     """Names of what it may call from here on."""
+
+
+class Token(NamedTuple):
+    """A token that the policy wrote."""
+
+    text: str
+    """Empty where a character takes several tokens, but for the last of them."""
+    logp: float | None
+    """As sampled; None if it was not finite."""
+    version: int
+    """Version of the weights that sampled it."""
+
+    @property
+    def visible(self) -> str:
+        """Its text so that every token can be seen and pointed at, one of a line break too."""
+        return printable(self.text).replace("\n", "↵\n") or "·"
 
 
 class EpisodeTurn(_EpisodeRow):
@@ -49,18 +69,19 @@ class EpisodeTurn(_EpisodeRow):
     info: dict[str, float | None] = {}
     state: str | None = None
 
-    @model_validator(mode="after")
-    def _every_token_is_whole(self) -> Self:
-        if not len(self.pieces) == len(self.logp) == sum(count for _, count in self.versions):
-            raise ValueError("pieces, logp and versions speak of different numbers of tokens")
-        return self
+    @property
+    def tokens(self) -> list[Token]:
+        versions = (version for version, count in self.versions for _ in range(count))
+        return [Token(*token) for token in zip(self.pieces, self.logp, versions, strict=True)]
 
 
 class LoggedEpisode(_EpisodeRow):
-    """A sample as it was logged."""
+    """A sample as its run logged it."""
 
-    step: int
-    """How many steps were finished with the one that trained on it."""
+    step: int | None
+    """How many steps were finished with the one that trained on it; None if none has."""
+    fate: str = ""
+    """What else has become of it, or what it waits for."""
     id: str
     prompt_id: str
     domain: str
@@ -72,20 +93,11 @@ class LoggedEpisode(_EpisodeRow):
     reward: float | None
     parts: dict[str, float | None]
     info: dict[str, float | None] = {}
-    """What was measured beside the parts. Logs of earlier versions have it among them."""
+    """What was measured beside the parts."""
     status: str
     reason: str
     num_tokens: int
-    turns: tuple[EpisodeTurn, ...] | None = None
-    """None in logs of earlier versions, which held words alone."""
-
-    @property
-    def exchanges(self) -> tuple[EpisodeTurn, ...]:
-        """The turns; for a log of words alone, these as one turn."""
-        if self.turns is not None:
-            return self.turns
-        words = EpisodeTurn(shown=(Told(role="user", content=self.prompt),), text=self.completion, reward=self.reward)
-        return (words,)
+    turns: tuple[EpisodeTurn, ...]
 
     @property
     def measured(self) -> dict[str, float | None]:
@@ -100,12 +112,13 @@ class LoggedEpisode(_EpisodeRow):
         return None if value is None else value > 0
 
 
-def episode_of(step: int, prompt: Prompt, trajectory: Trajectory, *, decode: Decode) -> LoggedEpisode:
+def episode_of(step: int | None, prompt: Prompt, trajectory: Trajectory, *, fate: str = "", decode: Decode) -> LoggedEpisode:
     """What there is to see of a trajectory that step number `step` trained on."""
     turns = trajectory.turns
     seed = prompt.extra.get("seed")
     return LoggedEpisode(
         step=step,
+        fate=fate,
         id=trajectory.id,
         prompt_id=prompt.id,
         domain=prompt.domain,
@@ -164,6 +177,21 @@ def pieces_of(ids: Sequence[int], decode: Decode) -> list[str]:
                 pieces[start:] = [*[""] * (end - start - 1), whole]
                 break
     return pieces
+
+
+def shade(logp: float | None) -> int:
+    """How surprising a token was, from 0 (all but certain) to 4 (less than one in a hundred)."""
+    probability = 0.0 if logp is None else math.exp(logp)
+    return sum(probability < bound for bound in LIKELY)
+
+
+def printable(text: str) -> str:
+    """Control characters as pictures: what a model writes must not steer a terminal."""
+    return text.translate(_PICTURES)
+
+
+_PICTURES = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"}
+_PICTURES |= dict.fromkeys(range(0x80, 0xA0), ord(UNKNOWN)) | {0x7F: ord("␡")}
 
 
 def render_messages(messages: tuple[Message, ...]) -> str:

@@ -58,6 +58,10 @@ class Lifecycle:
     status: str = ""
     """How its episode ended, once it is scored."""
     reason: str = ""
+    answer: str | None = None
+    """The right one, where its prompt has one."""
+    seed: int | None = None
+    """Of its environment."""
     trained_version: int | None = None
     """Of the weights that came of it."""
     segment: Path | None = None
@@ -179,6 +183,8 @@ class Lifecycles:
             prompt=about.get("prompt", ""),
             domain=about.get("domain", ""),
             version=about.get("version"),
+            answer=about.get("answer"),
+            seed=about.get("seed"),
             phases=[Phase.QUEUED],
             times_s=[event.time_s],
         )
