@@ -41,8 +41,9 @@ multiplied. It runs in fp32 on the CPU and needs 32 bytes for each parameter; wh
 takes a random model of the folder's config with so many layers. Exit code 1: refused, or something differs by more than 1e-4.
 It says nothing of bf16, of GPUs, nor of vLLM and SGLang.
 
-The bound is that of the tiny models below. SmolLM2-135M with its 30 layers keeps to it in log-probs, engine and LoRA (8e-05 at most), and
-is told to fail by its gradients (3e-04) and after a step (6e-04). Whether that is rounding has not been settled.""".splitlines()
+The bound is that of the tiny models below. SmolLM2-135M with its 30 layers keeps to it in log-probs, engine and LoRA
+(8e-05 at most), and is told to fail by its gradients (3e-04) and after a step (6e-04). Whether that is rounding has not
+been settled.""".splitlines()
 
 _WINDOW = {"sliding_window": 8}
 _UNTIED = {"tie_embeddings": False}
