@@ -488,6 +488,7 @@ def main() -> None:
     parser.add_argument(
         "--verdicts", type=Path, help="a file of what became of earlier runs: theirs count too, and ours are added"
     )
+    parser.add_argument("--name", default="chaos", help="of the files that --save writes")
     options = parser.parse_args()
     kinds = options.kinds
     if any(SCENARIOS[kind].on_other_node for kind in kinds) and (reason := why_not()):
@@ -509,10 +510,10 @@ def main() -> None:
             print(f"  see {folder}", flush=True)
         else:
             shutil.rmtree(folder)
-    report("chaos_faults", list(by_fault(verdicts)), title="time to notice and to get further", save=options.save)
+    report(f"{options.name}_faults", list(by_fault(verdicts)), title="time to notice and to get further", save=options.save)
     problems = [f"{verdict.scenario}, seed {verdict.seed}: {found}" for verdict in verdicts for found in verdict.problems]
-    facts = {"problems": problems, "steps_per_fault": STEPS_PER_FAULT, "watchdog_s": WATCHDOG_S}
-    report("chaos", list(by_scenario(verdicts)), title="random faults", save=options.save, facts=facts)
+    facts = {"problems": problems, "steps_per_fault": STEPS_PER_FAULT, "watchdog_s": WATCHDOG_S, "deadline_s": DEADLINE_S}
+    report(options.name, list(by_scenario(verdicts)), title="random faults", save=options.save, facts=facts)
     sys.exit(bool(problems))
 
 

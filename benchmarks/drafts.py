@@ -1,8 +1,8 @@
 """Decoding with and without drafts, by one engine each, in one run: SmolLM2-135M-Instruct answers questions.
 
-CPU: 8 siblings of one prompt at a time, on one thread, for `--minutes`: questions at temperatures 1 and 0.3 (a stand-in for a
-policy late in training, whose answers are alike), and texts to be copied. Each prompt comes twice, with other seeds, as in the
-next epoch. Seconds are those of the processor, for `auto` too, so that work beside it counts for little.
+CPU: 8 siblings of one prompt at a time, on one thread, for `--minutes`: questions, and texts to be copied, at temperature 1 and
+at 0.3 (a stand-in for a policy late in training, whose answers are alike). Each prompt comes twice, with other seeds, as in
+the next epoch. Seconds are those of the processor, for `auto` too, so that work beside it counts for little.
 `--tail` (a GPU): 64 questions × 8 siblings of heavy-tailed lengths up to 2,048 tokens, all running; the tail is what comes
 after nine tenths of the requests have ended. All write the same tokens but for rounding in bf16: tokens per second compare.
 `python benchmarks/drafts.py [--minutes 3] [--threads 1] [--model FOLDER]` or `--tail [--rounds 2]`
@@ -32,7 +32,7 @@ NUM_SIBLINGS = 8
 WAYS = ("off", "auto", "always")
 NUM_TOKENS = 32
 """Of an answer on a CPU."""
-WORKS = (("question", 0.3), ("copy", 0.3), ("question", 1.0))
+WORKS = (("question", 1.0), ("copy", 1.0), ("question", 0.3), ("copy", 0.3))
 """What is asked for on a CPU, and the temperature."""
 _FORMS = (
     "What is {a} plus {b}? Explain each step of the addition before the answer.",

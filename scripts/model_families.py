@@ -20,6 +20,27 @@ from reroll_zoo.model_check import contract
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 
+YOUR_OWN = """## Your own model
+
+`reroll models check FOLDER` does the same with a folder of yours, or with any name that `policy.model` takes, and says what
+works, with the largest gap, and what is refused, with the reason:
+
+```
+$ reroll models check my-model
+ works │ packed into one row = alone     │ largest gap 3e-06
+ works │ gradients of every weight       │ largest gap 2e-06
+ works │ log-probs after a training step │ largest gap 5e-06
+ works │ log-probs with a LoRA adapter   │ largest gap 4e-06
+ works │ the embedded engine's log-probs │ largest gap 2e-06
+ works │ the same after a push           │ largest gap 2e-06
+ works │ greedy tokens as `generate`     │ 4 of 4 prompts
+```
+
+The step is one of AdamW on the cross-entropy, against PyTorch's own; the adapter is held against weights into which it is
+multiplied. It runs in fp32 on the CPU and needs 32 bytes for each parameter; where memory does not hold that, `--layers 2`
+takes a random model of the folder's config with so many layers. Exit code 1: refused, or something differs by more than 1e-4.
+It says nothing of bf16, of GPUs, nor of vLLM and SGLang.""".splitlines()
+
 _WINDOW = {"sliding_window": 8}
 _UNTIED = {"tie_embeddings": False}
 """Tied, scaled embeddings have a random model repeat its last token with near certainty."""
@@ -128,6 +149,10 @@ def page(measured: Mapping[str, contract.Measured]) -> str:
         "- *gradient*: of these log-probs, of every weight, as a share of its largest entry",
         "- *engine*: log-probs that the embedded engine reports of what it wrote; *pushed*: after new weights have been pushed",
         f"- *generate*: prompts, of {len(contract.LENGTHS)}, that the engine greedily continues with the tokens of `generate`",
+        "",
+        *YOUR_OWN,
+        "",
+        "## Families",
         "",
         "| family (`model_type`) | packed | gradient | engine | pushed | generate |",
         "|---|---|---|---|---|---|",

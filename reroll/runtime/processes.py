@@ -41,7 +41,7 @@ from reroll.runtime.cores import core_watch
 from reroll.runtime.cpu import OMP, keep_freed_memory, torch_threads
 from reroll.runtime.failures import Raised, gather_all
 from reroll.runtime.frames import CannotTravel, Frame, FrameReader, Garbled, Kind, Payload, header, pack, send_some
-from reroll.runtime.starts import Order, WorkerProcess, start_otherwise
+from reroll.runtime.starts import Order, RunningProcess, start_otherwise
 from reroll.runtime.watchdog import NUM_LOOKS, Waits, is_stopped
 
 STOP_TIMEOUT_S = 5.0
@@ -236,7 +236,7 @@ class _Process:
 
     def _started(
         self, theirs: socket.socket, environment: Mapping[str, str], module: str, placement: Placement
-    ) -> WorkerProcess:
+    ) -> RunningProcess:
         # -P keeps the working directory off the path until the worker's own imports are done: it may hold a `types.py`.
         command = [sys.executable, "-P", "-m", "reroll.runtime.process_worker", str(theirs.fileno()), self.name]
         try:

@@ -1,7 +1,7 @@
 """How a worker's process may be started otherwise than as a fresh interpreter: the seam of `processes.py`.
 
-What the entry point `fork` of the group `reroll.process_starts` names is called as `(order, link) -> WorkerProcess | None`, for
-workers that have no GPU and run no user code; with None, or where none is installed, an interpreter is started.
+What the entry point `fork` of the group `reroll.process_starts` names is called as `(order, link) -> RunningProcess | None`,
+for workers that have no GPU and run no user code; with None, or where none is installed, an interpreter is started.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Order(NamedTuple):
     """The working directory."""
 
 
-class WorkerProcess(Protocol):
+class RunningProcess(Protocol):
     """A worker's process as the controller sees it. Safe to use from several threads."""
 
     @property
@@ -43,7 +43,7 @@ class WorkerProcess(Protocol):
         """Until it has ended; its session is ended then. Returns the exit code, or minus the signal."""
 
 
-def start_otherwise(order: Order, link: socket.socket) -> WorkerProcess | None:
+def start_otherwise(order: Order, link: socket.socket) -> RunningProcess | None:
     """A worker that serves at `link`, started by what is installed; None if nothing is that can."""
-    start: Callable[[Order, socket.socket], WorkerProcess | None] | None = load_entry("reroll.process_starts", "fork")
+    start: Callable[[Order, socket.socket], RunningProcess | None] | None = load_entry("reroll.process_starts", "fork")
     return start(order, link) if start else None

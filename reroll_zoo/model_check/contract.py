@@ -90,7 +90,7 @@ def measure(name: str, *, training: bool = False, on_part: Callable[[str], None]
 def _plain(name: str) -> PreTrainedModel:
     source = resolve_model(name)
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, attn_implementation="eager")
-    return model.eval()
+    return model.eval()  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _engine_gaps(ours: PreTrainedModel, plain: PreTrainedModel, name: str) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def _training_gaps(ours: PreTrainedModel, plain: PreTrainedModel) -> tuple[float
     sequences = _sequences(plain)
     got, want = _packed_logp(ours, sequences), _alone_logp(plain, sequences)
     for logp in (got, want):
-        logp.gather(1, torch.cat(sequences)[:, None]).sum().backward()
+        logp.gather(1, torch.cat(sequences)[:, None]).sum().backward()  # type: ignore[no-untyped-call]
     shares = [_share(*pair) for pair in zip(ours.parameters(), plain.parameters(), strict=True)]
     return float((got - want).detach().abs().max()), max(shares)
 
@@ -215,4 +215,4 @@ def _engine_gap(plain: PreTrainedModel, sequences: Sequence[Tensor], wrote: Sequ
 def _generate(plain: PreTrainedModel, ids: Tensor) -> list[int]:
     options: dict[str, Any] = {"max_new_tokens": NUM_TOKENS, "min_new_tokens": NUM_TOKENS, "do_sample": False}
     output: Tensor = plain.generate(ids[None], attention_mask=torch.ones_like(ids)[None], pad_token_id=0, **options)  # type: ignore[operator]
-    return output[0, len(ids) :].tolist()  # type: ignore[no-any-return]
+    return output[0, len(ids) :].tolist()

@@ -18,7 +18,8 @@ BYTES_PER_PARAMETER = 32
 def check_room(name: str) -> None:
     """Raises ModelError if this machine's memory is too small to check the model."""
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(resolve_base(name)))
+        config = AutoConfig.from_pretrained(resolve_base(name))
+        model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     needed = BYTES_PER_PARAMETER * sum(parameter.numel() for parameter in model.parameters())
     room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > room:
@@ -38,6 +39,7 @@ def shortened(name: str, folder: Path, *, num_layers: int) -> str:
     if (kinds := getattr(text, "layer_types", None)) is not None:
         text.layer_types = kinds[:num_layers]
     torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+    model.save_pretrained(folder)
     load_tokenizer(name).save_pretrained(folder)
     return str(folder)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from reroll.cli import main
+
+CommandLine = Callable[..., "subprocess.CompletedProcess[str]"]
 
 MY_JUDGES = """
 def fussy(prompt, trajectory, *, bonus=0.0):
@@ -38,18 +40,15 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def try_out(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "reroll", "rewards", "try", *words]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=os.environ | {"COLUMNS": "160"})
-
-
 def cells(table: str) -> list[list[str]]:
     """The rows of the table, without its head."""
     return [[cell.strip() for cell in line.strip("│").split("│")] for line in table.splitlines() if line.startswith("│")]
 
 
-def test_a_domain_of_a_yaml_is_tried_on_its_first_row_with_the_gold_and_an_empty_answer(folder: Path) -> None:
-    done = try_out("run.yaml", "sums", cwd=folder)
+def test_a_domain_of_a_yaml_is_tried_on_its_first_row_with_the_gold_and_an_empty_answer(
+    reroll: CommandLine, folder: Path
+) -> None:
+    done = reroll("rewards", "try", "run.yaml", "sums", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert "user 1+1" in done.stdout
     rows = cells(done.stdout)
@@ -62,19 +61,19 @@ def test_a_domain_of_a_yaml_is_tried_on_its_first_row_with_the_gold_and_an_empty
     assert float(rows[0][3]) > 0
 
 
-def test_any_row_of_a_file_and_any_answers_can_be_given(folder: Path) -> None:
-    done = try_out("run.yaml", "sums", "--row", "rows.jsonl:2", "--text", "4", "--text", "five", cwd=folder)
+def test_any_row_of_a_file_and_any_answers_can_be_given(reroll: CommandLine, folder: Path) -> None:
+    done = reroll("rewards", "try", "run.yaml", "sums", "--row", "rows.jsonl:2", "--text", "4", "--text", "five", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert [row[:2] for row in cells(done.stdout)][::2] == [["4", "5"], ["five", "6"]]
 
 
-def test_a_function_of_ones_own_is_tried_with_its_options(folder: Path) -> None:
-    done = try_out("judges:fussy", "bonus=10", "--json", '{"hint": "x"}', "--text", "four", cwd=folder)
+def test_a_function_of_ones_own_is_tried_with_its_options(reroll: CommandLine, folder: Path) -> None:
+    done = reroll("rewards", "try", "judges:fussy", "bonus=10", "--json", '{"hint": "x"}', "--text", "four", cwd=folder)
     assert cells(done.stdout)[0][:2] == ["four", "15"]
 
 
-def test_an_answer_without_a_score_is_shown_with_its_reason_and_ends_with_1(folder: Path) -> None:
-    done = try_out("judges:fussy", "--json", "{}", "--text", "boom", "--text", "ok", cwd=folder)
+def test_an_answer_without_a_score_is_shown_with_its_reason_and_ends_with_1(reroll: CommandLine, folder: Path) -> None:
+    done = reroll("rewards", "try", "judges:fussy", "--json", "{}", "--text", "boom", "--text", "ok", cwd=folder)
     assert done.returncode == 1
     assert cells(done.stdout)[0][1] == "failed"
     assert "ValueError: cannot bear it" in done.stdout

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from string import ascii_letters, digits, punctuation
 from typing import Any
@@ -15,10 +14,7 @@ import pytest
 from reroll.config.load import parse_config
 from reroll.pipeline.run import train
 
-
-def show(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "reroll", "show", *words]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=os.environ | {"COLUMNS": "120"})
+CommandLine = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def write_old_log(folder: Path) -> None:
@@ -52,7 +48,9 @@ def game_tree(rlvr_tree: dict[str, Any]) -> dict[str, Any]:
     return rlvr_tree
 
 
-def test_a_game_is_logged_listed_printed_and_made_a_page(game_tree: dict[str, Any], tmp_path: Path) -> None:
+def test_a_game_is_logged_listed_printed_and_made_a_page(
+    reroll: CommandLine, game_tree: dict[str, Any], tmp_path: Path
+) -> None:
     outcome = train(parse_config(game_tree, folder=tmp_path), code_folder=tmp_path)
     rows = [json.loads(line) for line in (outcome.folder / "samples.jsonl").read_text().splitlines()]
     assert len(rows) == 16
@@ -64,24 +62,24 @@ def test_a_game_is_logged_listed_printed_and_made_a_page(game_tree: dict[str, An
     for turn in row["turns"]:
         assert len(turn["pieces"]) == len(turn["logp"]) == sum(count for _, count in turn["versions"]) > 0
         assert turn["text"] in "".join(turn["pieces"])
-    listed = show("lake", cwd=tmp_path)
+    listed = reroll("show", "lake", cwd=tmp_path)
     assert listed.returncode == 0, listed.stderr
     assert all(f" {row['id']} " in listed.stdout for row in rows)
-    printed = show(str(outcome.folder), row["id"], cwd=tmp_path)
+    printed = reroll("show", str(outcome.folder), row["id"], cwd=tmp_path)
     assert board in printed.stdout
-    page = show("lake", row["id"], "--page", cwd=tmp_path)
+    page = reroll("show", "lake", row["id"], "--page", cwd=tmp_path)
     file = Path("runs") / "lake" / f"episode-{row['id']}.html"
     assert str(file) in page.stdout
     assert 'class="board"' in (tmp_path / file).read_text()
 
 
-def test_the_log_of_an_older_run_shows_with_its_damage_noted(tmp_path: Path) -> None:
+def test_the_log_of_an_older_run_shows_with_its_damage_noted(reroll: CommandLine, tmp_path: Path) -> None:
     write_old_log(tmp_path / "runs" / "old")
-    done = show("old", cwd=tmp_path)
+    done = reroll("show", "old", cwd=tmp_path)
     assert done.returncode == 0
     assert "math" in done.stdout
     assert "line 2 is damaged" in done.stderr
-    assert show("old", "0.0", "--html", "x.html", cwd=tmp_path).returncode == 0
+    assert reroll("show", "old", "0.0", "--html", "x.html", cwd=tmp_path).returncode == 0
     assert (tmp_path / "x.html").exists()
 
 
@@ -94,10 +92,10 @@ def test_the_log_of_an_older_run_shows_with_its_damage_noted(tmp_path: Path) -> 
         (["old", "--worst", "--best"], "give one of them"),
     ],
 )
-def test_what_cannot_be_shown_says_what_to_do(words: list[str], complaint: str, tmp_path: Path) -> None:
+def test_what_cannot_be_shown_says_what_to_do(reroll: CommandLine, words: list[str], complaint: str, tmp_path: Path) -> None:
     (tmp_path / "runs" / "lake").mkdir(parents=True)
     write_old_log(tmp_path / "runs" / "old")
-    done = show(*words, cwd=tmp_path)
+    done = reroll("show", *words, cwd=tmp_path)
     assert done.returncode != 0
     assert complaint in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr

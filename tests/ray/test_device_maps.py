@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from ray.cluster_utils import Cluster
+from transformers import AutoModelForCausalLM
 
 import reroll_zoo.ray.runtime
 from reroll.config.load import parse_config
@@ -95,7 +97,7 @@ COLOCATED_MOVES = [("engine sleeps", (0,)), ("policy to", None), ("policy to", "
         pytest.param("auto", {"devices": "auto", "num_workers": 2}, None, id="auto", marks=pytest.mark.slow),
     ],
 )
-def test_a_map_gives_the_curve_of_the_local_run(
+def test_a_map_gives_the_curve_and_the_weights_of_the_local_run(
     cluster: Cluster,
     rlvr_tree: dict[str, Any],
     moves: list[tuple[str, Any]],
@@ -103,7 +105,7 @@ def test_a_map_gives_the_curve_of_the_local_run(
     engine: dict[str, Any],
     expected_moves: list[tuple[str, Any]] | None,
 ) -> None:
-    local = curve(run(rlvr_tree, name="local"))
+    local = run(rlvr_tree, name="local")
     assert moves == [], "who shares no GPU never moves"
     mapped = run(
         rlvr_tree,
@@ -112,7 +114,10 @@ def test_a_map_gives_the_curve_of_the_local_run(
         policy={"devices": policy, "swap": "all"},
         engine={**engine, "sleep": True},
     )
-    assert curve(mapped) == pytest.approx(local, abs=1e-6)
+    assert curve(mapped) == pytest.approx(curve(local), abs=1e-6)
+    mine, other = (AutoModelForCausalLM.from_pretrained(outcome.checkpoint).state_dict() for outcome in (local, mapped))
+    for name, tensor in mine.items():
+        torch.testing.assert_close(tensor, other[name], rtol=1e-4, atol=1e-5)
     if expected_moves is not None:
         assert moves == expected_moves
 
