@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -59,11 +61,11 @@ class ProbeEngine(InferWorker):
         """Raise when this bucket comes, once."""
         self._refused = index
 
-    def take_weights(self, bucket: Bucket) -> None:
-        if bucket.index == self._refused:
+    def take_weights(self, pieces: Sequence[Bucket]) -> None:
+        if pieces[0].index == self._refused:
             self._refused = None
             raise PushBroken("this bucket is refused")
-        super().take_weights(bucket)
+        super().take_weights(pieces)
 
     def held(self) -> dict[str, Tensor]:
         engine = self._engine

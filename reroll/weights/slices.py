@@ -1,0 +1,145 @@
+"""Who sends which part of which weight to whom: planned once from what each rank holds, and replayed at every push.
+
+Arithmetic alone, without tensors or processes: a run asks with what its ranks say, the planner with what ranks would hold.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from reroll.errors import ModelError
+
+VALUE_BYTES = {"float32": 4, "bfloat16": 2}
+"""Of one value, by the name that torch has for its dtype."""
+
+
+class Box(NamedTuple):
+    """A part of a tensor: from where, and how far, along each dimension."""
+
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    def cut(self, dim: int, *, num: int, index: int) -> Box:
+        """One of `num` parts along a dimension, as `torch.chunk` cuts: the last ones may be smaller, or empty."""
+        length = self.shape[dim]
+        step = -(-length // num)
+        begin, end = min(index * step, length), min((index + 1) * step, length)
+        start = (*self.start[:dim], self.start[dim] + begin, *self.start[dim + 1 :])
+        return Box(start, (*self.shape[:dim], end - begin, *self.shape[dim + 1 :]))
+
+
+def whole_box(shape: tuple[int, ...]) -> Box:
+    """All of a tensor."""
+    return Box((0,) * len(shape), shape)
+
+
+class Slice(NamedTuple):
+    """A rank's part of a weight."""
+
+    name: str
+    box: Box
+    shape: tuple[int, ...]
+    """Of the whole weight."""
+    dtype: str
+    """In which it travels, by torch's name."""
+
+    @property
+    def num_bytes(self) -> int:
+        return self.box.size * VALUE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class SlicePlan:
+    """The buckets of a push, in order: what each sender puts into each. A bucket has whole weights, in pieces."""
+
+    buckets: tuple[Mapping[int, tuple[Slice, ...]], ...]
+
+    @property
+    def senders(self) -> tuple[int, ...]:
+        """Ranks that send anything; of a push without weights, the first."""
+        return tuple(sorted({rank for bucket in self.buckets for rank in bucket})) or (0,)
+
+    def of(self, rank: int) -> tuple[tuple[Slice, ...], ...]:
+        """What this rank puts into each bucket."""
+        return tuple(bucket.get(rank, ()) for bucket in self.buckets)
+
+    def bytes_of(self, rank: int) -> int:
+        """What this rank sends in a push."""
+        return sum(part.num_bytes for bucket in self.buckets for part in bucket.get(rank, ()))
+
+
+def plan_slices(held: Sequence[Mapping[str, Slice]], *, bucket_bytes: int) -> SlicePlan:
+    """Every element of every weight once, from a rank that holds it: of several that do, from the one with least to send.
+
+    `held`: what each rank has of each weight, by name. Buckets take whole weights up to `bucket_bytes`; a larger weight has
+    one of its own. Raises ModelError if some part of a weight is held by nobody.
+    """
+    loads = [0] * len(held)
+    buckets: list[dict[int, tuple[Slice, ...]]] = [{}]
+    num_filled = 0
+    for name, first in held[0].items():
+        num_bytes = math.prod(first.shape) * VALUE_BYTES[first.dtype]
+        if num_filled and num_filled + num_bytes > bucket_bytes:
+            buckets.append({})
+            num_filled = 0
+        num_filled += num_bytes
+        for part, holders in _holders(name, held).items():
+            sender = min(holders, key=loads.__getitem__)
+            loads[sender] += part.num_bytes
+            buckets[-1][sender] = (*buckets[-1].get(sender, ()), part)
+    return SlicePlan(tuple(buckets))
+
+
+def _holders(name: str, held: Sequence[Mapping[str, Slice]]) -> dict[Slice, list[int]]:
+    """The different parts of a weight, and which ranks hold each."""
+    holders: dict[Slice, list[int]] = {}
+    for rank, parts in enumerate(held):
+        if parts[name].box.size:
+            holders.setdefault(parts[name], []).append(rank)
+    shape = held[0][name].shape
+    if sum(part.box.size for part in holders) != math.prod(shape):
+        raise ModelError(f"the ranks' parts of {name} do not add up to its shape {shape}: it cannot be sent in slices")
+    return holders
+
+
+class Hop(NamedTuple):
+    """A piece of a bucket as one engine meets it on its way."""
+
+    sender: int
+    """Whose piece it is: a position among the senders."""
+    is_first: bool
+    """It comes from its sender, else from the engine before."""
+    is_last: bool
+    """All have it now, else it goes on to the engine behind."""
+
+
+def entry_of(sender: int, *, num_engines: int) -> int:
+    """The engine that gets a sender's pieces first; the others have them from each other, in a ring.
+
+    So a sender sends what it holds once, and an engine takes the model in once and passes it on once, however many there are.
+    Two engines would meet each other in both directions, which a pair of GPUs does one after the other: one begins.
+    """
+    return sender % num_engines if num_engines > 2 else 0
+
+
+def hops(engine: int, *, num_engines: int, num_senders: int) -> Iterator[Hop]:
+    """The pieces of a bucket in the order in which an engine takes them.
+
+    Round by round, one piece enters at every engine and all move on together: while an engine passes a piece on, it takes the
+    next, and the engine behind it is at that place of its own order. So two buffers are enough for none to wait for ever.
+    """
+    entries = [entry_of(sender, num_engines=num_engines) for sender in range(num_senders)]
+    num_entries = max(entries) + 1
+    for first in range(0, num_senders, num_entries):
+        entering = {entries[sender]: sender for sender in range(first, min(first + num_entries, num_senders))}
+        for step in range(num_engines):
+            sender = entering.get((engine - step) % num_engines)
+            if sender is not None:
+                yield Hop(sender, is_first=step == 0, is_last=step == num_engines - 1)
