@@ -373,6 +373,8 @@ def _write(path: Path, data: bytes) -> None:
 def make_transport(channel: Channel, *, device: torch.device) -> Transport:
     """The transport of a channel; `device` is where it should put the bytes, if it can choose."""
     size = channel.bucket_bytes
+    if channel.slices is not None:  # It is known what this rank has of each bucket.
+        size = max(sum(aligned(part.num_bytes) for part in piece) for piece in channel.slices)
     match channel.kind:
         case "ipc":
             if device.type == "cuda":

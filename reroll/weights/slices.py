@@ -76,25 +76,37 @@ class SlicePlan:
 
 
 def plan_slices(held: Sequence[Mapping[str, Slice]], *, bucket_bytes: int) -> SlicePlan:
-    """Every element of every weight once, from a rank that holds it: of several that do, from the one with least to send.
+    """Every element of every weight once, from a rank that holds it: of several that do, from the one with least in the
+    bucket, and then with least in all.
 
     `held`: what each rank has of each weight, by name. Buckets take whole weights up to `bucket_bytes`; a larger weight has
     one of its own. Raises ModelError if some part of a weight is held by nobody.
     """
-    loads = [0] * len(held)
-    buckets: list[dict[int, tuple[Slice, ...]]] = [{}]
+    buckets: list[list[str]] = [[]]
     num_filled = 0
     for name, first in held[0].items():
         num_bytes = math.prod(first.shape) * VALUE_BYTES[first.dtype]
         if num_filled and num_filled + num_bytes > bucket_bytes:
-            buckets.append({})
+            buckets.append([])
             num_filled = 0
         num_filled += num_bytes
-        for part, holders in _holders(name, held).items():
-            sender = min(holders, key=loads.__getitem__)
-            loads[sender] += part.num_bytes
-            buckets[-1][sender] = (*buckets[-1].get(sender, ()), part)
-    return SlicePlan(tuple(buckets))
+        buckets[-1].append(name)
+    loads = [0] * len(held)
+    return SlicePlan(tuple(_shared_out(names, held, loads) for names in buckets))
+
+
+def _shared_out(names: Sequence[str], held: Sequence[Mapping[str, Slice]], loads: list[int]) -> dict[int, tuple[Slice, ...]]:
+    """Who sends what of a bucket: the largest parts are given out first. `loads`: what each rank sends in all."""
+    pieces: dict[int, tuple[Slice, ...]] = {}
+    here = [0] * len(held)
+    holders = {part: ranks for name in names for part, ranks in _holders(name, held).items()}
+    for part in sorted(holders, key=lambda part: -part.num_bytes):
+        ranks = holders[part]
+        sender = ranks[0] if len(ranks) == 1 else min(ranks, key=lambda rank: (here[rank], loads[rank]))
+        here[sender] += part.num_bytes
+        loads[sender] += part.num_bytes
+        pieces[sender] = (*pieces.get(sender, ()), part)
+    return pieces
 
 
 def _holders(name: str, held: Sequence[Mapping[str, Slice]]) -> dict[Slice, list[int]]:

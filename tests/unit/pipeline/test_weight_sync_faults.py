@@ -221,7 +221,7 @@ async def test_changes_travel_alone_and_damaged_ones_are_replaced_by_whole_weigh
         assert isinstance(payload, Stored)
         data = payload.data.copy()
         data[30] ^= 1
-        return dict.fromkeys(buckets, [replace(piece, payload=Stored(data))])
+        return {engine: [replace(piece, payload=Stored(data))] for engine in buckets}
 
     run.cluster.fault = fault
     await run.trainers.broadcast(MovingTrainer.nudge)
@@ -246,4 +246,4 @@ async def test_an_engine_without_a_channel_says_so(run: Run) -> None:
     bucket = next(sender.buckets((), version=1, base_version=None))
     assert bucket is not None
     with pytest.raises(WorkerError, match="call open_receiver first"):
-        await run.cluster.take_weights(dict.fromkeys(range(8), [bucket]))
+        await run.cluster.take_weights({engine: [bucket] for engine in range(8)})
