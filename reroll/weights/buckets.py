@@ -328,8 +328,9 @@ class WeightReceiver:
         self._base: int | None = None
         self._version, self._num_taken = 0, 0
         self._buffers = [torch.empty(0, dtype=torch.uint8, device=device) for _ in range(2)]
+        self._arriving: list[Work | None] = [None, None]
         self._passing: list[Work | None] = [None, None]
-        """What is still being passed on from each of them."""
+        """What is still coming into each of them, and being passed on from it."""
 
     def open(self, *pieces: Bucket) -> Mapping[str, Tensor]:
         """The weights of the next bucket, of all its senders' pieces, valid until the next call.
@@ -359,6 +360,7 @@ class WeightReceiver:
         """Leave the channel; whoever waits in its group fails."""
         if self._group is not None:
             self._group.leave()
+        self._arriving, self._passing = [None, None], [None, None]  # A connection lives as long as a message on it.
 
     def _decoded(self, bucket: Bucket, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         if not self._keeps:
@@ -377,6 +379,7 @@ class WeightReceiver:
         """Each piece, with tensors that are valid until the next one; that of a single one until the next bucket."""
         if self._group is not None:
             yield from ((piece, unpack(flat, piece.entries)) for piece, flat in self._from_ring(self._group, pieces))
+            yield from ((piece, unpack(self._buffers[0][:0], piece.entries)) for piece in pieces if not piece.num_bytes)
             return
         for piece in pieces:
             yield piece, self._given(piece)
@@ -407,28 +410,39 @@ class WeightReceiver:
 
     def _from_ring(self, group: PushGroup, pieces: Sequence[Bucket]) -> Iterator[tuple[Bucket, Tensor]]:
         """The pieces as they come; while one is used it is passed on, and the next arrives."""
-        by_sender = {self._senders.index(piece.sender): piece for piece in pieces}
+        by_sender = {self._senders.index(piece.sender): piece for piece in pieces if piece.num_bytes}
         coming = [(hop, by_sender[hop.sender]) for hop in group.hops if hop.sender in by_sender]
-        arriving = [(turn % 2, hop, piece) for turn, (hop, piece) in enumerate(coming)]
-        begun = [self._begin(group, *arriving[0])] if arriving else []
-        for number, (turn, hop, piece) in enumerate(arriving):
-            flat, work = begun.pop()
-            if work is not None:
-                work.wait()
-            if not hop.is_last and piece.num_bytes:
-                self._passing[turn] = group.send(flat)
-            if number + 1 < len(arriving):
-                begun.append(self._begin(group, *arriving[number + 1]))
+        for turn, (hop, piece) in enumerate(coming):
+            if turn == 0:
+                self._begin(group, hop, piece, turn=turn)
+            flat = self._wait_for(self._arriving, turn=turn)[: piece.num_bytes]
+            if not hop.is_last:
+                self._passing[turn % 2] = group.send(flat)
+            if turn + 1 < len(coming):
+                self._begin(group, *coming[turn + 1], turn=turn + 1)
             yield piece, flat
 
-    def _begin(self, group: PushGroup, turn: int, hop: Hop, piece: Bucket) -> tuple[Tensor, Work | None]:
-        passing, self._passing[turn] = self._passing[turn], None
-        if passing is not None:
-            passing.wait()
-        if self._buffers[turn].numel() < piece.num_bytes:
-            self._buffers[turn] = torch.empty(piece.num_bytes, dtype=torch.uint8, device=self._device)
-        flat = self._buffers[turn][: piece.num_bytes]
-        return flat, group.receive(flat, hop) if piece.num_bytes else None
+    def _begin(self, group: PushGroup, hop: Hop, piece: Bucket, *, turn: int) -> None:
+        """Begin to take in a piece, once what was in its buffer before is passed on."""
+        buffer = self._wait_for(self._passing, turn=turn)
+        if buffer.numel() < piece.num_bytes:
+            buffer = self._buffers[turn % 2] = torch.empty(piece.num_bytes, dtype=torch.uint8, device=self._device)
+        self._arriving[turn % 2] = group.receive(buffer[: piece.num_bytes], hop)
+
+    def _wait_for(self, works: list[Work | None], *, turn: int) -> Tensor:
+        """The buffer of this turn, when that is done. If it fails the group is left, so that those who wait for us fail too."""
+        work, works[turn % 2] = works[turn % 2], None
+        failure = None
+        try:
+            if work is not None:
+                work.wait()
+        except RuntimeError as error:
+            failure = str(error)
+        del work  # Or what is raised here would keep the connection open.
+        if failure is not None:
+            self.close()
+            raise PushBroken(f"another member of the push's process group is gone: {failure}")
+        return self._buffers[turn % 2]
 
 
 def _joined(parts: Iterable[tuple[Bucket, Mapping[str, Tensor]]]) -> dict[str, Tensor]:
