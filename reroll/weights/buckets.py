@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import struct
 import warnings
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -20,7 +22,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore, Work  # type: ignore[attr-defined]
 
 from reroll.errors import RerollError
-from reroll.weights.slices import Hop, Slice, entry_of, hops
+from reroll.weights.slices import Hop, Ring, Slice
 
 TransportKind = Literal["ipc", "broadcast", "disk", "store"]
 """How buckets travel between processes: by CUDA IPC or shared memory, a collective, files, or the runtime's store."""
@@ -259,27 +261,26 @@ class PushGroup:
         else:
             self._group = ProcessGroupGloo(store, group_rank.rank, group_rank.size, timeout=GROUP_TIMEOUT)
         self._rank, self._num_senders = group_rank.rank, group_rank.num_senders
-        self._num_engines = group_rank.size - group_rank.num_senders
+        self.ring = Ring(self._num_senders, group_rank.size - self._num_senders)
         self._greet(device)
 
     @property
     def hops(self) -> list[Hop]:
-        """Of an engine: the pieces of a bucket in the order in which they come."""
-        engine = self._rank - self._num_senders
-        return list(hops(engine, num_engines=self._num_engines, num_senders=self._num_senders))
+        """Of an engine: the chunks of a bucket in the order in which they come."""
+        return list(self.ring.hops(self._rank - self._num_senders))
 
-    def send(self, flat: Tensor) -> Work:
-        """Begin to send these bytes to the engine that has them next; they are not to be touched until it is done."""
-        if self._rank < self._num_senders:
-            engine = entry_of(self._rank, num_engines=self._num_engines)
-        else:
-            engine = (self._rank - self._num_senders + 1) % self._num_engines
-        work: Work = self._group.send([flat], self._num_senders + engine, 0)
-        return work
+    def send(self, flat: Tensor) -> list[Work]:
+        """Of a sender: begin to send its piece of a bucket; it is not to be touched until all is done."""
+        parts = [(chunk, flat[self.ring.part(flat.numel(), chunk)]) for chunk in range(self.ring.num_chunks)]
+        return [self._send(part, self.ring.entry_of(self._rank, chunk)) for chunk, part in parts if part.numel()]
+
+    def pass_on(self, flat: Tensor) -> Work:
+        """Of an engine: begin to send a chunk to the one behind it; it is not to be touched until that is done."""
+        return self._send(flat, (self._rank - self._num_senders + 1) % self.ring.num_engines)
 
     def receive(self, flat: Tensor, hop: Hop) -> Work:
-        """Begin to fill these bytes with a piece that comes to this engine."""
-        before = self._num_senders + (self._rank - self._num_senders - 1) % self._num_engines
+        """Of an engine: begin to fill these bytes with a chunk."""
+        before = self._num_senders + (self._rank - self._num_senders - 1) % self.ring.num_engines
         work: Work = self._group.recv([flat], hop.sender if hop.is_first else before, 0)
         return work
 
@@ -292,16 +293,18 @@ class PushGroup:
     def _greet(self, device: torch.device) -> None:
         """A byte each way that weights will go: two GPUs connect at their first message, and each waits for the other then."""
         byte = torch.zeros(1, dtype=torch.uint8, device=device)
+        chunks = range(self.ring.num_chunks)
         if self._rank < self._num_senders:
-            self.send(byte).wait()
+            for engine in sorted({self.ring.entry_of(self._rank, chunk) for chunk in chunks}):
+                self._send(byte, engine).wait()
             return
         mine = self.hops
-        for hop in (hop for hop in mine if hop.is_first):
-            self.receive(byte, hop).wait()
+        for sender in sorted({hop.sender for hop in mine if hop.is_first}):
+            self.receive(byte, Hop(sender, 0, is_first=True, is_last=True)).wait()
 
         def pass_on() -> None:
             if not all(hop.is_last for hop in mine):
-                self.send(byte).wait()
+                self.pass_on(byte).wait()
 
         def take() -> None:
             for hop in [hop for hop in mine if not hop.is_first][:1]:
@@ -310,6 +313,10 @@ class PushGroup:
         is_odd = (self._rank - self._num_senders) % 2
         for greet in (take, pass_on) if is_odd else (pass_on, take):  # A ring in which all began by sending would never begin.
             greet()
+
+    def _send(self, flat: Tensor, engine: int) -> Work:
+        work: Work = self._group.send([flat], self._num_senders + engine, 0)
+        return work
 
 
 class WeightReceiver:
@@ -327,10 +334,10 @@ class WeightReceiver:
         self._confirmed: int | None = None
         self._base: int | None = None
         self._version, self._num_taken = 0, 0
-        self._buffers = [torch.empty(0, dtype=torch.uint8, device=device) for _ in range(2)]
-        self._arriving: list[Work | None] = [None, None]
-        self._passing: list[Work | None] = [None, None]
-        """What is still coming into each of them, and being passed on from it."""
+        self._buffer = torch.empty(0, dtype=torch.uint8, device=device)
+        self._arriving: list[Work] = []
+        self._passing: list[Work] = []
+        """What is still coming into the buffer, and being passed on from it."""
 
     def open(self, *pieces: Bucket) -> Mapping[str, Tensor]:
         """The weights of the next bucket, of all its senders' pieces, valid until the next call.
@@ -360,7 +367,7 @@ class WeightReceiver:
         """Leave the channel; whoever waits in its group fails."""
         if self._group is not None:
             self._group.leave()
-        self._arriving, self._passing = [None, None], [None, None]  # A connection lives as long as a message on it.
+        self._arriving, self._passing = [], []  # A connection lives as long as a message on it.
 
     def _decoded(self, bucket: Bucket, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         if not self._keeps:
@@ -376,10 +383,9 @@ class WeightReceiver:
         return {name: self._kept[key] for name, key in keys.items()}
 
     def _received(self, pieces: Sequence[Bucket]) -> Iterator[tuple[Bucket, Mapping[str, Tensor]]]:
-        """Each piece, with tensors that are valid until the next one; that of a single one until the next bucket."""
+        """Each piece, with its tensors, which are valid until the next bucket."""
         if self._group is not None:
             yield from ((piece, unpack(flat, piece.entries)) for piece, flat in self._from_ring(self._group, pieces))
-            yield from ((piece, unpack(self._buffers[0][:0], piece.entries)) for piece in pieces if not piece.num_bytes)
             return
         for piece in pieces:
             yield piece, self._given(piece)
@@ -410,39 +416,45 @@ class WeightReceiver:
 
     def _from_ring(self, group: PushGroup, pieces: Sequence[Bucket]) -> Iterator[tuple[Bucket, Tensor]]:
         """The pieces as they come; while one is used it is passed on, and the next arrives."""
-        by_sender = {self._senders.index(piece.sender): piece for piece in pieces if piece.num_bytes}
-        coming = [(hop, by_sender[hop.sender]) for hop in group.hops if hop.sender in by_sender]
-        for turn, (hop, piece) in enumerate(coming):
-            if turn == 0:
-                self._begin(group, hop, piece, turn=turn)
-            flat = self._wait_for(self._arriving, turn=turn)[: piece.num_bytes]
+        while self._passing:
+            self._wait(self._passing)
+        ends = list(itertools.accumulate(aligned(piece.num_bytes) for piece in pieces))
+        if self._buffer.numel() < ends[-1]:
+            self._buffer = torch.empty(ends[-1], dtype=torch.uint8, device=self._device)
+        flats = {
+            self._senders.index(piece.sender): self._buffer[end - aligned(piece.num_bytes) :][: piece.num_bytes]
+            for piece, end in zip(pieces, ends, strict=True)
+        }
+        chunks = [(hop, flats[hop.sender]) for hop in group.hops if hop.sender in flats]
+        chunks = [(hop, part) for hop, flat in chunks if (part := flat[group.ring.part(flat.numel(), hop.chunk)]).numel()]
+        missing = Counter(hop.sender for hop, _ in chunks)
+        by_sender = {self._senders.index(piece.sender): piece for piece in pieces}
+        yield from ((piece, flats[sender]) for sender, piece in by_sender.items() if not missing[sender])
+        self._arriving = [group.receive(part, hop) for hop, part in chunks[:1]]
+        for number, (hop, part) in enumerate(chunks):
+            self._wait(self._arriving)
             if not hop.is_last:
-                self._passing[turn % 2] = group.send(flat)
-            if turn + 1 < len(coming):
-                self._begin(group, *coming[turn + 1], turn=turn + 1)
-            yield piece, flat
+                self._passing.append(group.pass_on(part))
+            self._arriving += [group.receive(part, hop) for hop, part in chunks[number + 1 : number + 2]]
+            missing[hop.sender] -= 1
+            if not missing[hop.sender]:
+                yield by_sender[hop.sender], flats[hop.sender]
 
-    def _begin(self, group: PushGroup, hop: Hop, piece: Bucket, *, turn: int) -> None:
-        """Begin to take in a piece, once what was in its buffer before is passed on."""
-        buffer = self._wait_for(self._passing, turn=turn)
-        if buffer.numel() < piece.num_bytes:
-            buffer = self._buffers[turn % 2] = torch.empty(piece.num_bytes, dtype=torch.uint8, device=self._device)
-        self._arriving[turn % 2] = group.receive(buffer[: piece.num_bytes], hop)
-
-    def _wait_for(self, works: list[Work | None], *, turn: int) -> Tensor:
-        """The buffer of this turn, when that is done. If it fails the group is left, so that those who wait for us fail too."""
-        work, works[turn % 2] = works[turn % 2], None
-        failure = None
+    @staticmethod
+    def _completed(works: list[Work]) -> str | None:
+        """Wait for the first of them, and let go of it: a connection is open as long as somebody holds a message on it."""
         try:
-            if work is not None:
-                work.wait()
+            works.pop(0).wait()
         except RuntimeError as error:
-            failure = str(error)
-        del work  # Or what is raised here would keep the connection open.
+            return str(error)
+        return None
+
+    def _wait(self, works: list[Work]) -> None:
+        """Wait for the first of them. If it fails the group is left, so that those who wait for this engine fail too."""
+        failure = self._completed(works)
         if failure is not None:
             self.close()
             raise PushBroken(f"another member of the push's process group is gone: {failure}")
-        return self._buffers[turn % 2]
 
 
 def _joined(parts: Iterable[tuple[Bucket, Mapping[str, Tensor]]]) -> dict[str, Tensor]:

@@ -284,13 +284,13 @@ class GpuTransport(Transport):
 
 
 class GroupTransport(Transport):
-    """Each bucket goes to one engine of a ring, while the next bucket is filled."""
+    """Each bucket goes to the engines of a ring in chunks, while the next bucket is filled."""
 
     def __init__(self, group: PushGroup, *, bucket_bytes: int, device: torch.device) -> None:
         self.device = device
         super().__init__(bucket_bytes=bucket_bytes)
         self._group = group
-        self._in_flight: Work | None = None
+        self._in_flight: list[Work] = []
 
     def finish(self) -> None:
         self._wait()
@@ -300,15 +300,14 @@ class GroupTransport(Transport):
 
     def _payload(self, flat: Tensor, entries: Sequence[Entry]) -> Payload:
         # Where ranks gather together, bucket by bucket, an error at the end of one leaves none of them waiting.
-        work = self._group.send(flat) if flat.numel() else None
+        works = self._group.send(flat)
         self._wait()
-        self._in_flight = work
+        self._in_flight = works
         return InGroup()
 
     def _wait(self) -> None:
-        work, self._in_flight = self._in_flight, None
-        if work is not None:
-            work.wait()
+        while self._in_flight:
+            self._in_flight.pop(0).wait()
 
 
 class DiskTransport(Transport):

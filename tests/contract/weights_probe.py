@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,18 +47,18 @@ TRAFFIC = Traffic()
 """Of this process."""
 
 
-_send = PushGroup.send
+_send = PushGroup._send
 
 
-def _counted_send(group: PushGroup, flat: Tensor) -> Work:
+def _counted_send(group: PushGroup, flat: Tensor, engine: int) -> Work:
     TRAFFIC.num_sent += flat.nbytes
-    return _send(group, flat)
+    return _send(group, flat, engine)
 
 
 def count_traffic() -> None:
     """From now on, anew."""
     TRAFFIC.__init__()  # type: ignore[misc]
-    PushGroup.send = _counted_send  # type: ignore[method-assign]
+    PushGroup._send = _counted_send  # type: ignore[method-assign]
 
 
 class NewMemory(TorchDispatchMode):
@@ -85,7 +86,7 @@ class ProbeTrainer(TrainWorker):
         count_traffic()
 
     def next_bucket(self) -> Bucket | None:
-        with NewMemory():
+        with NewMemory() if self._sends_slices else nullcontext():
             return super().next_bucket()
 
     def traffic(self) -> Traffic:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reroll.errors import ModelError
-from reroll.weights.slices import Box, Slice, hops, plan_slices, whole_box
+from reroll.weights.slices import Box, Ring, Slice, plan_slices, whole_box
 
 SHAPES = st.lists(st.integers(1, 7), max_size=3).map(tuple)
 
@@ -83,45 +83,47 @@ def test_a_weight_of_which_a_part_is_missing_is_refused_by_name() -> None:
         plan_slices([{"norm": part}], bucket_bytes=100)
 
 
-@pytest.mark.parametrize("num_engines", range(1, 7))
-@pytest.mark.parametrize("num_senders", range(1, 9))
-def test_in_the_ring_every_engine_gets_every_piece_once_and_two_buffers_are_enough(num_engines: int, num_senders: int) -> None:
-    """Played with messages that are only done when the other side takes them, as between GPUs."""
-    got, links = play(num_engines, num_senders)
-    assert all(sorted(senders) == list(range(num_senders)) for senders in got)
-    assert len(links) == num_senders * num_engines, "a piece was sent more than once to an engine"
-    out = [sum(source == ("engine", engine) for source, _ in links) for engine in range(num_engines)]
-    assert max(out) <= num_senders, "an engine passes the model on once at most"
+@pytest.mark.parametrize("num_engines", range(1, 8))
+@pytest.mark.parametrize("num_senders", [1, 2, 3, 4, 7, 12])
+def test_in_the_ring_each_engine_gets_every_chunk_once_and_none_waits_in_a_circle(num_engines: int, num_senders: int) -> None:
+    ring = Ring(num_senders, num_engines)
+    chunks = [(sender, chunk) for sender in range(num_senders) for chunk in range(ring.num_chunks)]
+    got, num_passed = play(ring)
+    assert all(sorted(mine) == chunks for mine in got)
+    assert max(num_passed) <= len(chunks), "an engine passes the model on once at most"
+    assert sum(num_passed) == len(chunks) * (num_engines - 1), "each chunk leaves its sender once"
 
 
-def play(num_engines: int, num_senders: int) -> tuple[list[list[int]], list[tuple[object, object]]]:
-    """What each engine got, and every message: with two buffers, a message being done when both sides have come to it."""
-    waiting: dict[tuple[object, object], deque[int]] = {}
-    links: list[tuple[object, object]] = []
-    got: list[list[int]] = [[] for _ in range(num_engines)]
+@given(num_bytes=st.integers(0, 500), num_engines=st.integers(1, 9), num_senders=st.integers(1, 9))
+def test_the_chunks_of_a_piece_are_the_piece(num_bytes: int, num_engines: int, num_senders: int) -> None:
+    ring, piece = Ring(num_senders, num_engines), list(range(num_bytes))
+    assert [byte for chunk in range(ring.num_chunks) for byte in piece[ring.part(num_bytes, chunk)]] == piece
+
+
+def play(ring: Ring) -> tuple[list[list[tuple[int, int]]], list[int]]:
+    """What each engine got, in order, and how much it passed on, where an engine takes one chunk after the other."""
+    links = [deque[tuple[int, int]]() for _ in range(ring.num_engines)]
+    """What was passed on to each engine and not taken yet."""
+    got: list[list[tuple[int, int]]] = [[] for _ in links]
+    num_passed = [0] * ring.num_engines
 
     def engine(position: int) -> Iterator[None]:
-        passing: list[tuple[tuple[object, object], int] | None] = [None, None]
-        me, behind = ("engine", position), ("engine", (position + 1) % num_engines)
-        for turn, hop in enumerate(hops(position, num_engines=num_engines, num_senders=num_senders)):
-            kept = passing[turn % 2]
-            while kept is not None and kept[1] in waiting.get(kept[0], ()):
-                yield  # The buffer is still being passed on.
-            source = ("sender", hop.sender) if hop.is_first else ("engine", (position - 1) % num_engines)
-            if not hop.is_first:
-                while not waiting.get((source, me)):
+        for hop in ring.hops(position):
+            one = (hop.sender, hop.chunk)
+            if hop.is_first:
+                assert ring.entry_of(*one) == position
+            else:
+                while not links[position]:
                     yield
-                assert waiting[source, me].popleft() == hop.sender, "the two sides of a link disagree about what comes next"
-            links.append((source, me))
-            got[position].append(hop.sender)
-            passing[turn % 2] = None
+                assert links[position].popleft() == one, "the two sides of a link disagree about what comes next"
+            got[position].append(one)
             if not hop.is_last:
-                waiting.setdefault((me, behind), deque()).append(hop.sender)
-                passing[turn % 2] = ((me, behind), hop.sender)
+                num_passed[position] += 1
+                links[(position + 1) % ring.num_engines].append(one)
 
-    running = [engine(position) for position in range(num_engines)]
+    running = [engine(position) for position in range(ring.num_engines)]
     for _ in range(1000):
         running = [one for one in running if next(one, StopIteration) is not StopIteration]
         if not running:
-            return got, links
+            return got, num_passed
     raise AssertionError("the ring waits for ever")
