@@ -55,7 +55,7 @@ class StateTable:
     def of_layer(self, layer: int, slots: slice) -> MixerState:
         """The states of a layer in these slots: views, which change as the layer goes on."""
         parts = zip(self._data, self._places[layer], strict=True)
-        conv, recurrent = (part[slots, where].unflatten(1, shape) for part, (where, shape) in parts)
+        conv, recurrent = (part[slots, where].view(-1, *shape) for part, (where, shape) in parts)
         return MixerState(conv, recurrent)
 
     def copy(self, source: int, target: int) -> None:
@@ -116,7 +116,7 @@ class RecurrentStep(StepAttention):
         for tokens, slots, length, is_first in self._row_groups:
             kept = self._states.of_layer(layer, slots)
             state = MixerState() if is_first else kept
-            outputs.append(run(hidden[tokens].unflatten(0, (-1, length)), state).flatten(0, 1))
+            outputs.append(run(hidden[tokens].view(-1, length, hidden.shape[1]), state).flatten(0, 1))
             if is_first:
                 kept.take(state)
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
