@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from reroll.config.registry import load_entry
 from reroll.errors import ModelError
 from reroll.infer.base import Engine, EngineCounts, Finished
 from reroll.infer.embedded.attention import work_kind
@@ -505,12 +506,12 @@ class EmbeddedEngine(Engine):
 
 
 def make_backend(runner: ModelRunner, end_ids: Sequence[int], *, max_bytes: int | None = None) -> CacheBackend[Any]:
-    """Pages and CUDA graphs on a GPU, dense slots elsewhere."""
-    if runner.device.type == "cuda":
-        from reroll.infer.embedded.paged import PagedBackend  # Imports triton, which CPU builds of PyTorch lack.
-
-        return PagedBackend(runner, end_ids, max_bytes=max_bytes)
-    return SlotBackend(runner, max_bytes=max_bytes)
+    """The one that `reroll.cache_backends` names for this kind of device (pages and CUDA graphs on a GPU); else dense slots."""
+    opened = load_entry("reroll.cache_backends", runner.device.type)
+    if opened is None:
+        return SlotBackend(runner, max_bytes=max_bytes)
+    backend: CacheBackend[Any] = opened(runner, end_ids, max_bytes=max_bytes)
+    return backend
 
 
 def _end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

@@ -222,7 +222,7 @@ def test_a_cache_that_is_too_small_for_all_writes_the_same_with_drafts(folder: s
 
 def test_pages_write_the_same_with_drafts(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
-    from reroll.infer.embedded.paged import PAGE, PagedBackend
+    from reroll_zoo.paged_cache.backend import PAGE, PagedBackend
 
     asked = requests(6, max_tokens=10)
     expected = finish(make(folder), asked)
