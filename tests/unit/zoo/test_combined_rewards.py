@@ -89,9 +89,9 @@ class Buggy:
 
 
 async def test_what_a_part_raises_fails_the_sample_with_the_parts_name_and_the_place() -> None:
-    with pytest.raises(RewardRaised, match=r"a: ZeroDivisionError: a bug \(.*test_stack.py:\d+\)") as caught:
+    with pytest.raises(RewardRaised, match=r"a: ZeroDivisionError: a bug \(.*test_combined_rewards.py:\d+\)") as caught:
         await Stack(config(kind="stack", parts={"a": {"kind": "exact"}}), [Buggy()])(PROMPT, said("7"))
-    assert re.fullmatch(r"ZeroDivisionError \(.*test_stack.py:\d+\)", caught.value.kind)
+    assert re.fullmatch(r"ZeroDivisionError \(.*test_combined_rewards.py:\d+\)", caught.value.kind)
 
 
 async def test_a_cascade_goes_on_where_a_step_raised() -> None:
