@@ -12,7 +12,6 @@ from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 import reroll.infer.embedded.engine as engine_module
 from reroll.errors import ModelError
-from reroll.infer.embedded.drafts import Drafter
 from reroll.infer.embedded.engine import EmbeddedEngine
 from reroll.infer.embedded.model_runner import ModelRunner
 from reroll.infer.embedded.recurrent import RecurrentBackend
@@ -20,6 +19,7 @@ from reroll.models.attention import PackedAttention, hidden_states, logits
 from reroll.models.load import load_model, load_tokenizer
 from reroll.models.tiny import make_tiny
 from reroll.types import Completion, Request, SamplingParams
+from reroll_zoo.drafts import SiblingDrafter
 
 DELTA = {
     "linear_key_head_dim": 8, "linear_value_head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
@@ -212,7 +212,7 @@ def test_sleep_gives_the_states_back(folder: Path) -> None:
 
 def test_drafts_are_refused_with_the_reason(folder: Path) -> None:
     with pytest.raises(ModelError, match=r"engine\.draft to off"):
-        make(folder, drafter=Drafter())
+        make(folder, drafter=SiblingDrafter())
 
 
 def test_attention_alone_has_room_for_keys(folder: Path) -> None:
