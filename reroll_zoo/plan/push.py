@@ -78,14 +78,14 @@ def _layers(shape: ModelShape) -> list[tuple[dict[str, tuple[int, ...]], int]]:
     matrices = sum(math.prod(dims) for dims in attention.values()) - shape.norm_parameters
     if small := shape.attention_parameters - matrices:
         attention["self_attn.biases_and_norms"] = (small,)
-    dense = {
+    dense: dict[str, tuple[int, ...]] = {
         "mlp.gate_proj.weight": (shape.intermediate, shape.hidden),
         "mlp.up_proj.weight": (shape.intermediate, shape.hidden),
         "mlp.down_proj.weight": (shape.hidden, shape.intermediate),
     }
     if biases := shape.dense_mlp_parameters - 3 * shape.hidden * shape.intermediate:
         dense["mlp.biases"] = (biases,)
-    sparse = {
+    sparse: dict[str, tuple[int, ...]] = {
         "mlp.gate.weight": (shape.num_experts, shape.hidden),
         "mlp.experts.gate_up_proj": (shape.num_experts, 2 * shape.expert_intermediate, shape.hidden),
         "mlp.experts.down_proj": (shape.num_experts, shape.hidden, shape.expert_intermediate),
