@@ -13,6 +13,7 @@ from reroll.errors import ModelError
 from reroll.infer.embedded.packed import PackedLinear, pack_linears, packing_available
 from reroll.infer.hf_weights import WeightChecker
 from reroll.models.attention import Attention, hidden_states, logits
+from reroll.models.routing import NotedRoutes, RouteShape, route_shape
 
 
 class ModelRunner:
@@ -25,8 +26,10 @@ class ModelRunner:
     Where the model has an adapter, that alone may be given: the rest is frozen, and stays.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, *, notes_routes: bool = False) -> None:
+        """With `notes_routes` it tells which experts its tokens go to."""
         self.model = model
+        self.routes: RouteShape | None = route_shape(model) if notes_routes else None
         self._checker = WeightChecker(model)
         self._parameters = self._checker.parameters
         self.address_version = 0
@@ -71,9 +74,12 @@ class ModelRunner:
         has_experts = any(parameter.ndim == 3 for parameter in self._parameters.values())
         return self.device.type == "cuda" and not (has_experts and self.dtype == torch.float32)
 
-    def hidden(self, ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
-        """[T, hidden]"""
-        return hidden_states(self.model, ids, positions, attention)
+    def hidden(self, ids: Tensor, positions: Tensor, attention: Attention) -> tuple[Tensor, Tensor | None]:
+        """[T, hidden], and the experts that each token went to, [T, layers, top_k], where these are noted."""
+        if self.routes is None:
+            return hidden_states(self.model, ids, positions, attention), None
+        noted = NotedRoutes(self.routes)
+        return hidden_states(self.model, ids, positions, attention, noted), noted.taken()
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., vocab]"""
