@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from reroll.config.registry import load_entry
 from reroll.errors import ModelError
 from reroll.infer.base import Engine, EngineCounts, Finished
 from reroll.infer.embedded.attention import work_kind
 from reroll.infer.embedded.backend import CacheBackend, PendingTokens
-from reroll.infer.embedded.drafts import MAX_DRAFT, NO_DRAFT, DraftedTokens, Drafter
+from reroll.infer.embedded.drafts import MAX_DRAFT, NO_DRAFT, DraftedTokens, Drafter, DraftPace
 from reroll.infer.embedded.model_runner import ModelRunner
-from reroll.infer.embedded.pace import DraftPace
 from reroll.infer.embedded.sampler import RowSampling
 from reroll.infer.embedded.slots import SlotBackend
 from reroll.infer.prefixes import PrefixIndex
@@ -137,7 +137,7 @@ class EmbeddedEngine(Engine):
         notes_routes: bool = False,
     ) -> None:
         """With `reads_again`, new weights read the contexts of requests in flight anew; else they go on from what older weights
-        have read. With a `drafter`, steps check its guesses where `pace` finds that it pays; None: where measurement does. With
+        have read. With a `drafter` and a `pace`, steps check the guesses of the one where the other finds that it pays. With
         `notes_routes`, completions tell which experts have read their tokens."""
         self._runner = ModelRunner(model, notes_routes=notes_routes)
         self._tokenizer = tokenizer
@@ -157,7 +157,7 @@ class EmbeddedEngine(Engine):
         self._asleep = False
         self._num_submitted = 0
         self._reads_again = reads_again
-        self._drafter, self._pace = drafter, pace or DraftPace()
+        self._drafter, self._pace = drafter, pace
         self.counts = EngineCounts()
 
     def submit(self, request: Request) -> None:
@@ -379,7 +379,7 @@ class EmbeddedEngine(Engine):
 
     def _draft(self) -> tuple[DraftedTokens, ...]:
         """Guesses at the next tokens of each running sequence, as far as it may go on. Nothing, if there is none or no room."""
-        least = self._pace.bar(len(self._running)) if self._drafter is not None else None
+        least = self._draft_bar()
         if self._drafter is None or least is None:
             return ()
         drafts = []
@@ -392,6 +392,10 @@ class EmbeddedEngine(Engine):
             self._backend.surely_has_room(num_slots=len(ends), num_new=num_new) or self._backend.has_room(ends)
         )
         return tuple(drafts) if is_worth_it else ()
+
+    def _draft_bar(self) -> float | None:
+        """How likely a guess must be to be read with the next step; None: no drafts."""
+        return self._pace.bar(len(self._running)) if self._drafter and self._pace else None
 
     def _check(self, starts: list[int], uncached: list[tuple[int, ...]], drafts: Sequence[DraftedTokens]) -> PendingTokens:
         """Start a step that reads the drafts too, and draws at each of their places."""
@@ -417,7 +421,7 @@ class EmbeddedEngine(Engine):
         """
         if self._waiting and len(self._running) < self._max_running:
             return None
-        if step.drafts or (self._drafter is not None and self._pace.bar(len(self._running)) is not None):
+        if step.drafts or self._draft_bar() is not None:
             return None  # Drafts follow what is known.
         running = self._running
         if any(sequence.length + 1 >= self._max_length or sequence.cached < sequence.length for sequence in running):
@@ -450,9 +454,9 @@ class EmbeddedEngine(Engine):
             if reason is not None:
                 ended.append((slots[id(sequence)], reason))
         self.counts.add_step(num_tokens=num_tokens)
-        if step.only_writes and num_tokens:
+        if self._pace is not None and step.only_writes and num_tokens:
             self._pace.stepped(len(step.sequences), num_tokens=num_tokens)
-        else:
+        elif self._pace is not None:
             self._pace.interrupted()
         for slot, reason in sorted(ended, reverse=True):
             sequence = self._running[slot]
@@ -510,12 +514,12 @@ class EmbeddedEngine(Engine):
 
 
 def make_backend(runner: ModelRunner, end_ids: Sequence[int], *, max_bytes: int | None = None) -> CacheBackend[Any]:
-    """Pages and CUDA graphs on a GPU, dense slots elsewhere."""
-    if runner.device.type == "cuda":
-        from reroll.infer.embedded.paged import PagedBackend  # Imports triton, which CPU builds of PyTorch lack.
-
-        return PagedBackend(runner, end_ids, max_bytes=max_bytes)
-    return SlotBackend(runner, max_bytes=max_bytes)
+    """The one that `reroll.cache_backends` names for this kind of device (pages and CUDA graphs on a GPU); else dense slots."""
+    opened = load_entry("reroll.cache_backends", runner.device.type)
+    if opened is None:
+        return SlotBackend(runner, max_bytes=max_bytes)
+    backend: CacheBackend[Any] = opened(runner, end_ids, max_bytes=max_bytes)
+    return backend
 
 
 def _end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

@@ -13,9 +13,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import reroll.infer.embedded.engine as engine_module
-from reroll.infer.embedded.drafts import Drafter
+from reroll.infer.embedded.drafts import DraftedTokens
 from reroll.infer.embedded.engine import EmbeddedEngine
-from reroll.infer.embedded.pace import Steady
+from reroll.infer.sequence import SequenceState
 from reroll.models.load import load_model, load_tokenizer
 from reroll.models.tiny import make_tiny
 from reroll.tokens.batch import Batch, pack
@@ -23,6 +23,7 @@ from reroll.tokens.samples import rows_of
 from reroll.training.base import Needs, required
 from reroll.training.predict import predict
 from reroll.types import Completion, Group, Prompt, Request, SamplingParams, Status, Trajectory, Turn, WrittenTokens
+from reroll_zoo.drafts import SiblingDrafter, SteadyPace
 
 PROMPT = tuple(range(5, 35))
 
@@ -40,6 +41,15 @@ def tiny(folder: Path, **options: Any) -> str:
 def opened(folder: str, **options: Any) -> EmbeddedEngine:
     model = load_model(folder, dtype=torch.float32, device="cpu")
     return EmbeddedEngine(model, load_tokenizer(folder), **{"max_running": 4, "notes_routes": True, **options})
+
+
+class Strays(SiblingDrafter):
+    """Most of whose guesses are wrong: what was read of them is forgotten."""
+
+    def draft(self, sequence: SequenceState, *, max_tokens: int, least: float) -> DraftedTokens:
+        own = super().draft(sequence, max_tokens=max_tokens, least=0.0)
+        num_more = max_tokens - len(own.tokens)
+        return DraftedTokens((*own.tokens, *range(5, 5 + num_more)), (*own.kinds, *((0, 0),) * num_more))
 
 
 def ask(name: str, prompt: tuple[int, ...] = PROMPT, *, seed: int = 0, num: int = 12, **options: Any) -> Request:
@@ -90,7 +100,7 @@ def trajectory(*turns: tuple[Request, Completion]) -> Trajectory:
 
 def opened_on_pages(folder: str, monkeypatch: pytest.MonkeyPatch) -> EmbeddedEngine:
     pytest.importorskip("triton")
-    from reroll.infer.embedded.paged import PagedBackend
+    from reroll_zoo.paged_cache.backend import PagedBackend
 
     monkeypatch.setattr(engine_module, "make_backend", PagedBackend)
     return opened(folder)
@@ -101,7 +111,7 @@ def test_every_token_that_was_read_is_told_of(folder: str, monkeypatch: pytest.M
     if where == "pages":
         engine, num = opened_on_pages(folder, monkeypatch), 4
     elif where == "drafts":
-        engine, num = opened(folder, drafter=Drafter(), pace=Steady()), 12
+        engine, num = opened(folder, drafter=Strays(), pace=SteadyPace()), 12
     else:
         engine, num = opened(folder), 12
         if where == "a tight cache":  # Room for three of them while they are short.
@@ -109,6 +119,7 @@ def test_every_token_that_was_read_is_told_of(folder: str, monkeypatch: pytest.M
     requests = [ask(f"{n}", PROMPT[: 30 - n // 3], seed=n, num=num) for n in range(2 if where == "pages" else 5)]
     done = write(engine, *requests)
     assert (engine.counts.num_gave_way > 0) == (where == "a tight cache")
+    assert (engine.counts.num_drafted > 0) == (where == "drafts")
     for request in requests:
         completion = done[request.id]
         assert np.array_equal(told(completion), chosen(folder, request.prompt_ids + completion.token_ids))
