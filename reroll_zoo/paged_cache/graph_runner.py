@@ -228,9 +228,10 @@ class GraphRunner:
 
     def _forward(self, size: Size, int_inputs: Tensor, float_inputs: Tensor) -> tuple[Tensor, Tensor]:
         step = StepTensors.of(size, int_inputs, float_inputs)
-        hidden, taken = self._runner.hidden(step.ids, step.positions, self._attention(step))
-        if taken is not None:
-            self._keep_routes(step.rows, taken)
+        noted = self._runner.noted_routes()
+        hidden = self._runner.hidden(step.ids, step.positions, self._attention(step), noted)
+        if noted is not None:
+            self._keep_routes(step.rows, noted.taken())
         logits = self._runner.logits(hidden[step.last])
         sampled = sample_plain_on_device(
             logits,

@@ -74,12 +74,13 @@ class ModelRunner:
         has_experts = any(parameter.ndim == 3 for parameter in self._parameters.values())
         return self.device.type == "cuda" and not (has_experts and self.dtype == torch.float32)
 
-    def hidden(self, ids: Tensor, positions: Tensor, attention: Attention) -> tuple[Tensor, Tensor | None]:
-        """[T, hidden], and the experts that each token went to, [T, layers, top_k], where these are noted."""
-        if self.routes is None:
-            return hidden_states(self.model, ids, positions, attention), None
-        noted = NotedRoutes(self.routes)
-        return hidden_states(self.model, ids, positions, attention, noted), noted.taken()
+    def noted_routes(self) -> NotedRoutes | None:
+        """What notes the experts of one pass, where they are to be noted."""
+        return None if self.routes is None else NotedRoutes(self.routes)
+
+    def hidden(self, ids: Tensor, positions: Tensor, attention: Attention, noted: NotedRoutes | None = None) -> Tensor:
+        """[T, hidden]"""
+        return hidden_states(self.model, ids, positions, attention, noted)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., vocab]"""

@@ -77,9 +77,10 @@ class SlotBackend(CacheBackend[SavedSlot]):
         attention = StepAttention(self._cache, starts=starts, lengths=lengths)
         device = self._runner.device
         ids = torch.tensor([token for tokens in uncached for token in tokens], device=device)
-        hidden, taken = self._runner.hidden(ids, attention.positions, attention)
-        if self._routes is not None and taken is not None:
-            self._routes.store(taken, attention.positions, lengths=lengths)
+        noted = self._runner.noted_routes()
+        hidden = self._runner.hidden(ids, attention.positions, attention, noted)
+        if self._routes is not None and noted is not None:
+            self._routes.store(noted.taken(), attention.positions, lengths=lengths)
         slots, places = sampled_places(lengths, leaders, num_drafted)
         firsts = [0, *accumulate(lengths)]
         sources = [firsts[slot] + place for slot, place in zip(slots, places, strict=True)]
