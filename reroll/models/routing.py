@@ -134,7 +134,7 @@ class _RoutedForward:
             if routing is not None:
                 routing.choose(self._layer, result[2])
             return result
-        with _Choice(routing, self._layer, (self.num_experts, self.top_k)) as choice:
+        with _ForcedChoice(routing, self._layer, (self.num_experts, self.top_k)) as choice:
             result = self._forward(*inputs, **options)
         if choice.num_made != 1:
             raise ModelError(
@@ -147,7 +147,7 @@ class _RoutedForward:
         self._routing = options.get("reroll_routing")
 
 
-class _Choice(TorchFunctionMode):
+class _ForcedChoice(TorchFunctionMode):
     """Inside, the `topk` of a router over all its experts takes those that the routing says, with their scores."""
 
     def __init__(self, routing: Routing, layer: int, choice: tuple[int, int]) -> None:
