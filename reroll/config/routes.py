@@ -21,7 +21,9 @@ FAMILIES = (
     "mixtral",
     "olmoe",
     "qwen2_moe",
+    "qwen3_5_moe_text",
     "qwen3_moe",
+    "qwen3_next",
     "solar_open",
 )
 """Those whose layers have experts beside a router that chooses among their scores by `topk`, once."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from reroll.models.attention import Attention, PackedAttention, Scoring, VarlenAttention, hidden_states
+from reroll.models.recurrent import is_recurrent
 from reroll.models.routing import ReplayedRoutes
 from reroll.tokens.batch import Batch
 from reroll.tokens.packing import REPEAT_COST
@@ -46,11 +47,11 @@ class TokenStates(NamedTuple):
         return TokenStates(self.hidden.index_select(0, rows), differ)
 
 
-def distinct_tokens(batch: Batch) -> DistinctTokens:
-    """What is left of a batch when every common beginning of its sequences stands there once."""
-    shared = shared_prefixes(batch.ids, batch.cu_seqlens)
+def distinct_tokens(batch: Batch, *, merges: bool = True) -> DistinctTokens:
+    """What is left of a batch when every common beginning of its sequences stands there once. Unless it `merges`: all."""
     attention = PackedAttention(batch.cu_seqlens)
-    if len(shared.first) == batch.num_tokens:
+    shared = shared_prefixes(batch.ids, batch.cu_seqlens) if merges else None
+    if shared is None or len(shared.first) == batch.num_tokens:
         index = torch.arange(batch.num_tokens, device=batch.ids.device)
         return DistinctTokens(ids=batch.ids, positions=batch.positions, attention=attention, index=index, routes=batch.routes)
     first, index = shared.first.to(batch.ids.device), shared.index.to(batch.ids.device)
@@ -65,7 +66,7 @@ def distinct_tokens(batch: Batch) -> DistinctTokens:
 
 def token_states(model: PreTrainedModel, batch: Batch) -> TokenStates:
     """What the decoder makes of a batch on its device."""
-    distinct = distinct_tokens(batch)
+    distinct = distinct_tokens(batch, merges=not is_recurrent(model))  # A state needs each sequence whole.
     states = routed_states(model, distinct.ids, distinct.positions, distinct.attention, distinct.routes)
     return states if len(states.hidden) == batch.num_tokens else states.at(distinct.index)
 

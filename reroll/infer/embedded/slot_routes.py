@@ -17,8 +17,8 @@ from reroll.models.routing import RouteShape
 class SlotRoutes:
     """For each slot and place, where its token went: [slots, length, layers, top_k]. Moves as the slots of the cache do."""
 
-    def __init__(self, shape: RouteShape) -> None:
-        self._data = torch.zeros((0, 0, shape.num_layers, shape.top_k), dtype=shape.dtype)
+    def __init__(self, shape: RouteShape, device: torch.device) -> None:
+        self._data = torch.zeros((0, 0, shape.num_layers, shape.top_k), dtype=shape.dtype, device=device)
 
     def reserve(self, *, num_slots: int, length: int) -> None:
         """Make room, as the cache does."""
@@ -34,7 +34,7 @@ class SlotRoutes:
 
     def store(self, taken: Tensor, positions: Tensor, *, lengths: Sequence[int]) -> None:
         """Slot i's next `lengths[i]` tokens, packed, stand at these positions."""
-        slots = torch.from_numpy(np.repeat(np.arange(len(lengths)), lengths))
+        slots = torch.from_numpy(np.repeat(np.arange(len(lengths)), lengths)).to(taken.device)
         self._data[slots, positions] = taken
 
     def copy(self, source: int, target: int, *, length: int) -> None:
@@ -48,7 +48,7 @@ class SlotRoutes:
 
     def of(self, slot: int, start: int, end: int) -> NDArray[Any]:
         """A copy that nobody writes to."""
-        return self._data[slot, start:end].numpy().copy()
+        return self._data[slot, start:end].cpu().numpy().copy()
 
     def free(self) -> None:
         self._data = self._data.new_zeros((0, 0, *self._data.shape[2:]))

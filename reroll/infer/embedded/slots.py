@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from numpy.typing import NDArray
@@ -30,11 +30,13 @@ class KnownTokens:
         return self.tokens, self.logprobs
 
 
-class SavedSlot(NamedTuple):
-    """The first tokens of a slot."""
+@dataclass(frozen=True, slots=True)
+class SavedSlot:
+    """Copies of what a slot held."""
 
-    keys_values: Tensor
-    routes: Tensor | None
+    keys_and_values: Tensor
+    states: tuple[Tensor, ...] = ()
+    routes: Tensor | None = None
 
 
 class SlotBackend(CacheBackend[SavedSlot]):
@@ -43,13 +45,13 @@ class SlotBackend(CacheBackend[SavedSlot]):
     def __init__(self, runner: ModelRunner, *, max_bytes: int | None = None) -> None:
         self._runner, self._max_bytes = runner, max_bytes
         self._cache = SlotCache(
-            num_layers=runner.num_layers,
+            num_layers=len(runner.attention_layers),
             num_heads=runner.num_kv_heads,
             head_dim=runner.head_dim,
             dtype=runner.dtype,
             device=runner.device,
         )
-        self._routes = SlotRoutes(runner.routes) if runner.routes else None
+        self._routes = SlotRoutes(runner.routes, runner.device) if runner.routes else None
 
     @property
     def bytes_per_token(self) -> int:
@@ -60,7 +62,8 @@ class SlotBackend(CacheBackend[SavedSlot]):
 
     def has_room(self, ends: Sequence[int], newcomers: Sequence[tuple[int, int]] = ()) -> bool:
         every = [*ends, *(end for end, _ in newcomers)]
-        return self._max_bytes is None or len(every) * max(every) * self.bytes_per_token <= self._max_bytes
+        num_bytes = len(every) * (max(every) * self.bytes_per_token + self.bytes_per_state)
+        return self._max_bytes is None or num_bytes <= self._max_bytes
 
     def forward_and_sample(
         self,
@@ -74,7 +77,7 @@ class SlotBackend(CacheBackend[SavedSlot]):
         lengths = [len(tokens) for tokens in uncached]
         ends = [start + length for start, length in zip(starts, lengths, strict=True)]
         self._reserve(num_slots=len(rows), length=max(ends))
-        attention = StepAttention(self._cache, starts=starts, lengths=lengths)
+        attention = self._attention(starts, lengths)
         device = self._runner.device
         ids = torch.tensor([token for tokens in uncached for token in tokens], device=device)
         noted = self._runner.noted_routes()
@@ -92,6 +95,9 @@ class SlotBackend(CacheBackend[SavedSlot]):
             logits = logits[torch.tensor([*range(num_read), *leaders], device=device)]
         return KnownTokens(*sample(logits, rows, [starts[slot] + place + 1 for slot, place in zip(slots, places, strict=True)]))
 
+    def _attention(self, starts: Sequence[int], lengths: Sequence[int]) -> StepAttention:
+        return StepAttention(self._cache, starts=starts, lengths=lengths)
+
     def routes(self, slot: int, start: int, end: int) -> NDArray[Any] | None:
         return None if self._routes is None else self._routes.of(slot, start, end)
 
@@ -101,11 +107,11 @@ class SlotBackend(CacheBackend[SavedSlot]):
 
     def save_prefix(self, slot: int, *, length: int) -> SavedSlot:
         routes = None if self._routes is None else self._routes.save(slot, length=length)
-        return SavedSlot(self._cache.save_prefix(slot, length=length), routes)
+        return SavedSlot(self._cache.save_prefix(slot, length=length), routes=routes)
 
     def restore_prefix(self, slot: int, saved: SavedSlot, *, length: int) -> None:
         self._reserve(num_slots=slot + 1, length=length)
-        self._cache.restore_prefix(slot, saved.keys_values, length=length)
+        self._cache.restore_prefix(slot, saved.keys_and_values, length=length)
         if self._routes is not None and saved.routes is not None:
             self._routes.restore(slot, saved.routes, length=length)
 
