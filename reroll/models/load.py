@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -216,10 +218,12 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+def save_model(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, *, weights: Mapping[str, Tensor] | None = None
+) -> None:
     """Write an ordinary Hugging Face folder: config, safetensors, tokenizer and chat template.
 
-    Of a model with an adapter, the adapter alone is written, as peft does.
+    Of a model with an adapter, the adapter alone is written, as peft does. `weights`: these instead of all, in one file.
     """
     if has_adapter(model):
         from reroll.models.lora import save_adapter
@@ -227,7 +231,11 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folde
         save_adapter(model, folder)
     else:
         with _LOADING, quiet():
-            model.save_pretrained(folder)
+            if weights is None:
+                model.save_pretrained(folder)
+            else:
+                model.should_save_on_this_rank = lambda is_main_process: is_main_process  # Else the first rank alone would.
+                model.save_pretrained(folder, state_dict=dict(weights), max_shard_size=sys.maxsize)
     tokenizer.save_pretrained(folder)
 
 

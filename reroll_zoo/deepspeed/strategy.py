@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from reroll.config.parts import OptimConfig
-from reroll.models.load import adapter_on, save_model
+from reroll.models.load import adapter_on
 from reroll.models.recurrent import is_recurrent
 from reroll.observe.files import sync_files
 from reroll.observe.metrics import Last, Max, Stats
@@ -103,10 +103,9 @@ class DeepspeedStrategy(ShardedStrategy):
 
     def save(self, folder: Path) -> list[Path]:
         self._save_states(folder / STATES_FOLDER)
-        model, files = self._whole_on_host(), list[Path]()
-        if model is not None:
-            save_model(model, self._tokenizer, folder)
-            files = [*sync_files(folder), *sync_files(folder / STATES_FOLDER)]
+        files = self._export().write(self._tokenizer, folder)
+        if dist.get_rank() == 0:
+            files += sync_files(folder / STATES_FOLDER)
         dist.barrier()
         return files
 

@@ -13,9 +13,8 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from reroll.config.parts import OptimConfig
-from reroll.models.load import DTYPES, adapter_on, save_model
+from reroll.models.load import DTYPES, adapter_on
 from reroll.models.recurrent import is_recurrent
-from reroll.observe.files import sync_files
 from reroll.observe.metrics import Stats
 from reroll.tokens.batch import Batch
 from reroll.training.base import Loss, Needs, Predictions, Strategy
@@ -30,6 +29,7 @@ from reroll_zoo.fsdp2.config import Fsdp2StrategyConfig
 from reroll_zoo.fsdp2.layout import slice_of
 from reroll_zoo.fsdp2.mesh import SHARD, TP, build_mesh
 from reroll_zoo.fsdp2.tensor import has_partial_gradient
+from reroll_zoo.ranks.export import Export
 from reroll_zoo.ranks.group import COLLECTIVE_TIMEOUT, DataParallelRanks
 from reroll_zoo.ranks.sharded import ShardedStrategy
 
@@ -148,21 +148,18 @@ class Fsdp2Strategy(ShardedStrategy):
             synchronize(self._device)
 
     def save(self, folder: Path) -> list[Path]:
-        return self._write(self._state(), self._whole_on_host(self._staged), folder)
+        return self._write(self._state(), self._export(self._staged), folder)
 
     def stage(self, folder: Path) -> Callable[[], list[Path]]:
-        return partial(self._write, self._copies.of_state(self._state()), self._whole_on_host(self._staged), folder)
+        return partial(self._write, self._copies.of_state(self._state()), self._export(self._staged), folder)
 
     def load(self, folder: Path) -> None:
         refuse_other_adapter(self._model, folder)
         self._step = load_shards(self._state(), folder)
 
-    def _write(self, state: dict[str, object], model: PreTrainedModel | None, folder: Path) -> list[Path]:
+    def _write(self, state: dict[str, object], export: Export, folder: Path) -> list[Path]:
         files = save_shards(state, folder, group=self._writers)
-        if model is not None:
-            save_model(model, self._tokenizer, folder)
-            files += sync_files(folder)
-        return files
+        return files + export.write(self._tokenizer, folder, group=self._writers)
 
     def _staged(self, name: str, tensor: Tensor) -> Tensor:
         copied = self._copies.of_tensor(("whole", name), tensor)

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from reroll.models.heads import SCORE
 from reroll.models.load import has_adapter
 from reroll.training.base import Strategy
+from reroll_zoo.ranks.export import Export, LayerShares
 
 CopyToHost = Callable[[str, Tensor], Tensor]
 """(name, tensor on the device) -> its copy on the host."""
@@ -22,7 +23,7 @@ def _copied(name: str, tensor: Tensor) -> Tensor:
 
 
 class ShardedStrategy(Strategy):
-    """A model that the ranks of the process group hold together: what they gather is kept by the first one, on its host."""
+    """A model that the ranks of the process group hold together."""
 
     _model: PreTrainedModel
     _make_empty: Callable[[], PreTrainedModel]
@@ -34,20 +35,22 @@ class ShardedStrategy(Strategy):
     def weights(self, *, frozen: bool = False) -> Mapping[str, Tensor]:
         return {name: tensor for name, tensor in self._gathered(frozen=frozen).items() if not name.startswith(f"{SCORE}.")}
 
-    def _whole_on_host(self, copied: CopyToHost = _copied) -> PreTrainedModel | None:
-        """The model as it is exported, or of one with an adapter, that: on the first rank. All ranks take part."""
-        weights = self._gathered(copied, frozen=False)
-        if not has_adapter(self._model):
-            weights |= self._gathered(copied, frozen=True)
-        if dist.get_rank() > 0:
-            return None
+    def _export(self, copied: CopyToHost = _copied) -> Export:
+        """What this rank writes of the model's folder, or of its adapter's: copies on its host. All ranks take part."""
+        is_adapter = has_adapter(self._model)
+        shares = LayerShares(1 if is_adapter else dist.get_world_size())
+        weights: dict[str, Tensor] = {}
+        for frozen in (False,) if is_adapter else (False, True):
+            for name, tensor in self.iter_full_params(frozen=frozen):
+                if shares.owner_of(name, tensor.nbytes) == dist.get_rank():
+                    weights[name] = copied(name, tensor)
         model = self._make_empty()
-        model.load_state_dict(weights, strict=False, assign=True)
-        model.tie_weights()
-        return model
+        if is_adapter:
+            model.load_state_dict(weights, strict=False, assign=True)
+        return Export(model, weights, None if is_adapter else shares.file_of(dist.get_rank()))
 
-    def _gathered(self, copied: CopyToHost = _copied, *, frozen: bool) -> dict[str, Tensor]:
+    def _gathered(self, *, frozen: bool) -> dict[str, Tensor]:
         """All full parameters, as copies on the host of the first rank; the others take part in the gathers."""
         keeps = dist.get_rank() == 0
-        copies = ((name, copied(name, tensor) if keeps else None) for name, tensor in self.iter_full_params(frozen=frozen))
+        copies = ((name, _copied(name, tensor) if keeps else None) for name, tensor in self.iter_full_params(frozen=frozen))
         return {name: tensor for name, tensor in copies if tensor is not None}

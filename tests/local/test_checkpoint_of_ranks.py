@@ -121,12 +121,15 @@ async def test_every_rank_vouches_for_what_it_wrote_and_damage_to_any_part_is_na
     ours = Checkpoints(folder, CheckpointConfig())
     await ours.take(1, {"": policy}, {})
     await ours.finish()
-    assert read_here == []  # The ranks have read all of it, in their own processes.
+    assert read_here == ["state.json"]  # The ranks have read all that they wrote, in their own processes.
     latest = folder.latest_checkpoint()
     assert latest is not None
     known = json.loads((latest.path / "manifest.json").read_text())["files"]
-    parts = {"shards/__0_0.distcp", "shards/__1_0.distcp", "shards/.metadata", "model.safetensors"}
-    assert {*parts, "state.json"} <= known.keys()
+    parts = {"shards/__0_0.distcp", "shards/__1_0.distcp", "shards/.metadata", "model.safetensors.index.json"}
+    weights = {f"model-0000{number}-of-00002.safetensors" for number in (1, 2)}
+    assert {*parts, *weights, "state.json", "config.json", "tokenizer.json"} <= known.keys()
+    assert max(known[name]["bytes"] for name in weights) < 0.7 * sum(known[name]["bytes"] for name in weights)
+    assert not list(latest.path.glob(".part-*"))
     assert find_damage(latest.path) == []
     shard = latest.path / "shards/__1_0.distcp"
     content = bytearray(shard.read_bytes())
