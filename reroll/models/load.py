@@ -234,7 +234,8 @@ def save_model(
             if weights is None:
                 model.save_pretrained(folder)
             else:
-                model.should_save_on_this_rank = lambda is_main_process: is_main_process  # Else the first rank alone would.
+                # Else the first rank alone would write.
+                model.should_save_on_this_rank = lambda is_main_process: is_main_process  # type: ignore[method-assign]
                 model.save_pretrained(folder, state_dict=dict(weights), max_shard_size=sys.maxsize)
     tokenizer.save_pretrained(folder)
 
