@@ -120,3 +120,10 @@ def test_experts_are_replayed_only_of_engines_that_tell_of_them_and_of_families_
     dense = rlvr_tree | {"policy": rlvr_tree["policy"] | {"replay_routes": True}}
     with pytest.raises(ConfigError, match=r"policy.replay_routes: is set, but .*families afmoe, .* not llama"):
         parse(dense)
+
+
+@pytest.mark.usefixtures("with_vllm")
+def test_options_of_vllm_are_passed_on_unless_reroll_makes_them_itself(rlvr_tree: dict[str, Any]) -> None:
+    assert parse(rlvr_tree, kind="vllm", options={"kv_cache_dtype": "fp8"}).engine.options == {"kv_cache_dtype": "fp8"}
+    with pytest.raises(ConfigError, match=r"engine.options: dtype, max_num_seqs: reroll makes this setting itself"):
+        parse(rlvr_tree, kind="vllm", options={"max_num_seqs": 3, "dtype": "float16", "seed": 1})
