@@ -97,13 +97,16 @@ def score(prompt, trajectory):
             if entry.name.isdigit():
                 try:
                     title = (entry / "cmdline").read_bytes().split(b"\\0")
-                    parent = parent_of(entry.name)
-                    above = {{parent, parent_of(parent)}}  # A worker may be a fork of a process beside the controller.
+                    above = above_of(entry.name)
                 except OSError:
                     continue
-                if VICTIM in title and os.getppid() in above:
+                if VICTIM in title and above & above_of(os.getpid()):
                     os.kill(int(entry.name), signal.SIGKILL)
     return has_digit(prompt, trajectory)
+
+def above_of(pid):
+    """A worker may be a fork of a process beside the controller."""
+    return {{parent_of(pid), parent_of(parent_of(pid))}}
 
 def parent_of(pid):
     return int(pathlib.Path(f"/proc/{{pid}}/stat").read_text().rpartition(")")[2].split()[1])
