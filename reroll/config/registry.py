@@ -16,7 +16,7 @@ import importlib.util
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, distributions
 from pathlib import Path
 from typing import Any, ClassVar, Self, get_args
 
@@ -170,20 +170,42 @@ def entry_names(group: str) -> list[str]:
 def _entries(group: str) -> dict[str, tuple[EntryPoint, ...]]:
     """What packages registered, by name."""
     own = _of_checkout(group)
-    others = [entry for entry in entry_points(group=group) if not (own and entry.dist and entry.dist.name == "reroll")]
+    others = [
+        entry for entry in _of_packages().get(group, {}).values() if not (own and entry.dist and entry.dist.name == "reroll")
+    ]
     found: dict[str, tuple[EntryPoint, ...]] = {}
     for entry in (*own, *others):
         found[entry.name] = (*found.get(entry.name, ()), entry)
     return found
 
 
+@cache
+def _of_packages() -> dict[str, dict[tuple[str, str], EntryPoint]]:
+    """The entry points of installed packages, by group; all at once, since to find them takes a look at each package.
+
+    One that an older copy of a package registers too, further down the search path, counts once.
+    """
+    found: dict[str, dict[tuple[str, str], EntryPoint]] = {}
+    for package in distributions():
+        for entry in package.entry_points:
+            if entry.group.startswith("reroll."):
+                found.setdefault(entry.group, {}).setdefault((entry.name, entry.value), entry)
+    return found
+
+
 def _of_checkout(group: str) -> list[EntryPoint]:
     """reroll's own kinds, where it runs from a checkout: that may not be installed, or have been before it had them all."""
+    return [EntryPoint(name=name, value=value, group=group) for name, value in _checkout_project().get(group, {}).items()]
+
+
+@cache
+def _checkout_project() -> dict[str, dict[str, str]]:
+    """The entry points of the checkout's pyproject.toml, by group; none where reroll does not run from one."""
     if not _CHECKOUT.is_file():
-        return []
+        return {}
     project = tomllib.loads(_CHECKOUT.read_text()).get("project", {})
-    named = project.get("entry-points", {}).get(group, {}) if project.get("name") == "reroll" else {}
-    return [EntryPoint(name=name, value=value, group=group) for name, value in named.items()]
+    named: dict[str, dict[str, str]] = project.get("entry-points", {}) if project.get("name") == "reroll" else {}
+    return named
 
 
 def _told(entry: EntryPoint) -> str:
