@@ -169,38 +169,35 @@ def entry_names(group: str) -> list[str]:
 @cache
 def _entries(group: str) -> dict[str, tuple[EntryPoint, ...]]:
     """What packages registered, by name."""
-    own = _of_checkout(group)
-    others = [
-        entry for entry in _of_packages().get(group, {}).values() if not (own and entry.dist and entry.dist.name == "reroll")
-    ]
     found: dict[str, tuple[EntryPoint, ...]] = {}
-    for entry in (*own, *others):
+    for entry in _all_entries().get(group, {}).values():
         found[entry.name] = (*found.get(entry.name, ()), entry)
     return found
 
 
 @cache
-def _of_packages() -> dict[str, dict[tuple[str, str], EntryPoint]]:
-    """The entry points of installed packages, by group; all at once, since to find them takes a look at each package.
+def _all_entries() -> dict[str, dict[tuple[str, str], EntryPoint]]:
+    """All entry points of reroll's groups, by group. Read at once: to find those of one takes a look at every package.
 
-    One that an older copy of a package registers too, further down the search path, counts once.
+    Where reroll runs from a checkout its own are read there: it may not be installed, or have been before it had them all. What
+    an older copy of a package registers too, further down the search path, counts once.
     """
-    found: dict[str, dict[tuple[str, str], EntryPoint]] = {}
+    own = _of_checkout()
+    found = {
+        group: {(name, value): EntryPoint(name=name, value=value, group=group) for name, value in entries.items()}
+        for group, entries in own.items()
+    }
     for package in distributions():
-        for entry in package.entry_points:
-            if entry.group.startswith("reroll."):
-                found.setdefault(entry.group, {}).setdefault((entry.name, entry.value), entry)
+        entries = [entry for entry in package.entry_points if entry.group.startswith("reroll.")]
+        if not entries or (own and package.name == "reroll"):
+            continue
+        for entry in entries:
+            found.setdefault(entry.group, {}).setdefault((entry.name, entry.value), entry)
     return found
 
 
-def _of_checkout(group: str) -> list[EntryPoint]:
-    """reroll's own kinds, where it runs from a checkout: that may not be installed, or have been before it had them all."""
-    return [EntryPoint(name=name, value=value, group=group) for name, value in _checkout_project().get(group, {}).items()]
-
-
-@cache
-def _checkout_project() -> dict[str, dict[str, str]]:
-    """The entry points of the checkout's pyproject.toml, by group; none where reroll does not run from one."""
+def _of_checkout() -> dict[str, dict[str, str]]:
+    """The entry points in the checkout's pyproject.toml, by group; none where reroll does not run from one."""
     if not _CHECKOUT.is_file():
         return {}
     project = tomllib.loads(_CHECKOUT.read_text()).get("project", {})

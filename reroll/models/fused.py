@@ -114,8 +114,8 @@ def runs_kernels(tensor: Tensor) -> bool:
 
 @cache
 def kernels() -> FusedKernels | Any:
-    """What the entry point `cuda` of the group `reroll.kernels` names, None if nothing does. Imports triton, which CPU builds of
-    PyTorch lack."""
+    """What the entry point `cuda` of the group `reroll.kernels` names; None if nothing does. Imports triton, which CPU builds
+    of PyTorch lack."""
     return load_entry("reroll.kernels", "cuda")
 
 
