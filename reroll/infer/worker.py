@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 
 from reroll.config.parts import EngineConfig, LoraConfig
+from reroll.config.registry import load_entry
 from reroll.errors import WorkerError
 from reroll.infer.base import Engine, Finished
-from reroll.infer.embedded.drafts import Drafter
 from reroll.infer.embedded.engine import EmbeddedEngine
-from reroll.infer.embedded.pace import DraftPace, Steady
 from reroll.models.load import DTYPES, Precision, load_model, load_tokenizer
 from reroll.runtime.base import WorkerInfo
 from reroll.runtime.cpu import release_helper_threads
@@ -111,6 +110,7 @@ class InferWorker:
             opened: Any = external.implementation()
             engine = opened.open(model, external, precision=precision, device=info.device, lora=lora)
         else:
+            drafter, pace = (None, None) if draft == "off" else load_entry("reroll.drafts", "drafter")(always=draft == "always")
             policy = load_model(model, dtype=DTYPES[precision], device=info.device, lora=lora)
             engine = EmbeddedEngine(
                 policy,
@@ -118,8 +118,8 @@ class InferWorker:
                 max_running=max_running,
                 cache_bytes=None if cache_gib is None else int(cache_gib * 2**30),
                 reads_again=reads_again,
-                drafter=None if draft == "off" else Drafter(),
-                pace=Steady() if draft == "always" else DraftPace(),
+                drafter=drafter,
+                pace=pace,
             )
         self._start(engine, max_running=max_running, report_every=report_every)
 

@@ -165,6 +165,8 @@ class Strategy(ABC):
 
     holds_whole: bool = False
     """Whether the tensors that `weights` gives are the model's own, which change in `optim_step` and move in `to` alone."""
+    merges_prefixes: bool = True
+    """Whether it computes once what rows of a micro-batch begin with alike: layers that carry a state keep them apart."""
     data_parallel: DataParallel = DataParallel()
     """The ranks that each get a part of every batch."""
 

@@ -278,8 +278,9 @@ class TrainWorker:
     ) -> None:
         self._device, self._rank = info.device, info.rank
         self._pass_tokens = config.strategy.pass_tokens
-        self._repeat_cost = repeat_cost(info.device, config.strategy.precision)
         self._strategy = make_strategy(info, config, total_steps=total_steps, head=head, rendezvous=rendezvous)
+        merges = self._strategy.merges_prefixes
+        self._repeat_cost = repeat_cost(info.device, config.strategy.precision) if merges else 1.0
         self._stays = self._strategy.holds_whole and config.swap != "all"
         """Whether its weights never move in memory."""
         self._writing: Future[Sums] | None = None

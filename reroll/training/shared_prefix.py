@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from reroll.models.attention import Attention, PackedAttention, Scoring, VarlenAttention, hidden_states
+from reroll.models.recurrent import is_recurrent
 from reroll.tokens.batch import Batch
 from reroll.tokens.packing import REPEAT_COST
 from reroll.tokens.prefixes import SharedPrefixes, shared_prefixes
@@ -28,11 +29,11 @@ class DistinctTokens:
     """[T] which of them each token of the batch is."""
 
 
-def distinct_tokens(batch: Batch) -> DistinctTokens:
-    """What is left of a batch when every common beginning of its sequences stands there once."""
-    shared = shared_prefixes(batch.ids, batch.cu_seqlens)
+def distinct_tokens(batch: Batch, *, merges: bool = True) -> DistinctTokens:
+    """What is left of a batch when every common beginning of its sequences stands there once. Unless it `merges`: all."""
     attention = PackedAttention(batch.cu_seqlens)
-    if len(shared.first) == batch.num_tokens:
+    shared = shared_prefixes(batch.ids, batch.cu_seqlens) if merges else None
+    if shared is None or len(shared.first) == batch.num_tokens:
         index = torch.arange(batch.num_tokens, device=batch.ids.device)
         return DistinctTokens(ids=batch.ids, positions=batch.positions, attention=attention, index=index)
     first, index = shared.first.to(batch.ids.device), shared.index.to(batch.ids.device)
@@ -46,7 +47,7 @@ def distinct_tokens(batch: Batch) -> DistinctTokens:
 
 def batch_hidden_states(model: PreTrainedModel, batch: Batch) -> Tensor:
     """The decoder's last hidden states [T, hidden] of a batch on the model's device."""
-    distinct = distinct_tokens(batch)
+    distinct = distinct_tokens(batch, merges=not is_recurrent(model))  # A state needs each sequence whole.
     states = hidden_states(model, distinct.ids, distinct.positions, distinct.attention)
     return states if len(states) == batch.num_tokens else states.index_select(0, distinct.index)
 

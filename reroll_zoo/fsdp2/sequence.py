@@ -21,12 +21,18 @@ from transformers import PreTrainedModel
 
 from reroll.errors import ModelError
 from reroll.models.attention import Attention, Scoring, hidden_states
+from reroll.models.recurrent import is_recurrent
 from reroll.tokens.batch import Batch
 from reroll.training.shared_prefix import distinct_tokens
 
 
 def check_shares(model: PreTrainedModel, *, sp: int, tp: int) -> None:
     """Raise ModelError if `sp` ranks cannot share the attention heads of this model, of which `tp` splits each have a part."""
+    if is_recurrent(model):
+        raise ModelError(
+            f"layers of family {model.config.model_type!r} carry a state along the sequence, which ranks cannot share: "
+            "set strategy.sp to 1"
+        )
     num_heads = model.config.get_text_config().num_attention_heads // tp
     if num_heads % sp:
         of_each = f"{num_heads} attention heads" + (f" (of each of {tp} splits)" if tp > 1 else "")

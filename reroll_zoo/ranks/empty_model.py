@@ -16,6 +16,7 @@ from reroll.config.parts import ModelConfig
 from reroll.models.attention import IMPLEMENTATION, check_supported
 from reroll.models.heads import add_score_head, keep_padding_apart
 from reroll.models.load import DTYPES, Head, resolve_base
+from reroll.models.recurrent import mix_packed
 from reroll.tokens.batch import Batch
 from reroll.training.base import Needs
 from reroll.training.predict import apply_heads
@@ -41,6 +42,7 @@ def skeleton(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, *, head: H
     if head == "score":
         keep_padding_apart(model, tokenizer)
     check_supported(model)
+    mix_packed(model)
     return model.eval()  # type: ignore[no-any-return, no-untyped-call]
 
 

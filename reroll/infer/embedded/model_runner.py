@@ -13,6 +13,7 @@ from reroll.errors import ModelError
 from reroll.infer.embedded.packed import PackedLinear, pack_linears, packing_available
 from reroll.infer.hf_weights import WeightChecker
 from reroll.models.attention import Attention, hidden_states, logits
+from reroll.models.recurrent import attention_layers, is_recurrent
 
 
 class ModelRunner:
@@ -39,6 +40,16 @@ class ModelRunner:
     @property
     def num_layers(self) -> int:
         return self.model.config.num_hidden_layers  # type: ignore[no-any-return]
+
+    @property
+    def attention_layers(self) -> list[int]:
+        """The layers that have keys and values."""
+        return attention_layers(self.model) if self.is_recurrent else list(range(self.num_layers))
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether some layer carries a state from token to token."""
+        return is_recurrent(self.model)
 
     @property
     def num_heads(self) -> int:

@@ -27,13 +27,21 @@ class KnownTokens:
         return self.tokens, self.logprobs
 
 
-class SlotBackend(CacheBackend[Tensor]):
+@dataclass(frozen=True, slots=True)
+class SavedSlot:
+    """Copies of what a slot held."""
+
+    keys_and_values: Tensor
+    states: tuple[Tensor, ...] = ()
+
+
+class SlotBackend(CacheBackend[SavedSlot]):
     """One dense tensor of slots. A saved prefix is a copy. `max_bytes` bounds the slots in use; None: the host does."""
 
     def __init__(self, runner: ModelRunner, *, max_bytes: int | None = None) -> None:
         self._runner, self._max_bytes = runner, max_bytes
         self._cache = SlotCache(
-            num_layers=runner.num_layers,
+            num_layers=len(runner.attention_layers),
             num_heads=runner.num_kv_heads,
             head_dim=runner.head_dim,
             dtype=runner.dtype,
@@ -49,7 +57,8 @@ class SlotBackend(CacheBackend[Tensor]):
 
     def has_room(self, ends: Sequence[int], newcomers: Sequence[tuple[int, int]] = ()) -> bool:
         every = [*ends, *(end for end, _ in newcomers)]
-        return self._max_bytes is None or len(every) * max(every) * self.bytes_per_token <= self._max_bytes
+        num_bytes = len(every) * (max(every) * self.bytes_per_token + self.bytes_per_state)
+        return self._max_bytes is None or num_bytes <= self._max_bytes
 
     def forward_and_sample(
         self,
@@ -63,7 +72,7 @@ class SlotBackend(CacheBackend[Tensor]):
         lengths = [len(tokens) for tokens in uncached]
         ends = [start + length for start, length in zip(starts, lengths, strict=True)]
         self._cache.reserve(num_slots=len(rows), length=max(ends))
-        attention = StepAttention(self._cache, starts=starts, lengths=lengths)
+        attention = self._attention(starts, lengths)
         device = self._runner.device
         ids = torch.tensor([token for tokens in uncached for token in tokens], device=device)
         hidden = self._runner.hidden(ids, attention.positions, attention)
@@ -78,16 +87,19 @@ class SlotBackend(CacheBackend[Tensor]):
             logits = logits[torch.tensor([*range(num_read), *leaders], device=device)]
         return KnownTokens(*sample(logits, rows, [starts[slot] + place + 1 for slot, place in zip(slots, places, strict=True)]))
 
+    def _attention(self, starts: Sequence[int], lengths: Sequence[int]) -> StepAttention:
+        return StepAttention(self._cache, starts=starts, lengths=lengths)
+
     def copy(self, source: int, target: int, *, length: int) -> None:
         self._cache.reserve(num_slots=target + 1, length=length)
         self._cache.copy(source, target, length=length)
 
-    def save_prefix(self, slot: int, *, length: int) -> Tensor:
-        return self._cache.save_prefix(slot, length=length)
+    def save_prefix(self, slot: int, *, length: int) -> SavedSlot:
+        return SavedSlot(self._cache.save_prefix(slot, length=length))
 
-    def restore_prefix(self, slot: int, saved: Tensor, *, length: int) -> None:
+    def restore_prefix(self, slot: int, saved: SavedSlot, *, length: int) -> None:
         self._cache.reserve(num_slots=slot + 1, length=length)
-        self._cache.restore_prefix(slot, saved, length=length)
+        self._cache.restore_prefix(slot, saved.keys_and_values, length=length)
 
     def free_slot(self, slot: int, last: int, *, length: int) -> None:
         if slot != last:

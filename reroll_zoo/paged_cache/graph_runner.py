@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from reroll.infer.embedded.backend import sampled_places
-from reroll.infer.embedded.kernels import PAGE, tokens_per_block
 from reroll.infer.embedded.model_runner import ModelRunner
-from reroll.infer.embedded.sampler import RowSampling, is_plain, sample, sample_plain_on_device, uniforms
+from reroll.infer.embedded.sampler import RowSampling, sample, uniforms
 from reroll.models.attention import Attention
+from reroll_zoo.paged_cache.kernels import PAGE, tokens_per_block
+from reroll_zoo.paged_cache.plain_sampling import is_plain, sample_plain_on_device
 
 _MAX_GRAPH_TOKENS = 2048
 """Larger steps keep the GPU busy without a graph."""

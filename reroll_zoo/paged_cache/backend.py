@@ -12,11 +12,11 @@ from torch import Tensor
 
 from reroll.infer.embedded.backend import CacheBackend, PendingTokens
 from reroll.infer.embedded.cache import check_fits
-from reroll.infer.embedded.graph_runner import DeviceTokens, GraphRunner, StepTensors
-from reroll.infer.embedded.kernels import PAGE, attend, store
 from reroll.infer.embedded.model_runner import ModelRunner
 from reroll.infer.embedded.sampler import RowSampling
 from reroll.models.attention import Scoring
+from reroll_zoo.paged_cache.graph_runner import DeviceTokens, GraphRunner, StepTensors
+from reroll_zoo.paged_cache.kernels import PAGE, attend, store
 
 _FIRST_PAGES = 256
 
