@@ -11,15 +11,16 @@ from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from reroll.config.data import EnvSourceConfig, ImportSourceConfig, RowSourceConfig
 from reroll.config.envs import EnvConfig
 from reroll.config.host import model_folder
 from reroll.config.parts import LoraConfig
 from reroll.config.pipeline import PipelineConfig
-from reroll.config.reward_base import RewardConfig
+from reroll.config.reward_base import CombinedRewardConfig, RewardConfig
 from reroll.config.reward_hosted import HostedJudgeConfig, OpenedRewardConfig
-from reroll.config.rewards import CascadeRewardConfig, EnvRewardConfig, ImportRewardConfig, StackRewardConfig, walk
+from reroll.config.rewards import EnvRewardConfig, ImportRewardConfig, walk
 from reroll.config.tree import RlvrConfig
 from reroll.errors import DataError, ModelError, RunFolderError
 from reroll.types import Prompt
@@ -27,7 +28,7 @@ from reroll.types import Prompt
 NUM_ROWS = 3
 """Of each source. A column that is not there is missing from the first."""
 
-_NOT_TRIED = (ImportRewardConfig, OpenedRewardConfig, EnvRewardConfig, StackRewardConfig, CascadeRewardConfig)
+_NOT_TRIED = (ImportRewardConfig, OpenedRewardConfig, EnvRewardConfig, CombinedRewardConfig)
 """They may ask a service, or judge nothing by themselves."""
 
 Attempt = Callable[[], object]
@@ -76,7 +77,9 @@ def _models(config: PipelineConfig) -> Iterator[tuple[str, Attempt]]:
         if node.model is not None and model_folder(node.model):
             speaks = where == "policy" or isinstance(node, HostedJudgeConfig)
             yield f"{where}.model", partial(_open_model, node.model, speaks=speaks, lora=getattr(node, "lora", None))
-    compared = {where: node.model for where, node in config.named_models() if where.startswith("teacher")}
+    compared: dict[str, str | None] = {
+        where: node.model for where, node in config.named_models() if where.startswith("teacher")
+    }
     if isinstance(config, RlvrConfig):
         compared["reference"] = config.reference.model
     for where, model in compared.items():
@@ -101,7 +104,7 @@ def _open_model(name: str, *, speaks: bool, lora: LoraConfig | None) -> None:
 
 def _find_weights(name: str) -> None:
     """By the heads of the files alone."""
-    from transformers import AutoModelForCausalLM
+    import transformers
 
     from reroll.models.load import quiet, resolve_base
 
@@ -109,7 +112,8 @@ def _find_weights(name: str) -> None:
         return
     with quiet():
         try:
-            _, found = AutoModelForCausalLM.from_pretrained(resolve_base(name), device_map="meta", output_loading_info=True)
+            auto: Any = transformers.AutoModelForCausalLM
+            _, found = auto.from_pretrained(resolve_base(name), device_map="meta", output_loading_info=True)
         except (OSError, RuntimeError) as error:
             problem = str(error).partition("\n")[0]
             raise ModelError(f"the weights of {name} do not fit its config.json, or are not there: {problem}") from error
@@ -178,9 +182,8 @@ def _judge(node: RewardConfig, prompts: Sequence[Prompt]) -> None:
 async def _judge_all(node: RewardConfig, prompts: Sequence[Prompt]) -> None:
     from reroll.rewards.base import Inline
     from reroll.rewards.said import said
-    from reroll.rewards.verifiers import make_judge
 
-    reward = Inline(make_judge(node))
+    reward = Inline(node.make())
     try:
         for prompt in prompts:
             await reward(prompt, said("1"))
