@@ -19,6 +19,7 @@ from reroll.errors import WorkerError
 from reroll.infer.base import Engine, Finished
 from reroll.infer.embedded.engine import EmbeddedEngine
 from reroll.models.load import DTYPES, Precision, load_model, load_tokenizer
+from reroll.models.routing import can_be_noted
 from reroll.runtime.base import WorkerInfo
 from reroll.runtime.cpu import release_helper_threads
 from reroll.runtime.watchdog import at_work, beat
@@ -100,9 +101,11 @@ class InferWorker:
         draft: Literal["off", "auto", "always"] = "off",
         external: EngineConfig | None = None,
         reads_again: bool = False,
+        notes_routes: bool | None = False,
     ) -> None:
         """After every `report_every` steps it tells what was written for requests that have not ended. `cache_gib`: what the
-        embedded engine may hold in its cache; `draft`: as in its config. `external`: that engine, with these settings; None is
+        embedded engine may hold in its cache; `draft`: as in its config. `notes_routes`: whether it
+        tells to which experts tokens went; None: if it can. `external`: that engine, with these settings; None is
         the embedded one."""
         self._device = torch.device(info.device)
         engine: Engine
@@ -120,6 +123,7 @@ class InferWorker:
                 reads_again=reads_again,
                 drafter=drafter,
                 pace=pace,
+                notes_routes=can_be_noted(policy) if notes_routes is None else notes_routes,
             )
         self._start(engine, max_running=max_running, report_every=report_every)
 

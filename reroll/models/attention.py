@@ -21,6 +21,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from reroll.errors import ModelError
 from reroll.models import recurrent
+from reroll.models.routing import Routing
 
 try:  # Absent from some builds of PyTorch; the padded path does the same everywhere.
     from torch.nn.attention.varlen import varlen_attn
@@ -39,6 +40,7 @@ _IGNORED = {
     "is_causal",
     "output_attentions",
     "output_hidden_states",
+    "reroll_routing",
 }
 """What models also pass that changes nothing here. Dropout never applies: log-probs of a policy must be reproducible."""
 
@@ -74,11 +76,17 @@ class Attention(Protocol):
         """query [T, H, D], key and value [T, H_kv, D] -> [T, H, D]."""
 
 
-def hidden_states(model: PreTrainedModel, ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
-    """The decoder's last hidden states [T, hidden] for packed `ids` [T] at `positions` [T]; the head is not applied."""
-    output = model.base_model(
-        input_ids=ids.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False, reroll_attention=attention
-    )
+def hidden_states(
+    model: PreTrainedModel, ids: Tensor, positions: Tensor, attention: Attention, routing: Routing | None = None
+) -> Tensor:
+    """The decoder's last hidden states [T, hidden] for packed `ids` [T] at `positions` [T]; the head is not applied.
+
+    `routing` sees which experts are chosen, once `route_shape` has prepared the model. None: nobody does.
+    """
+    options: dict[str, Any] = {"reroll_attention": attention}
+    if routing is not None:
+        options["reroll_routing"] = routing
+    output = model.base_model(input_ids=ids.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False, **options)
     return output.last_hidden_state.squeeze(0)  # type: ignore[no-any-return]
 
 

@@ -62,6 +62,8 @@ class Predictions:
     value: Tensor | None = None
     score: Tensor | None = None
     """[N]"""
+    routes_differ: Tensor | None = None
+    """Where the batch has routes: in what share of the layers the token before would have gone to other experts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from reroll.models.attention import PackedAttention, hidden_states, logits
 from reroll.models.load import load_model, load_tokenizer
 from reroll.models.tiny import make_tiny
 from reroll.tokens.batch import pack
-from reroll.training.shared_prefix import batch_hidden_states
+from reroll.training.shared_prefix import token_states
 from reroll.types import Request, Sample, SamplingParams, WrittenTokens
 from reroll_zoo.drafts import MeasuredPace, SiblingDrafter, SteadyPace
 
@@ -59,7 +59,7 @@ def test_siblings_that_share_a_prompt_learn_what_they_learn_apart(folder):
     batch = pack([whole_sample(row) for row in rows]).to("cuda")
     results = []
     for states in (
-        lambda: batch_hidden_states(model, batch),
+        lambda: token_states(model, batch).hidden,
         lambda: hidden_states(model, batch.ids, batch.positions, PackedAttention(batch.cu_seqlens)),
     ):
         model.zero_grad()

@@ -9,6 +9,7 @@ from itertools import islice, repeat
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -137,10 +138,12 @@ class EmbeddedEngine(Engine):
         reads_again: bool = False,
         drafter: Drafter | None = None,
         pace: DraftPace | None = None,
+        notes_routes: bool = False,
     ) -> None:
         """With `reads_again`, new weights read the contexts of requests in flight anew; else they go on from what older weights
-        have read. With a `drafter` and a `pace`, steps check the guesses of the one where the other finds that it pays."""
-        self._runner = ModelRunner(model)
+        have read. With a `drafter` and a `pace`, steps check the guesses of the one where the other finds that it pays. With
+        `notes_routes`, completions tell which experts have read their tokens."""
+        self._runner = ModelRunner(model, notes_routes=notes_routes)
         if drafter is not None and self._runner.is_recurrent:
             raise ModelError(
                 f"models of family {model.config.model_type!r} take no drafts: a wrong one could not be taken back from the "
@@ -478,8 +481,10 @@ class EmbeddedEngine(Engine):
             self._pace.interrupted()
         for slot, reason in sorted(ended, reverse=True):
             sequence = self._running[slot]
+            end = sequence.length - 1  # The newest token has not been read.
+            routes = self._backend.routes(slot, min(sequence.request.num_routed, end), end)
             self._free_slot(slot)
-            self._report(sequence, reason)
+            self._report(sequence, reason, routes)
 
     def _write(
         self, sequence: _Sequence, drawn: Sequence[tuple[int, float]], draft: DraftedTokens
@@ -501,10 +506,10 @@ class EmbeddedEngine(Engine):
             self.counts.num_accepted += num_right
         return num_written, reason
 
-    def _report(self, sequence: _Sequence, reason: FinishReason) -> None:
+    def _report(self, sequence: _Sequence, reason: FinishReason, routes: NDArray[Any] | None = None) -> None:
         if self._drafter is not None:
             self._drafter.leave(sequence)
-        self._reports.append(sequence.finish(reason))
+        self._reports.append(sequence.finish(reason, routes))
 
     def _free_slot(self, slot: int) -> None:
         """Cache what a slot holds and free it: the last running sequence moves in, so that running slots stay contiguous."""

@@ -17,7 +17,7 @@ from reroll.models.load import load_model
 from reroll.models.recurrent import attention_layers, recurrent_layers
 from reroll.models.tiny import make_tiny
 from reroll.tokens.batch import Batch, pack
-from reroll.training.shared_prefix import SharedPrefixAttention, batch_hidden_states, distinct_tokens
+from reroll.training.shared_prefix import SharedPrefixAttention, distinct_tokens, token_states
 from reroll.training.torch_strategy import enable_gradient_checkpointing
 from reroll.types import Sample
 from reroll_zoo.fsdp2.sequence import check_shares
@@ -110,7 +110,7 @@ def test_siblings_are_computed_whole_each(folder: Path, ours: PreTrainedModel) -
     batch, model = siblings(), plain(folder)
     assert len(distinct_tokens(batch).ids) < batch.num_tokens, "where nothing carries a state, their prompt is computed once"
     with torch.no_grad():
-        got = batch_hidden_states(ours, batch)
+        got = token_states(ours, batch).hidden
         rows = [batch.ids[start:end] for start, end in pairwise(batch.cu_seqlens.tolist())]
         want = torch.cat([model.base_model(row[None], use_cache=False).last_hidden_state[0] for row in rows])
     torch.testing.assert_close(got, want, atol=1e-5, rtol=0)
