@@ -38,11 +38,11 @@ def _user_code_is_tried_in_this_process(
             yield Violation(where, problem, FIX)
 
     monkeypatch.setattr(rehearsal, "code_violations", violations)
-    before = list(sys.path)
+    before, loaded = list(sys.path), {*sys.modules}
     yield
     folders = {*sys.path} - {*before}
     sys.path[:] = before
-    for name, module in list(sys.modules.items()):
-        file = str(getattr(module, "__file__", None))
+    for name in {*sys.modules} - loaded:  # Those alone: thousands were there before.
+        file = str(getattr(sys.modules[name], "__file__", None))
         if file.startswith(str(tmp_path_factory.getbasetemp())) or str(Path(file).parent) in folders:
             del sys.modules[name]  # The user's, or an example's: another test has others of the same name.
