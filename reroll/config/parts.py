@@ -147,6 +147,10 @@ class ModelConfig(FixedModelConfig):
 class PolicyConfig(ModelConfig):
     """The model under training."""
 
+    exact: bool = False
+    """Trainer and embedded engine give every token log-probs that are equal to the bit, in fp32 and in bf16, whatever it is
+    computed together with; the run ends if a single one differs. On a CPU, in one process."""
+
 
 class EngineConfig(KindConfig):
     """What writes samples. An engine that names no kind is `embedded`.

@@ -101,6 +101,7 @@ class InferWorker:
         draft: Literal["off", "auto", "always"] = "off",
         external: EngineConfig | None = None,
         reads_again: bool = False,
+        exact: bool = False,
     ) -> None:
         """After every `report_every` steps it tells what was written for requests that have not ended. `cache_gib`: what the
         embedded engine may hold in its cache; `draft`: as in its config. `external`: that engine, with these settings; None is
@@ -111,7 +112,7 @@ class InferWorker:
             opened: Any = external.implementation()
             engine = opened.open(model, external, precision=precision, device=info.device, lora=lora)
         else:
-            policy = load_model(model, dtype=DTYPES[precision], device=info.device, lora=lora)
+            policy = load_model(model, dtype=DTYPES[precision], device=info.device, lora=lora, exact=exact)
             engine = EmbeddedEngine(
                 policy,
                 load_tokenizer(model),

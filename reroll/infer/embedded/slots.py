@@ -14,6 +14,7 @@ from reroll.infer.embedded.backend import CacheBackend, PendingTokens, sampled_p
 from reroll.infer.embedded.cache import SlotCache
 from reroll.infer.embedded.model_runner import ModelRunner
 from reroll.infer.embedded.sampler import RowSampling, sample
+from reroll.models.exact import exact_forward
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,9 @@ class SlotBackend(CacheBackend[Tensor]):
         logits = self._runner.logits(hidden)
         if leaders:
             logits = logits[torch.tensor([*range(num_read), *leaders], device=device)]
-        return KnownTokens(*sample(logits, rows, [starts[slot] + place + 1 for slot, place in zip(slots, places, strict=True)]))
+        drawn_at = [starts[slot] + place + 1 for slot, place in zip(slots, places, strict=True)]
+        with exact_forward(self._runner.model):
+            return KnownTokens(*sample(logits, rows, drawn_at))
 
     def copy(self, source: int, target: int, *, length: int) -> None:
         self._cache.reserve(num_slots=target + 1, length=length)
