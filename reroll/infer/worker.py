@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from reroll.config.parts import EngineConfig, LoraConfig
+from reroll.config.registry import load_entry
 from reroll.errors import WorkerError
 from reroll.infer.base import Engine, Finished
-from reroll.infer.embedded.drafts import Drafter
 from reroll.infer.embedded.engine import EmbeddedEngine
-from reroll.infer.embedded.pace import DraftPace, Steady
 from reroll.models.load import DTYPES, Precision, load_model, load_tokenizer
+from reroll.models.routing import can_be_noted
 from reroll.runtime.base import WorkerInfo
 from reroll.runtime.cpu import release_helper_threads
 from reroll.runtime.watchdog import at_work, beat
@@ -102,9 +102,11 @@ class InferWorker:
         external: EngineConfig | None = None,
         reads_again: bool = False,
         exact: bool = False,
+        notes_routes: bool | None = False,
     ) -> None:
         """After every `report_every` steps it tells what was written for requests that have not ended. `cache_gib`: what the
-        embedded engine may hold in its cache; `draft`: as in its config. `external`: that engine, with these settings; None is
+        embedded engine may hold in its cache; `draft`: as in its config. `notes_routes`: whether it
+        tells to which experts tokens went; None: if it can. `external`: that engine, with these settings; None is
         the embedded one."""
         self._device = torch.device(info.device)
         engine: Engine
@@ -112,6 +114,7 @@ class InferWorker:
             opened: Any = external.implementation()
             engine = opened.open(model, external, precision=precision, device=info.device, lora=lora)
         else:
+            drafter, pace = (None, None) if draft == "off" else load_entry("reroll.drafts", "drafter")(always=draft == "always")
             policy = load_model(model, dtype=DTYPES[precision], device=info.device, lora=lora, exact=exact)
             engine = EmbeddedEngine(
                 policy,
@@ -119,8 +122,9 @@ class InferWorker:
                 max_running=max_running,
                 cache_bytes=None if cache_gib is None else int(cache_gib * 2**30),
                 reads_again=reads_again,
-                drafter=None if draft == "off" else Drafter(),
-                pace=Steady() if draft == "always" else DraftPace(),
+                drafter=drafter,
+                pace=pace,
+                notes_routes=can_be_noted(policy) if notes_routes is None else notes_routes,
             )
         self._start(engine, max_running=max_running, report_every=report_every)
 
@@ -176,12 +180,13 @@ class InferWorker:
         if receiver is not None:
             receiver.close()
 
-    def take_weights(self, bucket: Bucket) -> None:
-        """Take the next bucket. From the first of a version to the last the engine holds a mix, and does not step.
+    def take_weights(self, pieces: Sequence[Bucket]) -> None:
+        """Take the next bucket, of which several senders may have a piece each. From the first of a version to the last the
+        engine holds a mix, and does not step.
 
         Raises PushBroken, and stays as it is, if it is not the next one.
         """
-        self._call(lambda: self._take(bucket))
+        self._call(lambda: self._take(pieces))
 
     def pause(self) -> None:
         """Stop stepping; returns when the step under way is over. Requests wait."""
@@ -235,11 +240,11 @@ class InferWorker:
         self._engine.load_weights(weights, version=version)
         self._has_partial_weights = False
 
-    def _take(self, bucket: Bucket) -> None:
-        receiver = self._open_receiver
+    def _take(self, pieces: Sequence[Bucket]) -> None:
+        receiver, bucket = self._open_receiver, pieces[0]
         if bucket.index == 0:
             self._has_partial_weights, self._waiting_weights = True, {}
-        self._waiting_weights |= self._engine.load_part(receiver.open(bucket))
+        self._waiting_weights |= self._engine.load_part(receiver.open(*pieces))
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)  # The sender may fill the same memory again.
         if bucket.is_last:

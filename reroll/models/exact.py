@@ -27,6 +27,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
 from reroll.errors import ModelError
+from reroll.models.recurrent import is_recurrent
 
 if TYPE_CHECKING:
     from reroll.models.attention import Scoring
@@ -68,7 +69,12 @@ def can_be_exact(model: PreTrainedModel) -> bool:
 
 
 def make_exact(model: PreTrainedModel) -> None:
-    """From now on `exact_forward` means this model too."""
+    """From now on `exact_forward` means this model too. Raises ModelError for one whose layers carry a state."""
+    if is_recurrent(model):
+        raise ModelError(
+            f"policy.exact: the states that layers of family {model.config.model_type!r} carry have no fixed order of sums: "
+            "leave it out"
+        )
     setattr(model, _MARK, True)
     model.set_experts_implementation("eager")
 

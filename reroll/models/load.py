@@ -28,6 +28,7 @@ from reroll.models.attention import IMPLEMENTATION, check_supported
 from reroll.models.exact import make_exact
 from reroll.models.fused import fuse
 from reroll.models.heads import SCORE, add_score_head, score_head
+from reroll.models.recurrent import mix_packed
 
 Precision = Literal["fp32", "bf16"]
 
@@ -102,6 +103,7 @@ def load_model(
     check_supported(model)
     if exact:
         make_exact(model)
+    mix_packed(model)
     if torch.device(device).type == "cuda":
         fuse(model)
     return model.to(device).eval()  # type: ignore[no-any-return, arg-type]

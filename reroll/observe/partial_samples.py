@@ -7,6 +7,7 @@ Of a sample that has ended nothing here is needed any longer: when the file has 
 
 from __future__ import annotations
 
+import math
 import struct
 import zlib
 from array import array
@@ -23,6 +24,7 @@ from reroll.observe.trajectory_bytes import (
     PackedTokens,
     decode_floats,
     decode_ids,
+    decode_routes,
     encode_float_array,
     encode_id_array,
 )
@@ -34,7 +36,10 @@ _MAX_BYTES = 1 << 26
 _RECORD = struct.Struct("<II")
 """The size of what follows, and its checksum."""
 _HEAD = struct.Struct("<IIIB")
-"""Of a record: rows, bytes of their names, tokens, and whether log-probs are doubles."""
+"""Of a record: rows, bytes of their names, tokens, and the width of log-probs: 1 where they are doubles."""
+_ROUTES = struct.Struct("<IIIIB")
+"""Behind a record's log-probs, for each row that ends a turn whose experts are known: the row, tokens, layers, experts of each,
+and bytes of a number. The numbers follow."""
 _ROW = struct.Struct("<QIIiB")
 """Fingerprint of the prompt, place of the first token, number of tokens, version, how it ended."""
 _FINISHES = {None: 0, FinishReason.STOP: 1, FinishReason.LENGTH: 2}
@@ -43,15 +48,22 @@ _FINISHES = {None: 0, FinishReason.STOP: 1, FinishReason.LENGTH: 2}
 class PartialTurn(PartialCompletion):
     """One request of a sample: what is written of its completion, and whether that is all."""
 
-    __slots__ = ("finish", "prompt", "whole")
+    __slots__ = ("finish", "prompt", "routes", "whole")
 
     def __init__(self, prompt: int) -> None:
         super().__init__()
         self.prompt = prompt
         """A fingerprint of what was asked."""
         self.finish: FinishReason | None = None
+        self.routes: NDArray[Any] | None = None
+        """As in `Completion`, once it has ended."""
         self.whole: Completion | None = None
         """The completion that was handed out, once it has ended."""
+
+    @property
+    def num_in_all(self) -> int:
+        """Tokens, those included that it has not been told of."""
+        return self.num_tokens if self.whole is None else len(self.whole.token_ids)
 
     def runs(self) -> Iterator[_TokenRun]:
         """Its tokens, split where the weights changed."""
@@ -67,7 +79,11 @@ class PartialTurn(PartialCompletion):
         if self.whole is None and self.finish is not None:
             written = self.written()
             self.whole = Completion(
-                token_ids=written.token_ids, logprobs=written.logprobs, versions=written.versions, finish_reason=self.finish
+                token_ids=written.token_ids,
+                logprobs=written.logprobs,
+                versions=written.versions,
+                finish_reason=self.finish,
+                routes=self.routes,
             )
         return self.whole
 
@@ -79,16 +95,19 @@ class PartialTurn(PartialCompletion):
 class _RowBuffer:
     """Tokens that are not in the file yet."""
 
-    __slots__ = ("ids", "logprobs", "names", "rows")
+    __slots__ = ("ids", "logprobs", "names", "routes", "rows")
 
     def __init__(self) -> None:
         self.names: list[str] = []
         self.rows: list[bytes] = []
         self.ids: list[NDArray[np.uint32]] = []
         self.logprobs: list[NDArray[np.float64]] = []
+        self.routes: list[bytes] = []
 
     def add(self, name: str, turn: PartialTurn, start: int, tokens: _TokenRun) -> None:
         ids, logprobs, version = tokens
+        if turn.routes is not None and start + len(ids) == turn.num_in_all:
+            self.routes += (_ROUTES.pack(len(self.rows), *turn.routes.shape, turn.routes.itemsize), turn.routes.tobytes())
         self.names.append(name)
         self.rows.append(_ROW.pack(turn.prompt, start, len(ids), version, _FINISHES[turn.finish]))
         self.ids.append(ids)
@@ -115,14 +134,14 @@ class PartialSamples:
 
     def load(self) -> None:
         """Take up what an interrupted run has left."""
-        for name, prompt, start, finish, tokens in _read(self._path, config=self._config):
+        for name, prompt, start, finish, tokens, routes in _read(self._path, config=self._config):
             turns = self._turns(name)
             turn = turns.get(name)
             if turn is None or turn.prompt != prompt or (start == 0 and turn.num_tokens):
                 turn = turns[name] = PartialTurn(prompt)  # It was drawn anew.
             if start == turn.num_tokens:
                 turn.add(*tokens)
-                turn.finish = finish
+                turn.finish, turn.routes = finish, routes
 
     def turn(self, request: Request) -> tuple[PartialTurn, int]:
         """What is written of a request, to go on with; and how many tokens are not kept, because they answer another prompt."""
@@ -144,7 +163,7 @@ class PartialSamples:
 
     def end(self, request_id: str, turn: PartialTurn, completion: Completion) -> None:
         """A turn is over: add what had not been told of it."""
-        turn.finish, turn.whole = completion.finish_reason, completion
+        turn.finish, turn.whole, turn.routes = completion.finish_reason, completion, completion.routes
         end = 0
         for version, count in completion.versions:
             begin, end = max(end, turn.num_tokens), end + count
@@ -244,7 +263,7 @@ class PartialSamples:
         ids = encode_id_array(np.frombuffer(_joined(rows.ids), dtype=np.uint32))
         names = "\n".join(rows.names).encode()
         head = _HEAD.pack(len(rows.names), len(names), len(ids) // ID_BYTES, not is_exact)
-        self._append(file, b"".join((head, names, *rows.rows, ids, logprobs)))
+        self._append(file, b"".join((head, names, *rows.rows, ids, logprobs, *rows.routes)))
 
     def _append(self, file: BinaryIO, body: bytes) -> None:
         file.write(_RECORD.pack(len(body), zlib.crc32(body)) + body)
@@ -277,8 +296,9 @@ def _versions(turns: dict[str, PartialTurn]) -> Versions | None:
     return Versions(min(found), max(found)) if found else None
 
 
-def _read(path: Path, *, config: str) -> Iterator[tuple[str, int, int, FinishReason | None, _TokenRun]]:
-    """The rows of a file: request, fingerprint of its prompt, place of the first token, how it ended, tokens."""
+def _read(path: Path, *, config: str) -> Iterator[tuple[str, int, int, FinishReason | None, _TokenRun, NDArray[Any] | None]]:
+    """The rows of a file: request, fingerprint of its prompt, place of the first token, how it ended, tokens, and with the last
+    of a turn their experts."""
     records = _records(path)
     if next(records, b"\0").decode(errors="replace") != config:
         return
@@ -289,12 +309,25 @@ def _read(path: Path, *, config: str) -> Iterator[tuple[str, int, int, FinishRea
         logprobs_at = ids_at + num_tokens * ID_BYTES
         names = body[_HEAD.size : table_at].decode().split("\n")
         ids = np.array(decode_ids(body[ids_at:logprobs_at]), dtype=np.uint32)
-        logprobs = decode_floats(body[logprobs_at:], is_wide=bool(is_wide))
+        routes_at = logprobs_at + num_tokens * (8 if is_wide else 4)
+        logprobs = decode_floats(body[logprobs_at:routes_at], is_wide=bool(is_wide))
+        routes = _routes_by_row(body[routes_at:])
         reasons, end = list(_FINISHES), 0
-        for name, row in zip(names, _ROW.iter_unpack(body[table_at:ids_at]), strict=True):
+        for number, (name, row) in enumerate(zip(names, _ROW.iter_unpack(body[table_at:ids_at]), strict=True)):
             prompt, start, count, version, finish = row
             begin, end = end, end + count
-            yield name, prompt, start, reasons[finish], _TokenRun(ids[begin:end], logprobs[begin:end], version)
+            run = _TokenRun(ids[begin:end], logprobs[begin:end], version)
+            yield name, prompt, start, reasons[finish], run, routes.get(number)
+
+
+def _routes_by_row(data: bytes) -> dict[int, NDArray[Any]]:
+    """Of each row that has any, the experts."""
+    found, at = {}, 0
+    while at < len(data):
+        row, *shape, itemsize = _ROUTES.unpack_from(data, at)
+        begin, at = at + _ROUTES.size, at + _ROUTES.size + math.prod(shape) * itemsize
+        found[row] = decode_routes(data[begin:at], shape, itemsize)
+    return found
 
 
 def _records(path: Path) -> Iterator[bytes]:

@@ -1,8 +1,9 @@
-"""A trajectory as bytes for the journal: 7 bytes a token, and back to the bit."""
+"""A trajectory as bytes for the journal: 7 bytes a token and what its experts take, and back to the bit."""
 
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from json.encoder import encode_basestring_ascii
@@ -84,6 +85,8 @@ def encode(trajectory: Trajectory, told: Mapping[int, PackedTokens] = MappingPro
         is_exact, logprobs = _narrowed(packed.logprobs) if packed else encode_floats(completion.logprobs)
         ids = _low_bytes(packed.ids) if packed else encode_ids(completion.token_ids)
         arrays += (encode_ids(own) if own else b"", ids, logprobs)
+        if completion.routes is not None:
+            arrays.append(completion.routes.tobytes())
         turns.append(_turn_header(turn, num_shared=num_shared, num_own=len(own), is_exact=is_exact))
         if len(turns) < len(trajectory.turns):
             context = turn.prompt_ids + completion.token_ids
@@ -133,11 +136,14 @@ def _decode_turn(row: dict[str, Any], read: _ByteReader, *, prompt_ids: tuple[in
     ids = decode_ids(read.take(num * ID_BYTES))
     is_wide = bool(row.get("wide"))
     logprobs = decode_floats(read.take(num * (8 if is_wide else 4)), is_wide=is_wide)
+    *shape, route_bytes = row.get("routes", (0, 0, 0, 0))
+    routes = read.take(math.prod(shape) * route_bytes)
     completion = Completion(
         token_ids=ids,
         logprobs=tuple(logprobs.tolist()),
         finish_reason=FinishReason(row["finish"]),
         versions=tuple((version, count) for version, count in row.get("versions", ())),
+        routes=decode_routes(routes, shape, route_bytes) if route_bytes else None,
     )
     return Turn(
         prompt_ids=prompt_ids,
@@ -174,6 +180,8 @@ def _turn_header(turn: Turn, *, num_shared: int, num_own: int, is_exact: bool) -
         header["own"] = num_own
     if not is_exact:
         header["wide"] = True
+    if completion.routes is not None:
+        header["routes"] = [*completion.routes.shape, completion.routes.itemsize]
     if turn.shown:
         header["shown"] = turn.shown
     if turn.reply:
@@ -195,6 +203,11 @@ def _num_shared(before: tuple[int, ...], now: tuple[int, ...]) -> int:
     if before[:num] == now[:num]:
         return num
     return next(index for index, (a, b) in enumerate(zip(before, now, strict=False)) if a != b)
+
+
+def decode_routes(data: bytes, shape: Sequence[int], itemsize: int) -> NDArray[Any]:
+    """`Completion.routes` from its bytes."""
+    return np.frombuffer(data, dtype=np.uint8 if itemsize == 1 else np.int16).reshape(shape)
 
 
 def encode_floats(values: Sequence[float]) -> tuple[bool, bytes]:
