@@ -7,13 +7,13 @@ from engine_probe import FAMILIES, Stray, ask, finish, perturbed, tiny_folder
 
 from reroll.config.parts import LoraConfig
 from reroll.infer.embedded.engine import EmbeddedEngine
-from reroll.infer.embedded.pace import Steady
 from reroll.models import exact
 from reroll.models.load import load_model, load_tokenizer
 from reroll.tokens.batch import pack
 from reroll.training.base import Needs
 from reroll.training.predict import predict
 from reroll.types import Sample
+from reroll_zoo.drafts import SteadyPace
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="exact runs on CPUs")
 
@@ -79,7 +79,7 @@ def test_a_token_has_one_log_prob_whatever_it_is_computed_with(folder, dtype):
     done = finish(open_engine(folder, load(folder, dtype), 64), asked)
     assert_same(model, asked, done)
     assert finish(open_engine(folder, load(folder, dtype), 1), asked) == done
-    drafting = open_engine(folder, load(folder, dtype), 4, drafter=Stray(), pace=Steady())
+    drafting = open_engine(folder, load(folder, dtype), 4, drafter=Stray(), pace=SteadyPace())
     assert finish(drafting, asked) == done
 
 
