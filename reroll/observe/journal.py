@@ -1,7 +1,8 @@
 """The journal: what happened to every sample, and every sample that ended, token by token. One source for resume and audit.
 
-journal/000000.jsonl   events in the order in which they happened, one a line (what happens to all samples of a group at once is
-                       one line, which names them: `of`); each line ends with its checksum
+journal/000000.jsonl   events in the order in which they happened, one a line (what happens to samples of a group at once is one
+                       line, which names them: `of`; of a sample that is judged at once, `scoring` is in the line that says how
+                       it was scored); each line ends with its checksum
 journal/000000.tokens  what ended samples wrote and earned; events say where
 journal/in-flight.tokens  what samples that have not ended wrote so far (`partial_samples`)
 
@@ -22,23 +23,27 @@ from itertools import chain
 from json.encoder import encode_basestring_ascii
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, NamedTuple, NoReturn
+from typing import Any, BinaryIO, NamedTuple, NoReturn, cast
 
 from reroll.errors import RunFolderError
 from reroll.observe.files import explained, sync
 from reroll.observe.partial_samples import PartialSamples
-from reroll.observe.trajectory_bytes import Decode, PackedTokens, decode, decode_ids, encode, encode_ids, to_json
-from reroll.types import Trajectory, Versions
+from reroll.observe.trajectory_bytes import Decode, Told, decode, decode_ids, encode_all, encode_prompt, to_json
+from reroll.types import Message, Status, Trajectory, Versions
 
 JOURNAL_FOLDER = "journal"
 _EVENTS, _TOKENS = ".jsonl", ".tokens"
 _MAX_SEGMENT_BYTES = 1 << 26
 """Of a segment's tokens, and of its events. Then the next is begun."""
 _BUFFER_BYTES = 1 << 18
+_MAX_WAITING = 1024
+"""Events that wait for `flush`. What can be written together is."""
 _MAX_PROMPTS = 4096
 """How many groups' prompts are remembered, to be written once for all siblings."""
 _INDICES = "of"
 """What names the samples in a line that is about several of a group; its id is the group's number."""
+_SCORING = "scoring"
+"""What has the event that a sample's scoring began, in the line that says how it was scored."""
 _CHECKSUM = b',"crc":"'
 """What an event's line has before its checksum, which is that of all before it."""
 
@@ -96,22 +101,46 @@ class Event:
 
 
 class StoredSample(NamedTuple):
-    """Where a sample's bytes, and the ids of its first prompt, lie in a segment's tokens; the checksum of both."""
+    """Where a sample's bytes, and its first prompt, lie in a segment's tokens; the checksum of both."""
 
     at: int
     size: int
     prompt_at: int
     prompt_size: int
+    """Of its ids."""
     crc: int
+    shown_size: int = 0
+    """Of its messages, which follow them."""
 
 
 class _StoredPrompt(NamedTuple):
-    """Where the ids of a prompt lie, how many bytes, and their checksum."""
+    """Where a prompt lies, how many bytes its ids and its messages have, and their checksum."""
 
     ids: tuple[int, ...]
+    shown: tuple[Message, ...]
     at: int
     size: int
+    shown_size: int
     crc: int
+
+
+class _WaitingEvent(NamedTuple):
+    """An event that is not written yet."""
+
+    time_s: float
+    id: str
+    state: str
+    detail: dict[str, Any]
+
+
+class _WaitingSample(NamedTuple):
+    """A sample that has ended and is not written yet, and the event that its scoring began, if that waits, too."""
+
+    time_s: float
+    id: str
+    trajectory: Trajectory
+    told: Told
+    scoring: _WaitingEvent | None
 
 
 class Journal:
@@ -142,6 +171,10 @@ class Journal:
         self._earlier = segments(folder)
         """Those that were there before this one was opened."""
         self._segment: _Segment | None = None
+        self._waiting: list[_WaitingEvent | _WaitingSample | None] = []
+        """What was recorded and not written, in its order."""
+        self._scoring: dict[str, int] = {}
+        """Where in it the scoring of a sample begins."""
         self.partial = PartialSamples(folder, config=config)
         """What samples that have not ended wrote so far."""
 
@@ -158,29 +191,31 @@ class Journal:
 
     def record(self, sample_id: str, state: str, **detail: Any) -> None:
         """Add one event. Detail values must be plain JSON values."""
-        self._current().record(self._clock(), sample_id, state, detail)
+        waiting = self._waiting
+        if state is SampleState.SCORING:
+            self._scoring[sample_id] = len(waiting)
+        elif state is SampleState.GENERATING and not detail:
+            group, _, index = sample_id.partition(".")
+            last = waiting[-1] if waiting else None
+            if type(last) is _WaitingEvent and last.id == group and last.state is state:  # Siblings begin together.
+                last.detail[_INDICES].append(int(index))
+                return
+            sample_id, detail = group, {_INDICES: [int(index)]}
+        self._add(_WaitingEvent(self._time_s(), sample_id, state, detail))
 
     def record_group(self, number: int, indices: Sequence[int], state: str, **detail: Any) -> None:
         """Add the same event for each of these samples of a group."""
         if indices:
-            self._current().record(self._clock(), str(number), state, {_INDICES: indices, **detail})
+            self._add(_WaitingEvent(self._time_s(), str(number), state, {_INDICES: indices, **detail}))
 
     def ended(self, sample_id: str, trajectory: Trajectory) -> None:
         """The sample is scored, and waits to be trained on: keep all of it."""
-        segment = self._current()
-        stored = segment.store(sample_id, trajectory, told=self.partial.packed(sample_id))
+        told, scoring = self.partial.told(sample_id), None
         self.partial.forget(sample_id)
-        detail = {
-            "reward": trajectory.reward,
-            "status": trajectory.status,
-            "versions": trajectory.versions,
-            "stored": stored,
-        }
-        segment.record(self._clock(), sample_id, SampleState.DONE, detail)
-        if segment.is_full:
-            segment.close()
-            self._segment = self._opened(CONTINUED)
-            self._delete_oldest_tokens()
+        place = self._scoring.pop(sample_id, None)
+        if place is not None:  # It was judged at once: one line tells of both.
+            scoring, self._waiting[place] = cast(_WaitingEvent, self._waiting[place]), None
+        self._add(_WaitingSample(self._time_s(), sample_id, trajectory, told, scoring))
 
     def taken(self, groups: Sequence[int]) -> None:
         """A step begins to train on the groups of these numbers."""
@@ -195,12 +230,14 @@ class Journal:
     def flush(self) -> None:
         """Hand what was recorded to the operating system: from then on a crash of this process cannot lose it."""
         if self._segment is not None:
+            self._write_waiting()
             self._segment.flush()
         self.partial.flush()
 
     def close(self) -> None:
         """Flush and close. Safe to call twice."""
         if self._segment is not None:
+            self._write_waiting()
             self._segment.close()
         self.partial.close()
 
@@ -210,10 +247,32 @@ class Journal:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _current(self) -> _Segment:
+    def _time_s(self) -> float:
+        """Of the next event. The first opens the journal."""
         if self._segment is None:
             self._segment = self._opened(BEGUN)
-        return self._segment
+        return self._clock()
+
+    def _add(self, event: _WaitingEvent | _WaitingSample) -> None:
+        self._waiting.append(event)
+        if len(self._waiting) >= _MAX_WAITING:
+            self._write_waiting()
+
+    def _write_waiting(self) -> None:
+        """Write what was recorded since the last time."""
+        waiting, self._waiting = self._waiting, []
+        self._scoring.clear()
+        encoded = iter(encode_all([(one.trajectory, one.told) for one in waiting if type(one) is _WaitingSample]))
+        for one in waiting:
+            assert self._segment is not None
+            if type(one) is _WaitingEvent:
+                self._segment.record(*one)
+            elif type(one) is _WaitingSample:
+                self._segment.store(one, next(encoded))
+                if self._segment.is_full:
+                    self._segment.close()
+                    self._segment = self._opened(CONTINUED)
+                    self._delete_oldest_tokens()
 
     def _opened(self, state: str) -> _Segment:
         last = max((int(path.stem) for path in segments(self.folder)), default=-1)
@@ -258,21 +317,33 @@ class _Segment:
         self._write(self._events, line)
         self._num_event_bytes += len(line)
 
-    def store(self, sample_id: str, trajectory: Trajectory, *, told: Mapping[int, PackedTokens]) -> StoredSample:
-        """Write a sample's bytes; an event that says where must come after them."""
-        ids = trajectory.turns[0].prompt_ids if trajectory.turns else ()
-        group = sample_id.partition(".")[0]
+    def store(self, ended: _WaitingSample, data: bytes) -> None:
+        """Write what an ended sample wrote, and the event that says where."""
+        trajectory, prompt = ended.trajectory, self._prompt(ended)
+        at, crc = self._append(data), zlib.crc32(data, prompt.crc)
+        detail: dict[str, Any] = {"reward": trajectory.reward}
+        if trajectory.status is not Status.COMPLETED:
+            detail["status"] = trajectory.status
+        detail["versions"] = trajectory.versions
+        detail["stored"] = StoredSample(at, len(data), prompt.at, prompt.size, crc, prompt.shown_size)
+        if ended.scoring is not None:
+            detail[_SCORING] = {"t": round(ended.scoring.time_s, 6), **ended.scoring.detail}
+        self.record(ended.time_s, ended.id, SampleState.DONE, detail)
+
+    def _prompt(self, ended: _WaitingSample) -> _StoredPrompt:
+        """Where the prompt of a sample lies. It is written with the first of its siblings."""
+        turns = ended.trajectory.turns
+        ids, shown = (turns[0].prompt_ids, turns[0].shown) if turns else ((), ())
+        group = ended.id.partition(".")[0]
         prompt = self._prompts.get(group)
-        if prompt is None or prompt.ids != ids:  # The first of its siblings.
-            prompt = self._prompts[group] = self._store_prompt(ids)
+        if prompt is None or prompt.ids != ids or prompt.shown != shown:
+            data, messages = encode_prompt(turns)
+            crc = zlib.crc32(messages, zlib.crc32(data))
+            prompt = _StoredPrompt(ids, shown, self._append(data + messages), len(data), len(messages), crc)
+            self._prompts[group] = prompt
             if len(self._prompts) > _MAX_PROMPTS:
                 self._prompts.popitem(last=False)
-        data = encode(trajectory, told)
-        return StoredSample(self._append(data), len(data), prompt.at, prompt.size, zlib.crc32(data, prompt.crc))
-
-    def _store_prompt(self, ids: tuple[int, ...]) -> _StoredPrompt:
-        data = encode_ids(ids)
-        return _StoredPrompt(ids, self._append(data), len(data), zlib.crc32(data))
+        return prompt
 
     def flush(self) -> None:
         try:
@@ -385,9 +456,12 @@ def parse_line(line: bytes, segment: Path) -> list[Event]:
         return []
     row = json.loads(body.decode() + "}")
     time_s, id, state = row.pop("t"), row.pop("id"), row.pop("state")
-    indices = row.pop(_INDICES, None)
+    indices, scoring = row.pop(_INDICES, None), row.pop(_SCORING, None)
     ids = [id] if indices is None else [f"{id}.{index}" for index in indices]
-    return [Event(time_s, id, _STATES.get(state, state), row, segment) for id in ids]
+    events = [] if scoring is None else [Event(scoring.pop("t"), id, SampleState.SCORING, scoring, segment)]
+    if state == SampleState.DONE:
+        row.setdefault("status", Status.COMPLETED.value)
+    return events + [Event(time_s, id, _STATES.get(state, state), row, segment) for id in ids]
 
 
 def read_journal(folder: Path) -> Iterator[Event]:
@@ -404,12 +478,13 @@ def read_stored(event: Event, *, text_of: Decode) -> Trajectory | None:
             file.seek(stored.at)
             data = file.read(stored.size)
             file.seek(stored.prompt_at)
-            prompt = file.read(stored.prompt_size)
+            prompt = file.read(stored.prompt_size + stored.shown_size)
     except OSError:
         return None
     if zlib.crc32(data, zlib.crc32(prompt)) != stored.crc:
         return None
-    return decode(data, id=event.sample_id, prompt_ids=decode_ids(prompt), text_of=text_of)
+    prompt_ids, shown = decode_ids(prompt[: stored.prompt_size]), prompt[stored.prompt_size :]
+    return decode(data, id=event.sample_id, prompt_ids=prompt_ids, shown=shown, text_of=text_of)
 
 
 def damage_of(segment: Path) -> str | None:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import struct
 import zlib
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,11 +20,13 @@ from numpy.typing import NDArray
 from reroll.observe.files import UNFINISHED_PREFIX, explained
 from reroll.observe.trajectory_bytes import (
     ID_BYTES,
-    PackedTokens,
+    Told,
+    TokenArrays,
     decode_floats,
     decode_ids,
-    encode_float_array,
+    encode_floats,
     encode_id_array,
+    joined,
 )
 from reroll.types import Completion, FinishReason, PartialCompletion, Request, Versions
 
@@ -71,9 +73,9 @@ class PartialTurn(PartialCompletion):
             )
         return self.whole
 
-    def packed(self) -> PackedTokens:
+    def arrays(self) -> TokenArrays:
         """All tokens that were told."""
-        return PackedTokens(_joined(self._ids), _joined(self._logprobs))
+        return TokenArrays(self._ids, self._logprobs)
 
 
 class _RowBuffer:
@@ -153,10 +155,10 @@ class PartialSamples:
                 logprobs = np.frombuffer(array("d", completion.logprobs[begin:end]))
                 self.add(request_id, turn, ids, logprobs, version)
 
-    def packed(self, sample_id: str) -> dict[int, PackedTokens]:
+    def told(self, sample_id: str) -> Told:
         """The tokens of a sample's turns that are over, by the `id` of the completion that was handed out for each."""
         turns = self._sample(sample_id).values()
-        return {id(turn.whole): turn.packed() for turn in turns if turn.whole is not None}
+        return {id(turn.whole): turn.arrays() for turn in turns if turn.whole is not None}
 
     def versions_in_group(self, number: int) -> list[Versions]:
         """For each of its samples that has tokens, the weights that wrote them."""
@@ -240,8 +242,8 @@ class PartialSamples:
                 yield from turns.items()
 
     def _write(self, file: BinaryIO, rows: _RowBuffer) -> None:
-        is_exact, logprobs = encode_float_array(np.frombuffer(_joined(rows.logprobs)))
-        ids = encode_id_array(np.frombuffer(_joined(rows.ids), dtype=np.uint32))
+        is_exact, logprobs = encode_floats(np.frombuffer(joined(rows.logprobs)))
+        ids = encode_id_array(np.frombuffer(joined(rows.ids), dtype=np.uint32))
         names = "\n".join(rows.names).encode()
         head = _HEAD.pack(len(rows.names), len(names), len(ids) // ID_BYTES, not is_exact)
         self._append(file, b"".join((head, names, *rows.rows, ids, logprobs)))
@@ -257,11 +259,6 @@ class _TokenRun(NamedTuple):
     ids: NDArray[np.uint32]
     logprobs: NDArray[np.float64]
     version: int
-
-
-def _joined(arrays: Sequence[NDArray[Any]]) -> bytes:
-    """One after the other: three times as fast as numpy puts hundreds of short arrays together."""
-    return b"".join(cast("Sequence[memoryview]", arrays))  # Arrays are buffers, of which their types say nothing.
 
 
 def _fingerprint(request: Request) -> int:

@@ -75,8 +75,10 @@ async def life(folder, saved, trained, *, rng, is_killed, **config):
         {"max_staleness": 2, "take_window": 2},
         {"max_staleness": 2, "drop_zero_variance_groups": True},
         {"max_staleness": 3, "take_window": 3, "drop_zero_variance_groups": True},
+        {"max_staleness": 0, "oversample": 1.5},
+        {"max_staleness": 2, "oversample": 1.5},
     ],
-    ids=["synchronous", "stale", "window", "filter", "window-and-filter"],
+    ids=["synchronous", "stale", "window", "filter", "window-and-filter", "over-sampling", "stale-over-sampling"],
 )
 async def test_with_fifty_kills_lengths_and_rewards_of_what_is_trained_are_those_without(tmp_path, config):
     rng = random.Random(0)
