@@ -1,8 +1,8 @@
 """The journal: what happened to every sample, and every sample that ended, token by token. One source for resume and audit.
 
-journal/000000.jsonl   events in the order in which they happened, one a line (what happens to samples of a group at once is one
-                       line, which names them: `of`; of a sample that is judged at once, `scoring` is in the line that says how
-                       it was scored); each line ends with its checksum
+journal/000000.jsonl   events in the order in which they happened. A line tells of one or, if the same happened to several at a
+                       time, of all: of samples of a group (`of`), or of samples of any (`ids`, and `each` with what is told of
+                       them, one after the other). It ends with its checksum
 journal/000000.tokens  what ended samples wrote and earned; events say where
 journal/in-flight.tokens  what samples that have not ended wrote so far (`partial_samples`)
 
@@ -29,7 +29,7 @@ from reroll.errors import RunFolderError
 from reroll.observe.files import explained, sync
 from reroll.observe.partial_samples import PartialSamples
 from reroll.observe.trajectory_bytes import Decode, Told, decode, decode_ids, encode_all, encode_prompt, to_json
-from reroll.types import Message, Status, Trajectory, Versions
+from reroll.types import Message, Trajectory, Versions
 
 JOURNAL_FOLDER = "journal"
 _EVENTS, _TOKENS = ".jsonl", ".tokens"
@@ -42,8 +42,11 @@ _MAX_PROMPTS = 4096
 """How many groups' prompts are remembered, to be written once for all siblings."""
 _INDICES = "of"
 """What names the samples in a line that is about several of a group; its id is the group's number."""
-_SCORING = "scoring"
-"""What has the event that a sample's scoring began, in the line that says how it was scored."""
+_IDS, _EACH = "ids", "each"
+"""What names those that a line is about, if there are several, and what is told of each, by name."""
+_TIME = "t"
+_SAME_TIME_S = 1e-3
+"""Within it, events of one line have one time."""
 _CHECKSUM = b',"crc":"'
 """What an event's line has before its checksum, which is that of all before it."""
 
@@ -134,13 +137,15 @@ class _WaitingEvent(NamedTuple):
 
 
 class _WaitingSample(NamedTuple):
-    """A sample that has ended and is not written yet, and the event that its scoring began, if that waits, too."""
+    """A sample that has ended and is not written yet."""
 
     time_s: float
     id: str
     trajectory: Trajectory
     told: Told
-    scoring: _WaitingEvent | None
+
+
+_Waiting = list[_WaitingEvent] | list[_WaitingSample]
 
 
 class Journal:
@@ -171,10 +176,8 @@ class Journal:
         self._earlier = segments(folder)
         """Those that were there before this one was opened."""
         self._segment: _Segment | None = None
-        self._waiting: list[_WaitingEvent | _WaitingSample | None] = []
+        self._waiting: list[_WaitingEvent | _WaitingSample] = []
         """What was recorded and not written, in its order."""
-        self._scoring: dict[str, int] = {}
-        """Where in it the scoring of a sample begins."""
         self.partial = PartialSamples(folder, config=config)
         """What samples that have not ended wrote so far."""
 
@@ -191,16 +194,6 @@ class Journal:
 
     def record(self, sample_id: str, state: str, **detail: Any) -> None:
         """Add one event. Detail values must be plain JSON values."""
-        waiting = self._waiting
-        if state is SampleState.SCORING:
-            self._scoring[sample_id] = len(waiting)
-        elif state is SampleState.GENERATING and not detail:
-            group, _, index = sample_id.partition(".")
-            last = waiting[-1] if waiting else None
-            if type(last) is _WaitingEvent and last.id == group and last.state is state:  # Siblings begin together.
-                last.detail[_INDICES].append(int(index))
-                return
-            sample_id, detail = group, {_INDICES: [int(index)]}
         self._add(_WaitingEvent(self._time_s(), sample_id, state, detail))
 
     def record_group(self, number: int, indices: Sequence[int], state: str, **detail: Any) -> None:
@@ -210,12 +203,9 @@ class Journal:
 
     def ended(self, sample_id: str, trajectory: Trajectory) -> None:
         """The sample is scored, and waits to be trained on: keep all of it."""
-        told, scoring = self.partial.told(sample_id), None
+        told = self.partial.told(sample_id)
         self.partial.forget(sample_id)
-        place = self._scoring.pop(sample_id, None)
-        if place is not None:  # It was judged at once: one line tells of both.
-            scoring, self._waiting[place] = cast(_WaitingEvent, self._waiting[place]), None
-        self._add(_WaitingSample(self._time_s(), sample_id, trajectory, told, scoring))
+        self._add(_WaitingSample(self._time_s(), sample_id, trajectory, told))
 
     def taken(self, groups: Sequence[int]) -> None:
         """A step begins to train on the groups of these numbers."""
@@ -261,24 +251,19 @@ class Journal:
     def _write_waiting(self) -> None:
         """Write what was recorded since the last time."""
         waiting, self._waiting = self._waiting, []
-        self._scoring.clear()
-        encoded = iter(encode_all([(one.trajectory, one.told) for one in waiting if type(one) is _WaitingSample]))
-        for one in waiting:
+        for run in _runs(waiting):
             assert self._segment is not None
-            if type(one) is _WaitingEvent:
-                self._segment.record(*one)
-            elif type(one) is _WaitingSample:
-                self._segment.store(one, next(encoded))
-                if self._segment.is_full:
-                    self._segment.close()
-                    self._segment = self._opened(CONTINUED)
-                    self._delete_oldest_tokens()
+            self._segment.write(run)
+            if self._segment.is_full:
+                self._segment.close()
+                self._segment = self._opened(CONTINUED)
+                self._delete_oldest_tokens()
 
     def _opened(self, state: str) -> _Segment:
         last = max((int(path.stem) for path in segments(self.folder)), default=-1)
         segment = _Segment(self.folder / f"{last + 1:06d}{_EVENTS}")
         detail = {"version": self._version, "config": self._config, "attempt": self._attempt}
-        segment.record(self._clock(), "", state, detail)
+        segment.write([_WaitingEvent(self._clock(), "", state, detail)])
         segment.flush()
         return segment
 
@@ -290,6 +275,34 @@ class Journal:
         while len(files) > 2 and sum(sizes) > self._max_bytes:  # The last two hold what a resumed run would take.
             files.pop(0).unlink()
             sizes.pop(0)
+
+
+def _runs(waiting: Sequence[_WaitingEvent | _WaitingSample]) -> list[_Waiting]:
+    """Events that can be told in one line, together. Those of one sample stay in their order."""
+    runs: list[Any] = []
+    scoring: list[_WaitingEvent] = []
+    done: list[_WaitingSample] = []
+    for one in waiting:
+        if type(one) is _WaitingSample:
+            if not done:
+                runs.append(done)
+            done.append(one)
+            continue
+        assert type(one) is _WaitingEvent
+        last = scoring if one.state is SampleState.SCORING else runs[-1] if runs else None
+        if (
+            last
+            and type(last[0]) is _WaitingEvent
+            and last[0].state is one.state
+            and last[0].detail.keys() == one.detail.keys()
+        ):
+            last.append(one)  # Samples that are judged at once: all their scorings began before any has ended.
+            if one.state is SampleState.SCORING:
+                continue
+        else:
+            runs.append([one])
+        scoring, done = runs[-1] if one.state is SampleState.SCORING else [], []
+    return runs
 
 
 class _Segment:
@@ -309,26 +322,41 @@ class _Segment:
     def is_full(self) -> bool:
         return max(self._num_event_bytes, self._num_token_bytes) > _MAX_SEGMENT_BYTES
 
-    def record(self, time_s: float, id: str, state: str, detail: Mapping[str, Any]) -> None:
-        # Put together by hand: several events per sample are on the controller's hot path.
-        more = f",{to_json(detail)[1:-1]}" if detail else ""
-        body = f'{{"t":{time_s:.6f},"id":{encode_basestring_ascii(id)},"state":"{state}"{more}'.encode()
+    def write(self, run: _Waiting) -> None:
+        """Write events as one line. What samples wrote comes before the event that says where."""
+        first, num, state = run[0], len(run), SampleState.DONE
+        told: dict[str, list[Any]]
+        if type(first) is _WaitingSample:
+            told = self._store(cast("list[_WaitingSample]", run))
+        else:
+            assert type(first) is _WaitingEvent
+            state, told = first.state, {name: [one.detail[name] for one in run] for name in first.detail}
+        if num == 1:
+            head = f'"id":{encode_basestring_ascii(first.id)}'
+            more = to_json({name: values[0] for name, values in told.items()})[1:-1]
+        else:
+            if run[-1].time_s - first.time_s > _SAME_TIME_S:
+                told[_TIME] = [round(one.time_s, 6) for one in run]
+            head, more = f'"ids":{to_json([one.id for one in run])}', f'"each":{to_json(told)}'
+        body = f'{{"t":{first.time_s:.6f},{head},"state":"{state}"{"," if more else ""}{more}'.encode()
         line = b'%b%b%08x"}\n' % (body, _CHECKSUM, zlib.crc32(body))
         self._write(self._events, line)
         self._num_event_bytes += len(line)
 
-    def store(self, ended: _WaitingSample, data: bytes) -> None:
-        """Write what an ended sample wrote, and the event that says where."""
-        trajectory, prompt = ended.trajectory, self._prompt(ended)
-        at, crc = self._append(data), zlib.crc32(data, prompt.crc)
-        detail: dict[str, Any] = {"reward": trajectory.reward}
-        if trajectory.status is not Status.COMPLETED:
-            detail["status"] = trajectory.status
-        detail["versions"] = trajectory.versions
-        detail["stored"] = StoredSample(at, len(data), prompt.at, prompt.size, crc, prompt.shown_size)
-        if ended.scoring is not None:
-            detail[_SCORING] = {"t": round(ended.scoring.time_s, 6), **ended.scoring.detail}
-        self.record(ended.time_s, ended.id, SampleState.DONE, detail)
+    def _store(self, run: Sequence[_WaitingSample]) -> dict[str, list[Any]]:
+        """Write what these samples wrote; what their events say."""
+        stored = []
+        for ended, data in zip(run, encode_all([(one.trajectory, one.told) for one in run]), strict=True):
+            prompt = self._prompt(ended)
+            at, crc = self._append(data), zlib.crc32(data, prompt.crc)
+            stored.append((at, len(data), prompt.at, prompt.size, crc, prompt.shown_size))
+        samples = [one.trajectory for one in run]
+        return {
+            "reward": [sample.reward for sample in samples],
+            "status": [sample.status for sample in samples],
+            "versions": [sample.versions for sample in samples],
+            "stored": stored,
+        }
 
     def _prompt(self, ended: _WaitingSample) -> _StoredPrompt:
         """Where the prompt of a sample lies. It is written with the first of its siblings."""
@@ -455,13 +483,19 @@ def parse_line(line: bytes, segment: Path) -> list[Event]:
     if not body or checksum != b'%08x"}\n' % zlib.crc32(body):
         return []
     row = json.loads(body.decode() + "}")
-    time_s, id, state = row.pop("t"), row.pop("id"), row.pop("state")
-    indices, scoring = row.pop(_INDICES, None), row.pop(_SCORING, None)
-    ids = [id] if indices is None else [f"{id}.{index}" for index in indices]
-    events = [] if scoring is None else [Event(scoring.pop("t"), id, SampleState.SCORING, scoring, segment)]
-    if state == SampleState.DONE:
-        row.setdefault("status", Status.COMPLETED.value)
-    return events + [Event(time_s, id, _STATES.get(state, state), row, segment) for id in ids]
+    time_s, state = row.pop(_TIME), row.pop("state")
+    state, events = _STATES.get(state, state), []
+    for id, detail in [(row.pop("id"), row)] if "id" in row else zip(row[_IDS], _details(row), strict=True):
+        at_s, indices = detail.pop(_TIME, time_s), detail.pop(_INDICES, None)
+        ids = [id] if indices is None else [f"{id}.{index}" for index in indices]
+        events += [Event(at_s, id, state, detail, segment) for id in ids]
+    return events
+
+
+def _details(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """What a line tells of each of several."""
+    each = row[_EACH]
+    return [{name: values[place] for name, values in each.items()} for place in range(len(row[_IDS]))]
 
 
 def read_journal(folder: Path) -> Iterator[Event]:

@@ -83,7 +83,7 @@ def test_what_happens_to_a_group_is_one_line_and_an_event_of_each_of_its_samples
     assert damage_of(path) is None
 
 
-def test_siblings_that_begin_together_are_one_line(tmp_path: Path) -> None:
+def test_samples_that_begin_together_are_one_line(tmp_path: Path) -> None:
     with Journal(tmp_path) as journal:
         for id in ("1.0", "1.1", "2.0"):
             journal.record(id, SampleState.GENERATING)
@@ -91,28 +91,41 @@ def test_siblings_that_begin_together_are_one_line(tmp_path: Path) -> None:
         journal.record("2.2", SampleState.GENERATING)
         journal.flush()
         journal.record("2.3", SampleState.GENERATING)
-    assert len(only_segment(tmp_path).read_bytes().splitlines()) == 6
+    assert len(only_segment(tmp_path).read_bytes().splitlines()) == 5
     _, *events = read_journal(tmp_path)
     ids = ["1.0", "1.1", "2.0", "2.1", "2.2", "2.3"]
     assert [(event.sample_id, event.state) for event in events] == [(id, SampleState.GENERATING) for id in ids]
     assert [event.detail for event in events if event.detail] == [{"kept": 3}]
 
 
-def test_a_sample_that_is_judged_at_once_is_one_line_and_two_events(tmp_path: Path) -> None:
+def test_samples_that_are_judged_at_once_are_two_lines_and_each_has_its_events_in_their_order(tmp_path: Path) -> None:
     with Journal(tmp_path) as journal:
-        journal.record("0.0", SampleState.SCORING, tokens=2)
-        journal.record("0.1", SampleState.SCORING, tokens=3)
         journal.ended("0.0", sample())
-        journal.flush()
-        journal.ended("0.1", sample("0.1"))
-    assert len(only_segment(tmp_path).read_bytes().splitlines()) == 4
+        for index in (1, 2):
+            journal.record(f"0.{index}", SampleState.SCORING, tokens=index)
+            journal.ended(f"0.{index}", sample(f"0.{index}", reward=float(index)))
+        journal.record_group(0, [0, 1], SampleState.TRAINED, version=1)
+        journal.record("0.3", SampleState.SCORING, tokens=3)
+        journal.ended("0.3", sample("0.3", reward=3.0))
+    assert len(only_segment(tmp_path).read_bytes().splitlines()) == 1 + 3 + 1 + 2
     _, *events = read_journal(tmp_path)
     assert [(event.sample_id, str(event.state)) for event in events] == [
-        ("0.1", "scoring"), ("0.0", "scoring"), ("0.0", "done"), ("0.1", "done"),
+        ("0.0", "done"), ("0.1", "scoring"), ("0.2", "scoring"), ("0.1", "done"), ("0.2", "done"),
+        ("0.0", "trained"), ("0.1", "trained"), ("0.3", "scoring"), ("0.3", "done"),
     ]  # fmt: skip
-    assert [event.detail["tokens"] for event in events[:2]] == [3, 2]
-    assert all(event.detail["status"] == "completed" for event in events[2:])
-    assert events[1].time_s <= events[2].time_s
+    assert [event.detail["reward"] for event in events if event.state is SampleState.DONE] == [1.0, 1.0, 2.0, 3.0]
+    assert [event.detail["tokens"] for event in events if event.state is SampleState.SCORING] == [1, 2, 3]
+
+
+def test_events_of_one_line_have_their_own_times_where_those_differ(tmp_path: Path) -> None:
+    times = iter([0.0, 1.0, 1.0001, 1.0002, 2.0, 2.5])
+    with Journal(tmp_path, clock=lambda: next(times)) as journal:
+        for id in ("1.0", "1.1"):
+            journal.record(id, SampleState.GENERATING)
+        journal.flush()
+        for id in ("1.2", "1.3"):
+            journal.record(id, SampleState.GENERATING)
+    assert [event.time_s for event in read_journal(tmp_path)] == [0.0, 1.0, 1.0, 1.0002, 2.0]
 
 
 def test_nothing_is_written_before_the_first_event(tmp_path: Path) -> None:
@@ -182,6 +195,7 @@ def test_what_follows_a_damaged_line_is_not_believed_and_the_damage_is_named(tmp
     with Journal(tmp_path) as journal:
         for index in range(3):
             journal.record(f"0.{index}", SampleState.QUEUED)
+            journal.flush()
     path = only_segment(tmp_path)
     path.write_bytes(path.read_bytes().replace(b'"0.1"', b'"0.7"'))
     assert states(tmp_path) == [("", BEGUN), ("0.0", "queued")]
@@ -237,7 +251,7 @@ def test_events_are_gathered_before_they_are_written(tmp_path: Path) -> None:
     sizes = set()
     with Journal(tmp_path) as journal:
         for number in range(10_000):
-            journal.record(f"{number}.0", SampleState.SCORING, tokens=number)
+            journal.record(f"{number}.0", SampleState.SCORING, tokens=number, note="x" * 30)
             sizes.add(only_segment(tmp_path).stat().st_size)
     assert 1 < len(sizes) < 20
     assert only_segment(tmp_path).stat().st_size > 500_000
@@ -248,6 +262,7 @@ def test_full_segments_are_followed_by_others_and_the_oldest_tokens_go(tmp_path:
     with Journal(tmp_path, max_bytes=4000) as journal:
         for number in range(100):
             journal.ended(f"{number}.0", sample(f"{number}.0"))
+            journal.flush()
     files = segments(tmp_path)
     assert [next(read_events(file)).state for file in files] == [BEGUN] + [CONTINUED] * (len(files) - 1)
     kept = [file for file in files if file.with_suffix(".tokens").exists()]

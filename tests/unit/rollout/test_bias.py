@@ -60,7 +60,7 @@ async def life(folder, saved, trained, *, rng, is_killed, **config):
             lengths, rewards = [], []
     for _ in range(rng.randrange(30)):
         await asyncio.sleep(0)
-    journal.partial._rows = type(journal.partial._rows)()  # Of what was not flushed nothing is left.
+    journal.partial._rows, journal.partial._over = [], []  # Of what was not flushed nothing is left.
     await one.scheduler.close()
     journal.close()
     return saved, one.scheduler.stats()["rollout/continued_tokens"].value
