@@ -324,14 +324,14 @@ class _Segment:
 
     def write(self, run: _Waiting) -> None:
         """Write events as one line. What samples wrote comes before the event that says where."""
-        first, num, state = run[0], len(run), SampleState.DONE
+        first, state = run[0], str(SampleState.DONE)
         told: dict[str, list[Any]]
         if type(first) is _WaitingSample:
             told = self._store(cast("list[_WaitingSample]", run))
         else:
-            assert type(first) is _WaitingEvent
-            state, told = first.state, {name: [one.detail[name] for one in run] for name in first.detail}
-        if num == 1:
+            events = cast("list[_WaitingEvent]", run)
+            state, told = events[0].state, {name: [one.detail[name] for one in events] for name in events[0].detail}
+        if len(run) == 1:
             head = f'"id":{encode_basestring_ascii(first.id)}'
             more = to_json({name: values[0] for name, values in told.items()})[1:-1]
         else:

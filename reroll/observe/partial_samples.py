@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from reroll.observe.files import UNFINISHED_PREFIX, explained
 from reroll.observe.trajectory_bytes import (
     ID_BYTES,
-    Told,
     TokenArrays,
+    Told,
     decode_floats,
     decode_ids,
     encode_floats,

@@ -157,8 +157,8 @@ def _encode(trajectory: Trajectory, tokens: _TokenBytes) -> bytes:
         head["info"] = trajectory.reward_info
     if trajectory.answer is not None:
         head["answer"] = trajectory.answer
-    header = to_json(head).encode()
-    return b"".join((_SIZE.pack(len(header)), header, *arrays))
+    head_bytes = to_json(head).encode()
+    return b"".join((_SIZE.pack(len(head_bytes)), head_bytes, *arrays))
 
 
 def encode_prompt(turns: Sequence[Turn]) -> tuple[bytes, bytes]:

@@ -57,8 +57,8 @@ def _compare_metrics(run: RunFolder, found: Audit) -> None:
 
 
 def journal_metrics(journal: Path) -> Iterator[tuple[int, dict[str, float]]]:
-    """The metrics of each step that the journal's events and samples give: how samples ended, how old they were, and, where their
-    tokens are kept, all that is said of rewards, lengths and episodes."""
+    """The metrics of each step that the journal's events and samples give: how samples ended, how old they were, and, where
+    their tokens are kept, all that is said of rewards, lengths and episodes."""
     counts: Counter[str] = Counter()
 
     def counted() -> Iterator[Event]:
