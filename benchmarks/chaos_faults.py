@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Literal
 
-from reroll.cli.supervisor import SPARE
+from reroll_zoo.supervisor import SPARE
 
 KILL, STOP, HANG, JUDGE = "kill", "stop", "hang", "judge"
 DISK, FULL, SLOW = "disk", "full", "slow"

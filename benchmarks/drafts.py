@@ -21,12 +21,11 @@ from rich.progress import Progress
 from side_by_side import model_folder
 from work import messages
 
-from reroll.infer.embedded.drafts import Drafter
 from reroll.infer.embedded.engine import EmbeddedEngine
-from reroll.infer.embedded.pace import DraftPace, Steady
 from reroll.models.load import load_model, load_tokenizer
 from reroll.tokens.renderer import Renderer
 from reroll.types import Request, SamplingParams
+from reroll_zoo.drafts import MeasuredPace, SiblingDrafter, SteadyPace
 
 NUM_SIBLINGS = 8
 WAYS = ("off", "auto", "always")
@@ -119,8 +118,8 @@ def write(engine: EmbeddedEngine, asked: list[Request], tally: Tally, *, clock: 
 
 def make(folder: str, way: str, *, device: str, max_running: int, clock: Clock = time.perf_counter) -> EmbeddedEngine:
     model = load_model(folder, dtype=torch.bfloat16, device=device)
-    drafter = None if way == "off" else Drafter()
-    pace = Steady() if way == "always" else DraftPace(clock=clock)
+    drafter = None if way == "off" else SiblingDrafter()
+    pace = SteadyPace() if way == "always" else MeasuredPace(clock=clock)
     return EmbeddedEngine(model, load_tokenizer(folder), max_running=max_running, drafter=drafter, pace=pace)
 
 

@@ -106,6 +106,8 @@ class Request(_Plain):
     written: WrittenTokens = WrittenTokens()
     """Written already, by this engine or another: the completion begins with it and goes on after it, and since a token is
     drawn from (seed, position, weights), comes out as if it had been written in one go."""
+    num_routed: int = 0
+    """Of so many leading tokens the experts are known: an engine that tells of them begins after those."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,6 +186,9 @@ class Completion(_Plain):
     finish_reason: FinishReason
     versions: tuple[tuple[int, int], ...]
     """Runs of (weight version, number of tokens written under it), oldest first."""
+    routes: NDArray[Any] | None = field(default=None, compare=False)
+    """[R, layers, top_k] the experts to which the last R tokens went that the engine read: those before the newest, in prompt
+    and completion. uint8, or int16 where they are many. None: it did not tell."""
 
 
 class Versions(NamedTuple):
@@ -341,3 +346,6 @@ class Sample:
     """[L] which of the trajectory's turns wrote the token, from 0; -1 off the mask."""
     version: NDArray[np.int64] | None = None
     """[L] the oldest weights that had a hand in the token's turn; -1 off the mask and where nobody knows. None: of none."""
+    routes: NDArray[Any] | None = None
+    """[L, layers, top_k] the experts that each token went to when it was first read; the type's largest number where nobody
+    knows. None: of none."""

@@ -85,7 +85,7 @@ def _attempts(config: RlvrConfig) -> Iterator[tuple[str, Attempt]]:
     """(path, attempt) of everything in the tree that is code of the user's."""
     for name, reward in walk(config.rewards):
         if isinstance(reward, ImportRewardConfig):
-            yield f"rewards.{name}.path", partial(_try_reward, reward)
+            yield f"rewards.{name}.path", reward.make
     for domain, entry in config.envs.items():
         for where, attempt in entry.env.rehearsals():
             yield f"envs.{domain}.env.{where}", attempt
@@ -96,12 +96,6 @@ def _attempts(config: RlvrConfig) -> Iterator[tuple[str, Attempt]]:
         yield "advantage.path", partial(_try_advantage, config.advantage)
     if isinstance(config.loss, ImportLossConfig):
         yield "loss.path", partial(_try_loss, config.loss)
-
-
-def _try_reward(node: ImportRewardConfig) -> None:
-    from reroll.rewards.verifiers import make_judge
-
-    make_judge(node)
 
 
 def _try_loss(node: ImportLossConfig) -> None:

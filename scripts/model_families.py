@@ -45,6 +45,22 @@ The bound is that of the tiny models below. SmolLM2-135M with its 30 layers keep
 (8e-05 at most), and is told to fail by its gradients (3e-04) and after a step (6e-04). Whether that is rounding has not
 been settled.""".splitlines()
 
+STATES = """## Layers that carry a state
+
+Qwen3-Next and Qwen3.5 (dense and with experts; of a checkpoint with pictures the language model) have layers with
+a state that goes from token to token (GatedDeltaNet) beside those with attention. Transformers' own code computes them: with
+the kernels of `flash-linear-attention` and `causal_conv1d` where those are installed, in PyTorch elsewhere.
+
+- Training: every row of a pack begins with an empty state, in padded rows of like length. Rows that begin alike are computed
+  whole each, since a state cannot be taken apart. `strategy: {kind: fsdp2}` works; `sp`, `tp` and `ep` are refused.
+- The embedded engine has a state in each slot, beside the keys of the layers with attention. Siblings get a copy of that
+  after their prompt, and a next turn goes on from where the last one was parked. A state is good at its exact length only: a
+  context that goes another way is read anew. New weights go on from the state that older ones made, or read again, as
+  `engine.new_weights` says. States count in `engine.cache_gib`, and of parked ones 2 GiB are kept.
+- `engine.draft` is refused: a wrong guess could not be taken back.
+- On a GPU the engine keeps such models in the same dense slots as on a CPU, without CUDA graphs: right, and slower than
+  what it does with others. That has not been measured; vLLM and SGLang have kernels of their own for them.""".splitlines()
+
 _WINDOW = {"sliding_window": 8}
 _UNTIED = {"tie_embeddings": False}
 """Tied, scaled embeddings have a random model repeat its last token with near certainty."""
@@ -56,6 +72,12 @@ _LATENT = {
 }  # fmt: skip
 _ROUTED = {**_MANY, "n_routed_experts": 8, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, "n_shared_experts": 1}
 _LOCAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
+_DELTA = {
+    "linear_key_head_dim": 16, "linear_value_head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"], "initializer_range": 0.1,
+}  # fmt: skip
+"""With the larger weights of the others, Hugging Face's own passes with and without a cache differ by 7e-05."""
+_DELTA_MANY = {**_DELTA, **_MANY, "num_experts": 4, "shared_expert_intermediate_size": 32}
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "afmoe": {**_MANY, **_WINDOW, "num_experts": 4, "num_dense_layers": 1},
@@ -101,7 +123,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2": {},
     "qwen2_moe": {**_MANY, "num_experts": 8, "shared_expert_intermediate_size": 32},
     "qwen3": {},
+    "qwen3_5_moe_text": _DELTA_MANY,
+    "qwen3_5_text": _DELTA,
     "qwen3_moe": {},
+    "qwen3_next": _DELTA_MANY,
     "seed_oss": {},
     "smollm3": {},
     "solar_open": {**_MANY, "n_routed_experts": 4},
@@ -122,8 +147,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "nemotron": {},
     "nemotron_h": {},
     "phimoe": {"num_local_experts": 4, **_WINDOW},
-    "qwen3_5_text": {},
-    "qwen3_next": {},
     "recurrent_gemma": {},
     "stablelm": {},
 }
@@ -155,6 +178,8 @@ def page(measured: Mapping[str, contract.Measured]) -> str:
         f"- *generate*: prompts, of {len(contract.LENGTHS)}, that the engine greedily continues with the tokens of `generate`",
         "",
         *YOUR_OWN,
+        "",
+        *STATES,
         "",
         "## Families",
         "",

@@ -11,7 +11,6 @@ from rich.markup import escape
 
 from reroll import __version__
 from reroll.cli.plug_ins import add_plug_ins
-from reroll.cli.supervisor import supervise
 from reroll.config.load import dump_config, load_config
 from reroll.config.registry import load_entry
 from reroll.errors import ConfigError, RerollError
@@ -71,7 +70,7 @@ def train(
     """Train as FILE says, into runs/NAME/. What is lost with a process or a machine is started anew, and the run goes on."""
     counted = Restarts()
     companion: Companion | None = load_entry("reroll.companions", "page")(port=port) if page else None
-    if restarts != 0:
+    if restarts != 0 and (supervise := load_entry("reroll.supervisors", "controller")):
         supervise(counted)
     again = counted.num > 0
     wanted = [] if restarts is None else [f"run.restarts={restarts}"]

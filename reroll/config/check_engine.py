@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from reroll.config.host import parse_devices
+from reroll.config.host import model_card, parse_devices
 from reroll.config.parts import ELASTIC, Devices, LocalRuntimeConfig
 from reroll.config.registry import package_violations
+from reroll.config.routes import why_not_replayed
 from reroll.config.tree import RlvrConfig
 from reroll.errors import Violation
 
@@ -15,6 +16,22 @@ def engine_violations(config: RlvrConfig) -> Iterator[Violation]:
     """Where an engine cannot run as asked."""
     yield from package_violations("engine", config.engine)
     yield from config.engine.violations(config)
+    if config.policy.replay_routes:
+        yield from _routes_violations(config)
+
+
+def _routes_violations(config: RlvrConfig) -> Iterator[Violation]:
+    """What keeps the experts that the engine chose from being replayed."""
+    where, fix = "policy.replay_routes", "leave it out"
+    if not config.engine.tells_routes:
+        yield Violation(
+            where,
+            f"is set, but an engine of kind {config.engine.kind} does not tell here which experts it chose",
+            f"{fix}, or set engine.kind to embedded",
+        )
+    card = model_card(config.policy.model)
+    if card is not None and (reason := why_not_replayed(card)):
+        yield Violation(where, f"is set, but {reason}", fix)
 
 
 def weights_violations(config: RlvrConfig) -> Iterator[Violation]:

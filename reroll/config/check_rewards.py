@@ -8,11 +8,9 @@ from pathlib import Path
 from reroll.config.data import EnvSourceConfig, SourceConfig
 from reroll.config.registry import package_violations
 from reroll.config.rewards import (
-    CascadeRewardConfig,
     EnvRewardConfig,
     ImportRewardConfig,
     RewardConfig,
-    StackRewardConfig,
     walk,
 )
 from reroll.config.tree import RlvrConfig
@@ -31,7 +29,7 @@ def nodes_violations(
     """What is wrong with rewards, whatever they are for."""
     for name, node in walk(rewards):
         where = f"rewards.{name}"
-        yield from (*_combined(where, node), *package_violations(where, node))
+        yield from package_violations(where, node)
         for fault in node.violations(folder=folder):
             yield Violation(f"{where}.{fault.path}", fault.problem, fault.fix)
         if isinstance(node, ImportRewardConfig) and not module_exists(node.path):
@@ -66,20 +64,3 @@ def _other_rows(where: str, source: SourceConfig, reward: RewardConfig) -> Itera
     if picky:
         problem = f"is {source.kind}, but its reward is {', '.join(sorted(picky))}"
         yield Violation(f"{where}.kind", problem, "use another reward kind for this domain")
-
-
-def _combined(where: str, node: RewardConfig) -> Iterator[Violation]:
-    if isinstance(node, StackRewardConfig):
-        if not node.parts:
-            yield Violation(f"{where}.parts", "is empty", "name at least one reward, e.g. answer: {kind: numeric}")
-        for name in node.parts:
-            if not name or any(mark in name for mark in "./ "):
-                problem, fix = f"{name!r} cannot name a part", "parts are logged by name: use letters, digits, - and _"
-                yield Violation(f"{where}.parts", problem, fix)
-        if node.clip and node.clip[0] >= node.clip[1]:
-            yield Violation(f"{where}.clip", f"{list(node.clip)} leaves no range", "give the lower bound first, e.g. [-1, 1]")
-    if isinstance(node, CascadeRewardConfig) and len(node.steps) < 2:
-        num_steps = "one step" if node.steps else "no steps"
-        yield Violation(
-            f"{where}.steps", f"a cascade with {num_steps} has nowhere to go", "add a step, or use the reward itself"
-        )

@@ -143,9 +143,22 @@ class ModelConfig(FixedModelConfig):
     weights too. Has no effect where no device is shared."""
     optim: OptimConfig = Field(default_factory=OptimConfig)
 
+    @property
+    def replays_routes(self) -> bool:
+        """Whether it takes the experts that the engine chose."""
+        return False
+
 
 class PolicyConfig(ModelConfig):
     """The model under training."""
+
+    replay_routes: bool | None = None
+    """Of a model with experts: whether an update sends each token to the experts that it went to in the engine, instead of
+    choosing anew. null: where the engine can tell of them (embedded) and the family is known (docs/moe.md)."""
+
+    @property
+    def replays_routes(self) -> bool:
+        return self.replay_routes is not False
 
 
 class EngineConfig(KindConfig):
@@ -156,6 +169,8 @@ class EngineConfig(KindConfig):
 
     group: ClassVar[str] = "reroll.engines"
     default_kind: ClassVar[str | None] = "embedded"
+    tells_routes: ClassVar[bool] = False
+    """Whether it can tell to which experts each token went."""
 
     devices: Devices = "auto"
     """As of a model. Or `elastic` (on Ray): engines begin on GPUs that no model names, and others join while the run goes on,
@@ -198,6 +213,8 @@ class EngineConfig(KindConfig):
 
 class EmbeddedEngineConfig(EngineConfig):
     """reroll's own engine: continuous batching over the Hugging Face modules the trainer runs."""
+
+    tells_routes: ClassVar[bool] = True
 
     kind: Literal["embedded"] = "embedded"
     precision: Literal["same", "fp32", "bf16"] = "same"
@@ -375,5 +392,6 @@ class RunConfig(Node):
     trackers: list[TrackerName] = Field(default_factory=list)
     """Beside metrics.jsonl, which is always written: tensorboard, wandb, trackio, mlflow, or one of another package's."""
     journal_gib: float | None = Field(default=10.0, gt=0)
-    """How much the journal may keep of what samples wrote, newest first, at 7 to 8 bytes a token; null: all. A resumed run
+    """How much the journal may keep of what samples wrote, newest first, at 7 to 8 bytes a token,
+    and where experts are replayed what these take (docs/moe.md); null: all. A resumed run
     needs what came after its checkpoint."""

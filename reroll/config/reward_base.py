@@ -28,9 +28,24 @@ class RewardConfig(KindConfig):
     weight: float = 1.0
     """What it counts inside a stack; it changes nothing elsewhere."""
 
+    @property
+    def nested(self) -> dict[str, RewardConfig]:
+        """The rewards that it is made of, by their path below it."""
+        return {}
+
+    @property
+    def part_names(self) -> set[str] | None:
+        """What the parts of its scores are called; None: only your code knows."""
+        return set()
+
     def violations(self, *, folder: Path) -> Iterator[Violation]:
         """What would stop it later, with paths inside the node. Files that it names may lie in `folder`, the YAML's."""
         yield from ()
+
+
+class CombinedRewardConfig(RewardConfig):
+    """A reward that is made of others. What it `runs` is called with the node and those `nested` in it, in their order, and
+    gives something to await: `async (prompt, trajectory) -> Score`."""
 
 
 class InProcessRewardConfig(RewardConfig):

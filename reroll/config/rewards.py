@@ -26,6 +26,10 @@ class ImportRewardConfig(InProcessRewardConfig):
     memory_mb: int | None = Field(default=4096, ge=16)
     """What its process may allocate beyond what importing took; null: no limit. A call that wants more fails its sample."""
 
+    @property
+    def part_names(self) -> set[str] | None:
+        return None
+
     def make(self) -> Any:
         function = import_object(self.path)
         if not callable(function):
@@ -42,29 +46,9 @@ class ImportRewardConfig(InProcessRewardConfig):
 class EnvRewardConfig(RewardConfig):
     """What the episode earned by itself: the sum of its environment's rewards, or what its agent reported."""
 
-    runs: ClassVar[str] = "reroll.rewards.stack:EnvReward"
+    runs: ClassVar[str] = "reroll.rewards.base:EnvReward"
 
     kind: Literal["env_reward"] = "env_reward"
-
-
-class StackRewardConfig(RewardConfig):
-    """Several rewards at once: their weighted sum. Each part is logged by its name, `outer.inner` where stacks are nested."""
-
-    kind: Literal["stack"] = "stack"
-    parts: dict[str, RewardConfig]
-    """By any name; each counts by its `weight`."""
-    clip: tuple[float, float] | None = None
-    """The lowest and the highest sum."""
-
-
-class CascadeRewardConfig(RewardConfig):
-    """One judge after the other: the next is asked only about what the one before did not pass or could not judge."""
-
-    kind: Literal["cascade"] = "cascade"
-    steps: list[RewardConfig]
-    """Cheap ones first: a rule, then a judge. The last one asked has the say."""
-    threshold: float = 1.0
-    """An answer with at least this reward passes."""
 
 
 class RewardWorkersConfig(Node):
@@ -82,17 +66,8 @@ def walk(configs: Mapping[str, RewardConfig]) -> Iterator[tuple[str, RewardConfi
     """Every reward node with its name path, nested ones included: `math`, `math.parts.answer`, `math.steps.0`."""
     for name, node in configs.items():
         yield name, node
-        for part, nested in walk(nested_in(node)):
+        for part, nested in walk(node.nested):
             yield f"{name}.{part}", nested
-
-
-def nested_in(node: RewardConfig) -> dict[str, RewardConfig]:
-    """The rewards that a stack or a cascade is made of, by their path below it; none for other kinds."""
-    if isinstance(node, StackRewardConfig):
-        return {f"parts.{name}": part for name, part in node.parts.items()}
-    if isinstance(node, CascadeRewardConfig):
-        return {f"steps.{index}": step for index, step in enumerate(node.steps)}
-    return {}
 
 
 def wants_host(node: RewardConfig) -> bool:

@@ -22,8 +22,9 @@ class PrefixIndex(Generic[T]):
     When there are too many entries or tokens, the least recently used go.
     """
 
-    def __init__(self, *, max_entries: int, max_tokens: int) -> None:
-        self._max_entries = max_entries
+    def __init__(self, *, max_entries: int, max_tokens: int, entry_tokens: int = 0) -> None:
+        """An entry counts as `entry_tokens` more than it has."""
+        self._max_entries, self._entry_bytes = max_entries, entry_tokens * _TOKEN_BYTES
         self._max_bytes = max_tokens * _TOKEN_BYTES
         self._values: OrderedDict[bytes, T] = OrderedDict()  # Least recently used first.
         self._sorted: list[bytes] = []
@@ -46,9 +47,12 @@ class PrefixIndex(Generic[T]):
             return
         if place and key.startswith(before := self._sorted[place - 1]):
             self._drop(before)
-        if key != following:
+        self._put(key, value)
+
+    def _put(self, key: bytes, value: T) -> None:
+        if key not in self._values:
             insort(self._sorted, key)
-            self._num_bytes += len(key)
+            self._num_bytes += len(key) + self._entry_bytes
         self._values[key] = value
         self._values.move_to_end(key)
         while len(self._values) > self._max_entries or self._num_bytes > self._max_bytes:
@@ -80,7 +84,24 @@ class PrefixIndex(Generic[T]):
     def _drop(self, key: bytes) -> None:
         del self._values[key]
         del self._sorted[bisect_left(self._sorted, key)]
-        self._num_bytes -= len(key)
+        self._num_bytes -= len(key) + self._entry_bytes
+
+
+class WholePrefixIndex(PrefixIndex[T]):
+    """The same for values that stand for all of their tokens and for no fewer."""
+
+    def keep(self, tokens: Sequence[int], value: T) -> None:
+        """Remember `value` under `tokens`. Entries that they extend stay too: nothing else can stand for those."""
+        self._put(array("i", tokens).tobytes(), value)
+
+    def find(self, tokens: Sequence[int]) -> tuple[int, T] | None:
+        """The longest kept sequence that `tokens` begin with and go on from: its length and its value. It counts as used."""
+        key = array("i", tokens).tobytes()
+        for length in sorted({len(other) for other in self._values if len(other) < len(key)}, reverse=True):
+            if (found := key[:length]) in self._values:
+                self._values.move_to_end(found)
+                return length // _TOKEN_BYTES, self._values[found]
+        return None
 
 
 def _num_common(a: bytes, b: bytes) -> int:

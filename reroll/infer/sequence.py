@@ -5,8 +5,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from reroll.infer.base import Finished
@@ -83,9 +85,13 @@ class SequenceState:
             return FinishReason.LENGTH
         return None
 
-    def finish(self, reason: FinishReason) -> Finished:
+    def finish(self, reason: FinishReason, routes: NDArray[Any] | None = None) -> Finished:
         completion = Completion(
-            token_ids=tuple(self.tokens), logprobs=tuple(self.logprobs), finish_reason=reason, versions=tuple(self.versions)
+            token_ids=tuple(self.tokens),
+            logprobs=tuple(self.logprobs),
+            finish_reason=reason,
+            versions=tuple(self.versions),
+            routes=routes,
         )
         return Finished(self.request.id, completion)
 

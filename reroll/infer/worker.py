@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from reroll.config.parts import EngineConfig, LoraConfig
+from reroll.config.registry import load_entry
 from reroll.errors import WorkerError
 from reroll.infer.base import Engine, Finished
-from reroll.infer.embedded.drafts import Drafter
 from reroll.infer.embedded.engine import EmbeddedEngine
-from reroll.infer.embedded.pace import DraftPace, Steady
 from reroll.models.load import DTYPES, Precision, load_model, load_tokenizer
+from reroll.models.routing import can_be_noted
 from reroll.runtime.base import WorkerInfo
 from reroll.runtime.cpu import release_helper_threads
 from reroll.runtime.watchdog import at_work, beat
@@ -101,9 +101,11 @@ class InferWorker:
         draft: Literal["off", "auto", "always"] = "off",
         external: EngineConfig | None = None,
         reads_again: bool = False,
+        notes_routes: bool | None = False,
     ) -> None:
         """After every `report_every` steps it tells what was written for requests that have not ended. `cache_gib`: what the
-        embedded engine may hold in its cache; `draft`: as in its config. `external`: that engine, with these settings; None is
+        embedded engine may hold in its cache; `draft`: as in its config. `notes_routes`: whether it
+        tells to which experts tokens went; None: if it can. `external`: that engine, with these settings; None is
         the embedded one."""
         self._device = torch.device(info.device)
         engine: Engine
@@ -111,6 +113,7 @@ class InferWorker:
             opened: Any = external.implementation()
             engine = opened.open(model, external, precision=precision, device=info.device, lora=lora)
         else:
+            drafter, pace = (None, None) if draft == "off" else load_entry("reroll.drafts", "drafter")(always=draft == "always")
             policy = load_model(model, dtype=DTYPES[precision], device=info.device, lora=lora)
             engine = EmbeddedEngine(
                 policy,
@@ -118,8 +121,9 @@ class InferWorker:
                 max_running=max_running,
                 cache_bytes=None if cache_gib is None else int(cache_gib * 2**30),
                 reads_again=reads_again,
-                drafter=None if draft == "off" else Drafter(),
-                pace=Steady() if draft == "always" else DraftPace(),
+                drafter=drafter,
+                pace=pace,
+                notes_routes=can_be_noted(policy) if notes_routes is None else notes_routes,
             )
         self._start(engine, max_running=max_running, report_every=report_every)
 

@@ -20,6 +20,8 @@ from torch.nn.functional import pad, scaled_dot_product_attention, softmax
 from transformers import AttentionInterface, PreTrainedModel
 
 from reroll.errors import ModelError
+from reroll.models import recurrent
+from reroll.models.routing import Routing
 
 try:  # Absent from some builds of PyTorch; the padded path does the same everywhere.
     from torch.nn.attention.varlen import varlen_attn
@@ -38,6 +40,7 @@ _IGNORED = {
     "is_causal",
     "output_attentions",
     "output_hidden_states",
+    "reroll_routing",
 }
 """What models also pass that changes nothing here. Dropout never applies: log-probs of a policy must be reproducible."""
 
@@ -73,11 +76,17 @@ class Attention(Protocol):
         """query [T, H, D], key and value [T, H_kv, D] -> [T, H, D]."""
 
 
-def hidden_states(model: PreTrainedModel, ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
-    """The decoder's last hidden states [T, hidden] for packed `ids` [T] at `positions` [T]; the head is not applied."""
-    output = model.base_model(
-        input_ids=ids.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False, reroll_attention=attention
-    )
+def hidden_states(
+    model: PreTrainedModel, ids: Tensor, positions: Tensor, attention: Attention, routing: Routing | None = None
+) -> Tensor:
+    """The decoder's last hidden states [T, hidden] for packed `ids` [T] at `positions` [T]; the head is not applied.
+
+    `routing` sees which experts are chosen, once `route_shape` has prepared the model. None: nobody does.
+    """
+    options: dict[str, Any] = {"reroll_attention": attention}
+    if routing is not None:
+        options["reroll_routing"] = routing
+    output = model.base_model(input_ids=ids.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False, **options)
     return output.last_hidden_state.squeeze(0)  # type: ignore[no-any-return]
 
 
@@ -111,12 +120,14 @@ def check_supported(model: PreTrainedModel) -> None:
 
 def _why_unfit(model: PreTrainedModel) -> str:
     """What keeps a model's layers from our attention; empty if nothing does."""
-    others = set(getattr(model.config, "layer_types", None) or ()) - _SUPPORTED_LAYERS
+    has_states = recurrent.is_recurrent(model)
+    known = _SUPPORTED_LAYERS | recurrent.KINDS if has_states else _SUPPORTED_LAYERS
+    others = set(getattr(model.config, "layer_types", None) or ()) - known
     if others:
         return f"since they have layers of kind {', '.join(sorted(others))}"
-    if any(isinstance(module, nn.Conv1d) for module in model.modules()):
+    if recurrent.has_unknown_state(model):
         return "since their layers carry a state from token to token"
-    if not model._supports_attention_backend:
+    if not model._supports_attention_backend and not has_states:  # Those that are known here do without saying so.
         return "since transformers lets nobody replace their attention"
     reason = _UNFIT.get(model.config.model_type)
     return f"since {reason}" if reason else ""
@@ -146,6 +157,11 @@ class PackedAttention:
             outputs.append(_causal(*padded, scoring=scoring))
         flat = torch.cat([output.transpose(1, 2).flatten(0, 1) for output in outputs])
         return flat[unpad_index]
+
+    def mix(self, layer: int, hidden: Tensor, run: recurrent.Run) -> Tensor:
+        """A recurrent layer: each sequence a row that begins with an empty state. Padding comes after all that counts."""
+        pad_indices, unpad_index = self._padding
+        return torch.cat([run(hidden[index], None).flatten(0, 1) for index in pad_indices])[unpad_index]
 
     @cached_property
     def _padding(self) -> tuple[list[Tensor], Tensor]:

@@ -27,6 +27,7 @@ from reroll.errors import ModelError
 from reroll.models.attention import IMPLEMENTATION, check_supported
 from reroll.models.fused import fuse
 from reroll.models.heads import SCORE, add_score_head, score_head
+from reroll.models.recurrent import mix_packed
 
 Precision = Literal["fp32", "bf16"]
 
@@ -93,6 +94,7 @@ def load_model(
     except _LOAD_FAILURES as error:
         raise _load_error(name, "model", error) from error
     check_supported(model)
+    mix_packed(model)
     if torch.device(device).type == "cuda":
         fuse(model)
     return model.to(device).eval()  # type: ignore[no-any-return, arg-type]

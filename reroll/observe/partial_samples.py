@@ -7,11 +7,12 @@ Of a sample that has ended nothing here is needed any longer: when the file has 
 
 from __future__ import annotations
 
+import math
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,7 @@ from reroll.observe.trajectory_bytes import (
     Told,
     decode_floats,
     decode_ids,
+    decode_routes,
     encode_floats,
     encode_id_array,
     joined,
@@ -35,7 +37,10 @@ _MAX_BYTES = 1 << 26
 _RECORD = struct.Struct("<II")
 """The size of what follows, and its checksum."""
 _HEAD = struct.Struct("<IIIB")
-"""Of a record: rows, bytes of their names, tokens, and whether log-probs are doubles."""
+"""Of a record: rows, bytes of their names, tokens, and the width of log-probs: 1 where they are doubles."""
+_ROUTES = struct.Struct("<IIIIB")
+"""Behind a record's log-probs, for each row that ends a turn whose experts are known: the row, tokens, layers, experts of each,
+and bytes of a number. The numbers follow."""
 _ROW = struct.Struct("<QIIiB")
 """Fingerprint of the prompt, place of the first token, number of tokens, version, how it ended."""
 _FINISHES = {None: 0, FinishReason.STOP: 1, FinishReason.LENGTH: 2}
@@ -44,15 +49,22 @@ _FINISHES = {None: 0, FinishReason.STOP: 1, FinishReason.LENGTH: 2}
 class PartialTurn(PartialCompletion):
     """One request of a sample: what is written of its completion, and whether that is all."""
 
-    __slots__ = ("finish", "prompt", "whole")
+    __slots__ = ("finish", "prompt", "routes", "whole")
 
     def __init__(self, prompt: int) -> None:
         super().__init__()
         self.prompt = prompt
         """A fingerprint of what was asked."""
         self.finish: FinishReason | None = None
+        self.routes: NDArray[Any] | None = None
+        """As in `Completion`, once it has ended."""
         self.whole: Completion | None = None
         """The completion that was handed out, once it has ended."""
+
+    @property
+    def num_in_all(self) -> int:
+        """Tokens, those included that it has not been told of."""
+        return self.num_tokens if self.whole is None else len(self.whole.token_ids)
 
     def runs(self) -> Iterator[_TokenRun]:
         """Its tokens, split where the weights changed."""
@@ -68,7 +80,11 @@ class PartialTurn(PartialCompletion):
         if self.whole is None and self.finish is not None:
             written = self.written()
             self.whole = Completion(
-                token_ids=written.token_ids, logprobs=written.logprobs, versions=written.versions, finish_reason=self.finish
+                token_ids=written.token_ids,
+                logprobs=written.logprobs,
+                versions=written.versions,
+                finish_reason=self.finish,
+                routes=self.routes,
             )
         return self.whole
 
@@ -77,11 +93,6 @@ class PartialTurn(PartialCompletion):
         for _ in self.rest():
             pass
         return TokenArrays(self._ids, self._logprobs)
-
-    @property
-    def num_kept(self) -> int:
-        """Of its tokens, told or not."""
-        return self.num_tokens if self.whole is None else len(self.whole.token_ids)
 
     def rest(self) -> Iterator[_TokenRun]:
         """What was not told of the whole completion, added on the way."""
@@ -120,14 +131,14 @@ class PartialSamples:
 
     def load(self) -> None:
         """Take up what an interrupted run has left."""
-        for name, prompt, start, finish, tokens in _read(self._path, config=self._config):
+        for name, prompt, start, finish, tokens, routes in _read(self._path, config=self._config):
             turns = self._turns(name)
             turn = turns.get(name)
             if turn is None or turn.prompt != prompt or (start == 0 and turn.num_tokens):
                 turn = turns[name] = PartialTurn(prompt)  # It was drawn anew.
             if start == turn.num_tokens:
                 turn.add(*tokens)
-                turn.finish = finish
+                turn.finish, turn.routes = finish, routes
 
     def turn(self, request: Request) -> tuple[PartialTurn, int]:
         """What is written of a request, to go on with; and how many tokens are not kept, because they answer another prompt."""
@@ -135,7 +146,7 @@ class PartialSamples:
         turn = turns.get(request.id)
         if turn is not None and turn.prompt == prompt:
             return turn, 0
-        num_other = 0 if turn is None else turn.num_kept
+        num_other = 0 if turn is None else turn.num_in_all
         turns[request.id] = PartialTurn(prompt)
         return turns[request.id], num_other
 
@@ -150,7 +161,7 @@ class PartialSamples:
     def end(self, request_id: str, turn: PartialTurn, completion: Completion) -> None:
         """A turn is over: what had not been told of it is kept, too. Of a sample that is judged before the next flush it need
         not be."""
-        turn.finish, turn.whole = completion.finish_reason, completion
+        turn.finish, turn.whole, turn.routes = completion.finish_reason, completion, completion.routes
         self._over.append((request_id, turn))
         self.on_added()
 
@@ -166,7 +177,7 @@ class PartialSamples:
 
     def num_tokens(self, sample_id: str) -> int:
         """What is written of a sample."""
-        return sum(turn.num_kept for turn in self._sample(sample_id).values())
+        return sum(turn.num_in_all for turn in self._sample(sample_id).values())
 
     def versions(self, sample_id: str) -> Versions | None:
         """The weights that wrote a sample's tokens; None if it has none."""
@@ -248,7 +259,7 @@ class PartialSamples:
             for _, turn, start, tokens, _, version, finish in rows
         ]
         head = _HEAD.pack(len(rows), len(names), len(ids) // ID_BYTES, not is_exact)
-        self._append(file, b"".join((head, names, *table, ids, logprobs)))
+        self._append(file, b"".join((head, names, *table, ids, logprobs, *_packed_routes(rows))))
 
     def _append(self, file: BinaryIO, body: bytes) -> None:
         file.write(_RECORD.pack(len(body), zlib.crc32(body)) + body)
@@ -273,6 +284,13 @@ def _rows(name: str, turn: PartialTurn, start: int, runs: Iterable[_TokenRun]) -
         start += len(tokens.ids)
 
 
+def _packed_routes(rows: Sequence[_Row]) -> Iterator[bytes]:
+    for number, (_, turn, start, ids, _, _, finish) in enumerate(rows):
+        if turn.routes is not None and finish is not None and start + len(ids) == turn.num_in_all:
+            yield _ROUTES.pack(number, *turn.routes.shape, turn.routes.itemsize)
+            yield turn.routes.tobytes()
+
+
 def _fingerprint(request: Request) -> int:
     """Equal for requests that ask for the same; the rest of how it is drawn is the config's."""
     sampling = request.sampling
@@ -286,8 +304,9 @@ def _versions(turns: dict[str, PartialTurn]) -> Versions | None:
     return Versions(min(found), max(found)) if found else None
 
 
-def _read(path: Path, *, config: str) -> Iterator[tuple[str, int, int, FinishReason | None, _TokenRun]]:
-    """The rows of a file: request, fingerprint of its prompt, place of the first token, how it ended, tokens."""
+def _read(path: Path, *, config: str) -> Iterator[tuple[str, int, int, FinishReason | None, _TokenRun, NDArray[Any] | None]]:
+    """The rows of a file: request, fingerprint of its prompt, place of the first token, how it ended, tokens, and with the last
+    of a turn their experts."""
     records = _records(path)
     if next(records, b"\0").decode(errors="replace") != config:
         return
@@ -298,12 +317,25 @@ def _read(path: Path, *, config: str) -> Iterator[tuple[str, int, int, FinishRea
         logprobs_at = ids_at + num_tokens * ID_BYTES
         names = body[_HEAD.size : table_at].decode().split("\n")
         ids = np.array(decode_ids(body[ids_at:logprobs_at]), dtype=np.uint32)
-        logprobs = decode_floats(body[logprobs_at:], is_wide=bool(is_wide))
+        routes_at = logprobs_at + num_tokens * (8 if is_wide else 4)
+        logprobs = decode_floats(body[logprobs_at:routes_at], is_wide=bool(is_wide))
+        routes = _routes_by_row(body[routes_at:])
         reasons, end = list(_FINISHES), 0
-        for name, row in zip(names, _ROW.iter_unpack(body[table_at:ids_at]), strict=True):
+        for number, (name, row) in enumerate(zip(names, _ROW.iter_unpack(body[table_at:ids_at]), strict=True)):
             prompt, start, count, version, finish = row
             begin, end = end, end + count
-            yield name, prompt, start, reasons[finish], _TokenRun(ids[begin:end], logprobs[begin:end], version)
+            run = _TokenRun(ids[begin:end], logprobs[begin:end], version)
+            yield name, prompt, start, reasons[finish], run, routes.get(number)
+
+
+def _routes_by_row(data: bytes) -> dict[int, NDArray[Any]]:
+    """Of each row that has any, the experts."""
+    found, at = {}, 0
+    while at < len(data):
+        row, *shape, itemsize = _ROUTES.unpack_from(data, at)
+        begin, at = at + _ROUTES.size, at + _ROUTES.size + math.prod(shape) * itemsize
+        found[row] = decode_routes(data[begin:at], shape, itemsize)
+    return found
 
 
 def _records(path: Path) -> Iterator[bytes]:

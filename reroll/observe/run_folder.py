@@ -9,14 +9,15 @@ import errno
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import yaml
 
 from reroll.config.parts import RunConfig
+from reroll.config.registry import load_entry
 from reroll.errors import RunFolderError
 from reroll.observe.files import (
     UNFINISHED_PREFIX,
@@ -30,9 +31,10 @@ from reroll.observe.files import (
     write_json,
 )
 from reroll.observe.journal import JOURNAL_FOLDER, sync_journal
-from reroll.observe.lock import LOCK_FILE, RunLock
 from reroll.observe.manifest import FileSum, find_damage, write_manifest
 
+LOCK_FILE = ".lock"
+"""Who works in a folder; also the prefix of what is needed to make it."""
 STEP_PREFIX = "step-"
 DAMAGED_PREFIX = "damaged-"
 """Prefix of a checkpoint that is damaged: kept for inspection, and never resumed from."""
@@ -49,6 +51,20 @@ class Checkpoint(NamedTuple):
     path: Path
 
 
+class FolderLock(Protocol):
+    """Held by the one run that works in a folder."""
+
+    def check(self) -> None:
+        """Raise RunFolderError if the folder is no longer ours: nothing more may be written there."""
+
+
+def hold_folder(place: Path, *, waits: bool) -> AbstractContextManager[FolderLock | None]:
+    """`with hold_folder(place):` nobody else works there, or RunFolderError says who does. A run that is to go on waits for its
+    predecessor to end. Found by the entry point `folder` of the group `reroll.locks`."""
+    hold: Callable[..., AbstractContextManager[FolderLock]] | None = load_entry("reroll.locks", "folder")
+    return hold(place, waits=waits) if hold else nullcontext()
+
+
 class RunFolder:
     """The files of one run. Rows and checkpoints carry the number of finished steps: the first step's row is step 1.
 
@@ -56,7 +72,7 @@ class RunFolder:
     folder was taken by another.
     """
 
-    def __init__(self, path: Path, *, lock: RunLock | None = None) -> None:
+    def __init__(self, path: Path, *, lock: FolderLock | None = None) -> None:
         self.path = path
         self.config_path = path / "config.yaml"
         self.metrics_path = path / "metrics.jsonl"
@@ -78,7 +94,7 @@ class RunFolder:
         resolved: Mapping[str, Any],
         resume: bool = False,
         overwrite: bool = False,
-        lock: RunLock | None = None,
+        lock: FolderLock | None = None,
     ) -> RunFolder:
         """Make the folder of a new run, or take up the one of an earlier run.
 

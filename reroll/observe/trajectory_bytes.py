@@ -1,8 +1,9 @@
-"""Trajectories as bytes for the journal: 7 bytes a token, and back to the bit."""
+"""Trajectories as bytes for the journal: 7 bytes a token and what its experts take, and back to the bit."""
 
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from json.encoder import encode_basestring_ascii
@@ -136,6 +137,8 @@ def _encode(trajectory: Trajectory, tokens: _TokenBytes) -> bytes:
         if num_own:
             arrays.append(encode_ids(turn.prompt_ids[num_shared:]))
         arrays += (ids, logprobs)
+        if completion.routes is not None:
+            arrays.append(completion.routes.tobytes())
         header = _turn_header(turn, is_exact=is_exact)
         if turns:
             _add_what_was_asked(header, turn, num_shared=num_shared, num_own=num_own)
@@ -201,12 +204,15 @@ def _decode_turn(row: dict[str, Any], read: _ByteReader, *, prompt_ids: tuple[in
     ids = decode_ids(read.take(num * ID_BYTES))
     is_wide = bool(row.get("wide"))
     logprobs = decode_floats(read.take(num * (8 if is_wide else 4)), is_wide=is_wide)
+    *shape, route_bytes = row.get("routes", (0, 0, 0, 0))
+    routes = read.take(math.prod(shape) * route_bytes)
     versions = [(row["version"], num)] if "version" in row else row.get("versions", ())
     completion = Completion(
         token_ids=ids,
         logprobs=tuple(logprobs.tolist()),
         finish_reason=FinishReason(row.get("finish", FinishReason.STOP)),
         versions=tuple((version, count) for version, count in versions),
+        routes=decode_routes(routes, shape, route_bytes) if route_bytes else None,
     )
     return Turn(
         prompt_ids=prompt_ids,
@@ -244,6 +250,8 @@ def _turn_header(turn: Turn, *, is_exact: bool) -> dict[str, Any]:
         header["versions"] = completion.versions
     if not is_exact:
         header["wide"] = True
+    if completion.routes is not None:
+        header["routes"] = [*completion.routes.shape, completion.routes.itemsize]
     if turn.reply:
         header["reply"] = turn.reply
     if turn.reward:
@@ -272,6 +280,11 @@ def _num_shared(before: tuple[int, ...], now: tuple[int, ...]) -> int:
     if before[:num] == now[:num]:
         return num
     return next(index for index, (a, b) in enumerate(zip(before, now, strict=False)) if a != b)
+
+
+def decode_routes(data: bytes, shape: Sequence[int], itemsize: int) -> NDArray[Any]:
+    """`Completion.routes` from its bytes."""
+    return np.frombuffer(data, dtype=np.uint8 if itemsize == 1 else np.int16).reshape(shape)
 
 
 def encode_floats(values: NDArray[np.float64]) -> tuple[bool, bytes]:

@@ -19,9 +19,8 @@ from reroll.config.tree import RlvrConfig
 from reroll.data.sources import SourceRows, load_eval
 from reroll.errors import ConfigError, RerollError, RunFolderError, Violation
 from reroll.observe.files import read_jsonl
-from reroll.observe.lock import WAIT_S, RunLock
 from reroll.observe.progress import TrainView, progress_bar
-from reroll.observe.run_folder import Checkpoint, RunFolder
+from reroll.observe.run_folder import Checkpoint, RunFolder, hold_folder
 from reroll.observe.trackers import make_tracker
 from reroll.pipeline.base import Interrupted, Outcome, Pipeline, RunContext
 from reroll.pipeline.checkpoints import Checkpoints
@@ -62,7 +61,7 @@ def train(
     notes = [f"note: {note}" for note in checked.notes]
     resolved = config.model_dump(mode="json")
     restarts = restarts or Restarts()
-    with RunLock(place, wait_s=WAIT_S if resume else 0.0) as lock, companion.beside(place) if companion else nullcontext():
+    with hold_folder(place, waits=resume) as lock, companion.beside(place) if companion else nullcontext():
         while True:
             folder = RunFolder.create(config.run, resolved=resolved, resume=resume, overwrite=overwrite, lock=lock)
             restarts.begin(config.run.restarts)

@@ -12,6 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from reroll.config.rewards import EnvRewardConfig
 from reroll.errors import RewardError, RewardRaised
 from reroll.observe.metrics import Stats
 from reroll.runtime.children import last_lines, place_of
@@ -63,6 +64,16 @@ class Reports(Protocol):
 
     def stats(self) -> Stats:
         """What happened since the last call."""
+
+
+class EnvReward:
+    """What the environment gave, or the agent reported."""
+
+    def __init__(self, config: EnvRewardConfig) -> None:
+        pass
+
+    def __call__(self, prompt: Prompt, trajectory: Trajectory) -> Score:
+        return trajectory.score
 
 
 class Inline:

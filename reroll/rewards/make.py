@@ -7,12 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from reroll.config.reward_base import RewardConfig
+from reroll.config.reward_base import CombinedRewardConfig, RewardConfig
 from reroll.config.reward_hosted import OpenedRewardConfig
-from reroll.config.rewards import CascadeRewardConfig, StackRewardConfig, needs_process, nested_in
+from reroll.config.rewards import needs_process
 from reroll.rewards.base import Inline, Reward, RewardContext
-from reroll.rewards.stack import Cascade, Stack
-from reroll.rewards.verifiers import make_judge
 from reroll.rewards.workers import Remote, RewardWorkers
 
 
@@ -33,16 +31,15 @@ class Maker:
         return {name: self._keep(name, node) for name, node in configs.items()}
 
     def _keep(self, name: str, node: RewardConfig) -> Reward:
-        nested = {below: self._keep(f"{name}.{below}", part) for below, part in nested_in(node).items()}
+        nested = {below: self._keep(f"{name}.{below}", part) for below, part in node.nested.items()}
         reward = self.made[name] = self._reward(name, node, list(nested.values()))
         return reward
 
     def _reward(self, name: str, node: RewardConfig, nested: list[Reward]) -> Reward:
         match node:
-            case StackRewardConfig():
-                return Stack(node, dict(zip(node.parts, nested, strict=True)))
-            case CascadeRewardConfig():
-                return Cascade(node, nested)
+            case CombinedRewardConfig():
+                made: Reward = node.implementation()(node, nested)
+                return made
             case OpenedRewardConfig():
                 context = RewardContext(
                     name=name, host=self.hosts.get(name), config_folder=self.config_folder, run_folder=self.run_folder
@@ -52,4 +49,4 @@ class Maker:
         if needs_process(node):
             assert self.workers is not None  # They were started for it.
             return Remote(name, self.workers)
-        return Inline(make_judge(node))
+        return Inline(node.make())

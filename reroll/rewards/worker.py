@@ -6,14 +6,13 @@ import asyncio
 import inspect
 import sys
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from reroll.config.reward_base import InProcessRewardConfig
 from reroll.errors import RewardError
 from reroll.rewards.base import as_score, raised
 from reroll.rewards.memory import MemoryLimit, Spent
-from reroll.rewards.verifiers import Judge, make_judge
 from reroll.runtime.base import WorkerInfo
 from reroll.runtime.children import last_lines
 from reroll.types import Prompt, Score, Trajectory
@@ -29,7 +28,7 @@ class RewardWorker:
         """`rewards` by name. `search_path`: where modules of the user's are found."""
         self._configs = rewards
         self._search_path = search_path
-        self._judges: dict[str, Judge] = {}
+        self._judges: dict[str, Callable[[Prompt, Trajectory], Any]] = {}
         self._limits: dict[str, MemoryLimit] = {}
         self._problems: dict[str, str] = {}
         self._runner = asyncio.Runner()
@@ -39,7 +38,7 @@ class RewardWorker:
         sys.path[:0] = [path for path in self._search_path if path not in sys.path]
         for name, config in self._configs.items():
             try:
-                self._judges[name] = make_judge(config)
+                self._judges[name] = config.make()
             except (Exception, SystemExit) as error:
                 self._problems[name] = last_lines(error)
         self._limits = {name: MemoryLimit(self._configs[name].memory_mb) for name in self._judges}

@@ -133,11 +133,21 @@ class _RunningEpisode:
             seed=stable_seed(self._sampling.seed, turn_index),
             max_tokens=min(self._sampling.max_tokens, self._max_total_tokens - len(prompt_ids)),
         )
-        completion = await self._generate(Request(id=f"{self._id}.{turn_index}", prompt_ids=prompt_ids, sampling=sampling))
+        request = Request(
+            id=f"{self._id}.{turn_index}", prompt_ids=prompt_ids, sampling=sampling, num_routed=self._num_routed(prompt_ids)
+        )
+        completion = await self._generate(request)
         text = self._renderer.decode(completion.token_ids)
         turn = Turn(prompt_ids=prompt_ids, completion=completion, text=text, shown=shown, state=state)
         self.turns.append(turn)
         return turn
+
+    def _num_routed(self, prompt_ids: tuple[int, ...]) -> int:
+        """Leading tokens of a prompt whose experts the turns before it have told: all but the newest that they knew of."""
+        if not self.turns or self.turns[-1].completion.routes is None:
+            return 0
+        before = (*self.turns[-1].prompt_ids, *self.turns[-1].completion.token_ids)
+        return len(before) - 1 if prompt_ids[: len(before)] == before else 0
 
 
 async def _close(env: LiveEnv, id: str) -> None:

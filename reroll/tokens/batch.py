@@ -43,6 +43,9 @@ class Batch:
     """Global count of sequences with at least one token in the loss."""
     version: Tensor | None = field(default=None, metadata=_T)
     """[T] int64: the oldest weights that had a hand in the token's turn; -1 off the mask. None: it is not to be asked after."""
+    routes: Tensor | None = field(default=None, metadata=_T)
+    """[T, layers, top_k] uint8 or int16: the experts that the engine chose, which the policy takes too; the type's largest
+    number where they are not known."""
     temperature: float | Tensor = field(default=1.0, metadata=_T)
     """Log-probs are of softmax(logits / temperature), as the sampler's; [T] where rows were drawn at different ones."""
     old_logp: Tensor | None = field(default=None, metadata=_T)
@@ -166,8 +169,23 @@ def pack(samples: Sequence[Sample], *, temperature: float = 1.0) -> Batch:
         num_loss_tokens=sum(int(sample.loss_mask.sum()) for sample in samples),
         num_sequences=sum(bool(sample.loss_mask.any()) for sample in samples),
         version=None if any(sample.version is None for sample in samples) else concat("version"),
+        routes=_routes(samples),
         temperature=temperature,
     )
+
+
+def _routes(samples: Sequence[Sample]) -> Tensor | None:
+    """Those that are known, and a mark for all others; None if none is."""
+    known = next((sample.routes for sample in samples if sample.routes is not None), None)
+    if known is None:
+        return None
+    num_tokens, end = sum(len(sample.ids) for sample in samples), 0
+    total = np.full((num_tokens, *known.shape[1:]), np.iinfo(known.dtype).max, known.dtype)
+    for sample in samples:
+        begin, end = end, end + len(sample.ids)
+        if sample.routes is not None:
+            total[begin:end] = sample.routes
+    return torch.from_numpy(total)
 
 
 def _cumulate(lengths: Sequence[int]) -> Tensor:

@@ -53,6 +53,8 @@ class _OpenRow:
     turn: list[int] = field(default_factory=list)
     logp: list[float] = field(default_factory=list)
     version: list[int] = field(default_factory=list)
+    routes: list[tuple[int, np.ndarray]] = field(default_factory=list)
+    """By the place of their last token: what was told with each turn."""
 
     def is_continued_by(self, turn: Turn) -> bool:
         return list(turn.prompt_ids[: len(self.ids)]) == self.ids
@@ -65,6 +67,8 @@ class _OpenRow:
         self.logp += [0.0] * len(shown) + list(turn.completion.logprobs)
         oldest = min((version for version, _ in turn.completion.versions), default=-1)
         self.version += [-1] * len(shown) + [oldest] * len(written)
+        if turn.completion.routes is not None:
+            self.routes.append((len(self.ids) - 1, turn.completion.routes))
 
     def sample(self) -> Sample:
         turn = np.array(self.turn, dtype=np.int64)
@@ -76,7 +80,18 @@ class _OpenRow:
             logp=np.where(loss_mask, np.array(self.logp, dtype=np.float32), np.float32(0)),
             turn=turn,
             version=np.where(loss_mask, np.array(self.version, dtype=np.int64), -1) if self.version else None,
+            routes=self._routes(),
         )
+
+    def _routes(self) -> np.ndarray | None:
+        """Of each token those by which it was first read: the log-probs of its turn come from them."""
+        if not self.routes:
+            return None
+        like = self.routes[0][1]
+        routes = np.full((len(self.ids), *like.shape[1:]), np.iinfo(like.dtype).max, like.dtype)
+        for end, told in reversed(self.routes):
+            routes[end - len(told) : end] = told
+        return routes
 
 
 def _rows(trajectory: Trajectory) -> list[_OpenRow]:

@@ -62,6 +62,8 @@ class Predictions:
     value: Tensor | None = None
     score: Tensor | None = None
     """[N]"""
+    routes_differ: Tensor | None = None
+    """Where the batch has routes: in what share of the layers the token before would have gone to other experts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +167,8 @@ class Strategy(ABC):
 
     holds_whole: bool = False
     """Whether the tensors that `weights` gives are the model's own, which change in `optim_step` and move in `to` alone."""
+    merges_prefixes: bool = True
+    """Whether it computes once what rows of a micro-batch begin with alike: layers that carry a state keep them apart."""
     data_parallel: DataParallel = DataParallel()
     """The ranks that each get a part of every batch."""
 

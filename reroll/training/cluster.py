@@ -278,8 +278,10 @@ class TrainWorker:
     ) -> None:
         self._device, self._rank = info.device, info.rank
         self._pass_tokens = config.strategy.pass_tokens
-        self._repeat_cost = repeat_cost(info.device, config.strategy.precision)
+        self._replays_routes = config.replays_routes
         self._strategy = make_strategy(info, config, total_steps=total_steps, head=head, rendezvous=rendezvous)
+        merges = self._strategy.merges_prefixes
+        self._repeat_cost = repeat_cost(info.device, config.strategy.precision) if merges else 1.0
         self._stays = self._strategy.holds_whole and config.swap != "all"
         """Whether its weights never move in memory."""
         self._writing: Future[Sums] | None = None
@@ -290,7 +292,7 @@ class TrainWorker:
     @at_work()
     def predict(self, job: PredictJob) -> Predictions:
         """The model's outputs for a batch, on the CPU. Data-parallel ranks may be given different batches."""
-        batch = job.batch
+        batch = self._routed(job.batch)
         parts = fill(prefix_order(batch.ids, batch.cu_seqlens), max_tokens=self._pass_tokens, repeat_cost=self._repeat_cost)
         num_idle = self._num_idle_passes(len(parts))
         answers = []
@@ -383,7 +385,7 @@ class TrainWorker:
     def _step(self, batch: RankBatch, loss: Loss) -> Stats:
         """One optimizer step. The losses of its micro-batches add up; over steps the reported losses are means."""
         stats = Stats({"loss": Sum(0.0)})
-        rows = batch.rows
+        rows = self._routed(batch.rows)
         parts = [] if batch.is_idle else micro_batches(rows, max_tokens=self._pass_tokens, repeat_cost=self._repeat_cost)
         num_idle = self._num_idle_passes(len(parts))
         for part in parts:
@@ -396,6 +398,10 @@ class TrainWorker:
         weight = 1 / self._strategy.data_parallel.size
         metrics = {name: Mean(metric.value, weight) if isinstance(metric, Sum) else metric for name, metric in stats.items()}
         return Stats(metrics) + self._strategy.optim_step()
+
+    def _routed(self, batch: Batch) -> Batch:
+        """The batch with the experts that its tokens take, if it was this model that chose them."""
+        return batch if self._replays_routes else batch.replace(routes=None)
 
     def _num_idle_passes(self, num_passes: int) -> int:
         """Ranks gather each other's weights in every pass, so all must make as many as the one with the most. Asked first."""

@@ -107,6 +107,8 @@ class PolicyLoss:
             distance, weight = required(model.divergence), required(batch.target_weight)
             per_token = per_token + weight * distance
             stats += Stats({"teacher_divergence": mean_of(distance.detach()[mask & (weight > 0)])})
+        if model.routes_differ is not None:
+            stats += Stats({"routes_differ": mean_of(model.routes_differ[mask])})
         if self.entropy_coef:
             entropy = required(model.entropy)
             per_token = per_token - self.entropy_coef * entropy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -12,17 +13,17 @@ from reroll.models.heads import entropy, map_logprobs, score_norm, sequence_scor
 from reroll.models.logprobs import token_logprobs
 from reroll.tokens.batch import Batch
 from reroll.training.base import Divergence, Needs, Predictions, required
-from reroll.training.shared_prefix import batch_hidden_states
+from reroll.training.shared_prefix import TokenStates, token_states
 
 
 def predict(model: PreTrainedModel, batch: Batch, needs: Needs, *, chunk: int) -> Predictions:
     """The outputs for a batch on the model's device; with gradient unless torch has it switched off."""
-    return Predictions(**apply_heads(model, batch_hidden_states(model, batch), batch, needs, chunk=chunk))
+    return Predictions(**apply_heads(model, token_states(model, batch), batch, needs, chunk=chunk))
 
 
-def apply_heads(model: PreTrainedModel, hidden: Tensor, batch: Batch, needs: Needs, *, chunk: int) -> dict[str, Tensor]:
-    """Apply the heads to a batch's `hidden` [T, hidden]: the fields of `Predictions` that are needed."""
-    positions = batch.loss_mask.nonzero().squeeze(1)
+def apply_heads(model: PreTrainedModel, states: TokenStates, batch: Batch, needs: Needs, *, chunk: int) -> dict[str, Tensor]:
+    """Apply the heads to what the decoder made of a batch: the fields of `Predictions` that are needed."""
+    hidden, positions = states.hidden, batch.loss_mask.nonzero().squeeze(1)
     answers = _from_full_distributions(model, hidden, positions, batch, needs, chunk=chunk)
     if needs.logp:
         answers["logp"] = token_logprobs(model, hidden, batch.ids, positions, temperature=batch.temperature, chunk=chunk)
@@ -30,6 +31,9 @@ def apply_heads(model: PreTrainedModel, hidden: Tensor, batch: Batch, needs: Nee
         answers["value"] = token_values(model, hidden, positions)
     if needs.score:
         answers["score"] = sequence_scores(model, hidden, batch.cu_seqlens[1:] - 1)
+    if states.routes_differ is not None:
+        differ = torch.zeros_like(states.routes_differ)
+        answers["routes_differ"] = differ.index_copy(0, positions, states.routes_differ[positions - 1])
     return answers
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from reroll.models.attention import Attention, PackedAttention, Scoring, VarlenAttention, hidden_states
+from reroll.models.recurrent import is_recurrent
+from reroll.models.routing import ReplayedRoutes
 from reroll.tokens.batch import Batch
 from reroll.tokens.packing import REPEAT_COST
 from reroll.tokens.prefixes import SharedPrefixes, shared_prefixes
@@ -26,29 +29,55 @@ class DistinctTokens:
     attention: Attention
     index: Tensor
     """[T] which of them each token of the batch is."""
+    routes: Tensor | None = None
+    """[U, layers, top_k] the experts that each is to take; of a shared token those of the sequence that comes first."""
 
 
-def distinct_tokens(batch: Batch) -> DistinctTokens:
-    """What is left of a batch when every common beginning of its sequences stands there once."""
-    shared = shared_prefixes(batch.ids, batch.cu_seqlens)
+class TokenStates(NamedTuple):
+    """What a decoder makes of the tokens of a batch."""
+
+    hidden: Tensor
+    """[T, hidden] the last hidden states."""
+    routes_differ: Tensor | None
+    """[T] where routes are replayed: in what share of the layers the token would have gone to other experts."""
+
+    def at(self, rows: Tensor) -> TokenStates:
+        """Those of these tokens."""
+        differ = None if self.routes_differ is None else self.routes_differ[rows]
+        return TokenStates(self.hidden.index_select(0, rows), differ)
+
+
+def distinct_tokens(batch: Batch, *, merges: bool = True) -> DistinctTokens:
+    """What is left of a batch when every common beginning of its sequences stands there once. Unless it `merges`: all."""
     attention = PackedAttention(batch.cu_seqlens)
-    if len(shared.first) == batch.num_tokens:
+    shared = shared_prefixes(batch.ids, batch.cu_seqlens) if merges else None
+    if shared is None or len(shared.first) == batch.num_tokens:
         index = torch.arange(batch.num_tokens, device=batch.ids.device)
-        return DistinctTokens(ids=batch.ids, positions=batch.positions, attention=attention, index=index)
+        return DistinctTokens(ids=batch.ids, positions=batch.positions, attention=attention, index=index, routes=batch.routes)
     first, index = shared.first.to(batch.ids.device), shared.index.to(batch.ids.device)
     return DistinctTokens(
         ids=batch.ids[first],
         positions=batch.positions[first],
         attention=SharedPrefixAttention(attention, shared, batch.cu_seqlens),
         index=index,
+        routes=None if batch.routes is None else batch.routes[first],
     )
 
 
-def batch_hidden_states(model: PreTrainedModel, batch: Batch) -> Tensor:
-    """The decoder's last hidden states [T, hidden] of a batch on the model's device."""
-    distinct = distinct_tokens(batch)
-    states = hidden_states(model, distinct.ids, distinct.positions, distinct.attention)
-    return states if len(states) == batch.num_tokens else states.index_select(0, distinct.index)
+def token_states(model: PreTrainedModel, batch: Batch) -> TokenStates:
+    """What the decoder makes of a batch on its device."""
+    distinct = distinct_tokens(batch, merges=not is_recurrent(model))  # A state needs each sequence whole.
+    states = routed_states(model, distinct.ids, distinct.positions, distinct.attention, distinct.routes)
+    return states if len(states.hidden) == batch.num_tokens else states.at(distinct.index)
+
+
+def routed_states(
+    model: PreTrainedModel, ids: Tensor, positions: Tensor, attention: Attention, routes: Tensor | None
+) -> TokenStates:
+    """As `hidden_states`, by way of the experts that `routes` names."""
+    replayed = None if routes is None else ReplayedRoutes(model, routes)
+    hidden = hidden_states(model, ids, positions, attention, replayed)
+    return TokenStates(hidden, None if replayed is None else replayed.differing())
 
 
 def repeat_cost(device: str, precision: str) -> float:

@@ -17,6 +17,7 @@ from reroll.config.strategy import TorchStrategyConfig
 from reroll.models.fused import add_
 from reroll.models.heads import SCORE
 from reroll.models.load import Head, adapter_on, has_adapter, load_model, save_model
+from reroll.models.recurrent import is_recurrent
 from reroll.observe.files import sync_files
 from reroll.observe.metrics import Stats
 from reroll.tokens.batch import Batch
@@ -51,6 +52,7 @@ class TorchStrategy(Strategy):
     ) -> None:
         self._model, self._tokenizer, self._head = model, tokenizer, head
         self._config, self._optim_config = config, optim
+        self.merges_prefixes = not is_recurrent(model)
         self._total_steps, self._step = total_steps, 0
         self._parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         self._masters = {name: _master(parameter) for name, parameter in self._parameters.items()}

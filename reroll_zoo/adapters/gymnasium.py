@@ -39,19 +39,19 @@ class Gymnasium:
         env_id, max_steps = options.env_id, options.max_steps
         made_with = options.options | ({"render_mode": "ansi"} if options.ansi else {})
         self._spares = [] if options.fresh else _SPARES.setdefault(repr((env_id, made_with, max_steps)), [])
-        self._env = _spare(self._spares) or _make(env_id, options=made_with, max_steps=max_steps)
-        self._actions = action_reader(self._env.action_space, names=options.action_names)
+        self.env: Any = _spare(self._spares) or _make(env_id, options=made_with, max_steps=max_steps)
+        self._actions = action_reader(self.env.action_space, names=options.action_names)
         self._rules = f"{options.rules or f'You play {env_id}.'} {self._actions.grammar}"
-        threshold = None if self._env.spec is None else self._env.spec.reward_threshold
+        threshold = None if self.env.spec is None else self.env.spec.reward_threshold
         self._success_at = threshold if options.success_at is None else options.success_at
         self._is_under_way = False
         self._may_be_used_again = not options.fresh
         if not options.ansi:
-            _check_readable(self._env.observation_space, names=options.observation_names, env_id=env_id)
+            _check_readable(self.env.observation_space, names=options.observation_names, env_id=env_id)
 
     def reset(self, seed: int) -> tuple[Message, ...]:
         """The episode of this seed: a system message with the rules, a user message with what there is to see."""
-        self._observation, _ = self._calling(self._env.reset, seed=seed)
+        self._observation, _ = self._calling(self.env.reset, seed=seed)
         self._return = 0.0
         self._is_under_way = True
         return {"role": "system", "content": self._rules}, {"role": "user", "content": self._show()}
@@ -64,7 +64,7 @@ class Gymnasium:
         before = self._observation
         reward, last_reward, terminated, truncated = 0.0, 0.0, False, False
         for _ in range(self._options.repeat):
-            self._observation, paid, terminated, truncated, _ = self._calling(self._env.step, chosen)
+            self._observation, paid, terminated, truncated, _ = self._calling(self.env.step, chosen)
             last_reward = float(paid)
             reward += last_reward
             if terminated or truncated:
@@ -90,9 +90,9 @@ class Gymnasium:
         """Free what the environment holds, or leave it to the next episode. Safe to call twice."""
         self._is_under_way = False
         if self._may_be_used_again and len(self._spares) < MAX_SPARES:
-            self._spares.append(self._env)
+            self._spares.append(self.env)
         else:
-            self._env.close()
+            self.env.close()
         self._may_be_used_again = False
 
     def _calling(self, method: Callable[..., Any], *args: Any, **options: Any) -> Any:
@@ -106,8 +106,8 @@ class Gymnasium:
     def _show(self) -> str:
         options = self._options
         if options.ansi:
-            return without_colours(cast(str, self._env.render()))
-        return show(self._observation, self._env.observation_space, names=options.observation_names, digits=options.digits)
+            return without_colours(cast(str, self.env.render()))
+        return show(self._observation, self.env.observation_space, names=options.observation_names, digits=options.digits)
 
 
 class DiscreteReader:

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from reroll.config.advantages import AdvantageConfig, Epsilon, Fraction
-from reroll.config.rewards import EnvRewardConfig, ImportRewardConfig, RewardConfig, StackRewardConfig
+from reroll.config.rewards import EnvRewardConfig, RewardConfig
 from reroll.config.tree import RlvrConfig
 from reroll.errors import Violation
 
@@ -84,10 +84,9 @@ class GdpoAdvantageConfig(_SiblingsConfig):
 
 def _part_names(reward: RewardConfig | None, *, is_agent: bool) -> set[str] | None:
     """What the parts of a reward are called; empty: it has none; None: only your code, or an agent, knows."""
-    if isinstance(reward, StackRewardConfig):
-        return set(reward.parts)
-    is_earned = reward is None or isinstance(reward, EnvRewardConfig)
-    return None if isinstance(reward, ImportRewardConfig) or (is_earned and is_agent) else set()
+    if reward is None or isinstance(reward, EnvRewardConfig):
+        return None if is_agent else set()
+    return reward.part_names
 
 
 def _by_threshold(kind: str) -> str:

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from reroll.config.parts import OptimConfig
 from reroll.models.load import adapter_on, save_model
+from reroll.models.recurrent import is_recurrent
 from reroll.observe.files import sync_files
 from reroll.observe.metrics import Last, Max, Stats
 from reroll.tokens.batch import Batch
@@ -53,6 +54,7 @@ class DeepspeedStrategy(ShardedStrategy):
         self._has_gradient = False
         self.data_parallel = DataParallelRanks(ranks_per_share=1)
         self._model = make_empty() if full is None else full
+        self.merges_prefixes = not is_recurrent(self._model)
         if total_steps == 0:
             self._model.requires_grad_(False)
         if config.gradient_checkpointing:

@@ -35,7 +35,7 @@ class SequenceParallelModel(PredictingModel):
 
     def forward(self, batch: Batch, needs: Needs) -> dict[str, Tensor]:
         share = SequenceShare(batch, self._group)
-        return share.whole(self.apply_heads(share.hidden_states(self.model), share.batch, needs))
+        return share.whole(self.apply_heads(share.states(self.model), share.batch, needs))
 
 
 def shard(

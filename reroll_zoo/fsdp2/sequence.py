@@ -20,13 +20,20 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from reroll.errors import ModelError
-from reroll.models.attention import Attention, Scoring, hidden_states
+from reroll.models.attention import Attention, Scoring
+from reroll.models.recurrent import is_recurrent
+from reroll.models.routing import unknown
 from reroll.tokens.batch import Batch
-from reroll.training.shared_prefix import distinct_tokens
+from reroll.training.shared_prefix import TokenStates, distinct_tokens, routed_states
 
 
 def check_shares(model: PreTrainedModel, *, sp: int, tp: int) -> None:
     """Raise ModelError if `sp` ranks cannot share the attention heads of this model, of which `tp` splits each have a part."""
+    if is_recurrent(model):
+        raise ModelError(
+            f"layers of family {model.config.model_type!r} carry a state along the sequence, which ranks cannot share: "
+            "set strategy.sp to 1"
+        )
     num_heads = model.config.get_text_config().num_attention_heads // tp
     if num_heads % sp:
         of_each = f"{num_heads} attention heads" + (f" (of each of {tp} splits)" if tp > 1 else "")
@@ -60,14 +67,17 @@ class SequenceShare:
         places = torch.arange(chosen.num_tokens, device=first.device)
         self.batch = chosen.replace(loss_mask=(places >= 1) & (places < lengths[0]))
 
-    def hidden_states(self, model: PreTrainedModel) -> Tensor:
-        """The decoder's last hidden states at the tokens of `batch`. Every rank of the group calls it."""
+    def states(self, model: PreTrainedModel) -> TokenStates:
+        """What the decoder makes of the tokens of `batch`. Every rank of the group calls it."""
         distinct, num_distinct = self._distinct, len(self._distinct.ids)
         padding = (0, self._group.size() * self._width - num_distinct)
         mine = slice(self._start, self._start + self._width)
         ids, positions = (pad(whole, padding)[mine] for whole in (distinct.ids, distinct.positions))
         attention = SequenceParallelAttention(distinct.attention, self._group, num_tokens=num_distinct)
-        return hidden_states(model, ids, positions, attention).index_select(0, self._rows)
+        routes = distinct.routes
+        if routes is not None:
+            routes = pad(routes, (0, 0, 0, 0, *padding), value=unknown(routes.dtype))[mine]
+        return routed_states(model, ids, positions, attention, routes).at(self._rows)
 
     def whole(self, answers: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The answers about all of the micro-batch, from every rank's about its `batch`: the fields of Predictions."""

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from reroll.config.parts import OptimConfig
 from reroll.models.load import adapter_on, save_model
+from reroll.models.recurrent import is_recurrent
 from reroll.observe.files import sync_files
 from reroll.observe.metrics import Stats
 from reroll.tokens.batch import Batch
@@ -71,6 +72,7 @@ class Fsdp2Strategy(ShardedStrategy):
         self._mesh = build_mesh(config, device=device)
         self.data_parallel = DataParallelRanks(ranks_per_share=config.ranks_per_share)
         self._model = make_empty()
+        self.merges_prefixes = not is_recurrent(self._model)
         if total_steps == 0:
             self._model.requires_grad_(False)
         if config.gradient_checkpointing:

@@ -74,17 +74,17 @@ class FrozenLake(GridGame):
     @property
     def board(self) -> str:
         symbols = self.options.symbols
-        drawn = dict.fromkeys(self._holes, symbols.hole) | {self._goal: symbols.goal, self._player: symbols.player}
+        drawn = dict.fromkeys(self.holes, symbols.hole) | {self.goal: symbols.goal, self.player: symbols.player}
         size = range(self.options.size)
         return "\n".join(" ".join(drawn.get((row, column), symbols.ice) for column in size) for row in size)
 
     @property
     def won(self) -> bool:
-        return self._player == self._goal
+        return self.player == self.goal
 
     @property
     def lost(self) -> bool:
-        return self._player in self._holes
+        return self.player in self.holes
 
     def solve(self) -> list[str]:
         """The fewest actions that win from here; empty if none do. On slippery ice they allow for the slips to come."""
@@ -93,20 +93,20 @@ class FrozenLake(GridGame):
 
     def _begin(self, rng: random.Random) -> None:
         options = self.options
-        self._player, self._goal, self._holes = _draw_lake(rng, options)
+        self.player, self.goal, self.holes = _draw_lake(rng, options)
         while len(self._shortest_way()) > options.max_steps:
-            self._player, self._goal, self._holes = _draw_lake(rng, options)
+            self.player, self.goal, self.holes = _draw_lake(rng, options)
         self._slips = [rng.choice((-1, 0, 1)) if options.slippery else 0 for _ in range(options.max_steps)]
-        self._chances: list[dict[Cell, float]] = [{self._goal: 1.0}]
+        self._chances: list[dict[Cell, float]] = [{self.goal: 1.0}]
         """Entry n: from each cell, the best chance of reaching the goal in n steps. Filled as far as demonstrations ask."""
 
     def _act(self, direction: int) -> tuple[float, bool]:
-        before = self._player
-        self._player = _beside(before, direction + self._slips[-self.steps_left], size=self.options.size)
-        return float(self.won) - self.options.step_penalty, self._player != before
+        before = self.player
+        self.player = _beside(before, direction + self._slips[-self.steps_left], size=self.options.size)
+        return float(self.won) - self.options.step_penalty, self.player != before
 
     def _shortest_way(self) -> list[int]:
-        return _shortest_way(self._player, self._goal, size=self.options.size, holes=self._holes)
+        return _shortest_way(self.player, self.goal, size=self.options.size, holes=self.holes)
 
     def _advice(self) -> list[str]:
         # To copy someone who knows the slips to come would teach nothing: play the best odds, which may lose.
@@ -115,11 +115,11 @@ class FrozenLake(GridGame):
     def _best_odds(self) -> str:
         """The action most likely to win in the steps left, given the three ways each may go."""
         size = self.options.size
-        ice = [cell for cell in _cells(size) if cell not in self._holes]
+        ice = [cell for cell in _cells(size) if cell not in self.holes]
         while len(self._chances) < self.steps_left:
             later = self._chances[-1]
-            self._chances.append({cell: max(_odds(cell, later, size=size)) for cell in ice} | {self._goal: 1.0})
-        odds = _odds(self._player, self._chances[self.steps_left - 1], size=size)
+            self._chances.append({cell: max(_odds(cell, later, size=size)) for cell in ice} | {self.goal: 1.0})
+        odds = _odds(self.player, self._chances[self.steps_left - 1], size=size)
         return ACTIONS[odds.index(max(odds))]
 
 

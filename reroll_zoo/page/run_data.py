@@ -13,8 +13,8 @@ from typing import Any
 
 from reroll.errors import RunFolderError
 from reroll.observe.journal import read_stored
-from reroll.observe.lock import living_holder
 from reroll.observe.run_folder import RunFolder
+from reroll_zoo.folder_lock import living_holder
 from reroll_zoo.page.differences import between, from_defaults
 from reroll_zoo.page.journal_follower import JournalFollower
 from reroll_zoo.page.rows import RowFollower

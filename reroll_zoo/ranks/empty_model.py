@@ -16,10 +16,11 @@ from reroll.config.parts import ModelConfig
 from reroll.models.attention import IMPLEMENTATION, check_supported
 from reroll.models.heads import add_score_head, keep_padding_apart
 from reroll.models.load import DTYPES, Head, resolve_base
+from reroll.models.recurrent import mix_packed
 from reroll.tokens.batch import Batch
 from reroll.training.base import Needs
 from reroll.training.predict import apply_heads
-from reroll.training.shared_prefix import batch_hidden_states
+from reroll.training.shared_prefix import TokenStates, token_states
 
 
 def skeleton(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, *, head: Head) -> PreTrainedModel:
@@ -41,6 +42,7 @@ def skeleton(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, *, head: H
     if head == "score":
         keep_padding_apart(model, tokenizer)
     check_supported(model)
+    mix_packed(model)
     return model.eval()  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -53,11 +55,11 @@ class PredictingModel(nn.Module):
 
     def forward(self, batch: Batch, needs: Needs) -> dict[str, Tensor]:
         """The fields of Predictions: a plain dict, in which FSDP finds the tensors whose gradients it waits for."""
-        return self.apply_heads(batch_hidden_states(self.model, batch), batch, needs)
+        return self.apply_heads(token_states(self.model, batch), batch, needs)
 
-    def apply_heads(self, hidden: Tensor, batch: Batch, needs: Needs) -> dict[str, Tensor]:
-        """What the heads say of these hidden states."""
-        answers = apply_heads(self.model, hidden, batch, needs, chunk=self._chunk)
+    def apply_heads(self, states: TokenStates, batch: Batch, needs: Needs) -> dict[str, Tensor]:
+        """What the heads say of these states."""
+        answers = apply_heads(self.model, states, batch, needs, chunk=self._chunk)
         if needs.logp and torch.is_grad_enabled() and not batch.loss_mask.any():
             # No row reached the head, but the other ranks wait for this one's part of the head's gradient: zero.
             head = self.model.get_output_embeddings()  # type: ignore[no-untyped-call]

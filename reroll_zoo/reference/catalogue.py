@@ -213,6 +213,7 @@ CATALOGUE: dict[str, tuple[MetricDoc, ...]] = {
         ("train/sampler_gap_max", "max", "nats", "The largest."),
         ("train/sampler_gap_current", "mean", "nats", "The same, of tokens that the weights of the moment wrote (`guard`)."),
         ("train/sampler_gap_stale", "mean", "nats", "The same, of tokens of older weights."),
+        ("train/routes_differ", "mean", "share", "Of layers: where a token would have gone to other experts (docs/moe.md)."),
         ("train/kl_ref", "mean", "nats a token", "The KL penalty in the loss, by `kl.estimator`."),
         ("train/teacher_divergence", "mean", "nats a token", "From the teachers' distributions (`distill`)."),
         ("train/correction_<kind>_weight", "mean", "", "Importance weights by level and mode, before their bound."),

@@ -40,8 +40,9 @@ class LocalPool:
         if preload:
             first.kill()  # It has shown what the machine gives. The next imports while nobody waits for it.
             first = WarmInterpreter(self.level, site_packages=config.site_packages, preload=preload)
-        self._idle = [first]
-        self._all = {first}
+        self.idle = [first]
+        """Interpreters without a program."""
+        self.interpreters = {first}
         self._channels: set[socket.socket] = set()
         self._places = asyncio.Semaphore(num_processes)
         self._closed = False
@@ -66,7 +67,7 @@ class LocalPool:
         await self._compiler.close()
         for channel in self._channels:
             channel.shutdown(socket.SHUT_RDWR)
-        interpreters, self._all, self._idle = self._all, set(), []
+        interpreters, self.interpreters, self.idle = self.interpreters, set(), []
         for interpreter in interpreters:
             interpreter.hang_up()
         await asyncio.gather(*(asyncio.to_thread(interpreter.end) for interpreter in interpreters))
@@ -86,7 +87,7 @@ class LocalPool:
     async def _try(self, job: Job) -> Result:
         if self._closed:
             raise SandboxError("the sandbox is closed")
-        interpreter = self._idle.pop() if self._idle else self._start()
+        interpreter = self.idle.pop() if self.idle else self._start()
         try:
             with interpreter.begin() as channel:
                 self._channels.add(channel)
@@ -107,16 +108,16 @@ class LocalPool:
 
     def _start(self) -> WarmInterpreter:
         interpreter = WarmInterpreter(self.level, site_packages=self._config.site_packages, preload=self._preload)
-        self._all.add(interpreter)
+        self.interpreters.add(interpreter)
         return interpreter
 
     def _put_back(self, interpreter: WarmInterpreter) -> None:
         if not self._closed:
-            self._idle.append(interpreter)
+            self.idle.append(interpreter)
 
     async def _discard(self, interpreter: WarmInterpreter) -> None:
-        if interpreter in self._all:
-            self._all.discard(interpreter)
+        if interpreter in self.interpreters:
+            self.interpreters.discard(interpreter)
             await asyncio.to_thread(interpreter.kill)
 
 

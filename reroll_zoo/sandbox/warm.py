@@ -54,7 +54,7 @@ class WarmInterpreter:
     def __init__(self, level: SandboxLevel, *, site_packages: bool, preload: Sequence[str] = ()) -> None:
         """`preload`: modules, out of the site-packages too if those are given, that every program finds imported."""
         self._scratch = "" if level == "namespaces" else tempfile.mkdtemp(prefix="reroll-sandbox-")
-        self._group = make_group() if level == "namespaces" else ""
+        self.group = make_group() if level == "namespaces" else ""
         self._words = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process that writes to it
         prefix = os.path.realpath(sys.base_prefix)
         packages = _package_folders() if site_packages else []
@@ -63,14 +63,14 @@ class WarmInterpreter:
             "folders": [prefix, *packages],
             "packages": packages,
             "scratch": self._scratch,
-            "group": self._group,
+            "group": self.group,
             "preload": list(preload),
         }
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         root = str(Path(reroll_zoo.__file__).parent.parent)
         flags = ["-s", "-S", "-P", "-B"]  # No user's packages and no others, no working directory, no bytecode.
         with theirs:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [os.path.realpath(sys.executable), *flags, "-c", _BOOT, root, str(theirs.fileno()), json.dumps(settings)],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
@@ -124,26 +124,26 @@ class WarmInterpreter:
     def end(self) -> None:
         """Wait for it to leave after `hang_up`, not for long, and delete what it had on disk."""
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_EXIT_TIMEOUT_S)
+            self.process.wait(_EXIT_TIMEOUT_S)
         self.kill()
 
     def kill(self) -> None:
         """End it and all that it runs, now, and leave nothing of it behind. Safe to call twice."""
         self._control.close()
-        if self._process.returncode is None:
+        if self.process.returncode is None:
             with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
         self._words.close()
         if self._scratch:
             remove(self._scratch)
-        if self._group:
-            remove_group(self._group)
+        if self.group:
+            remove_group(self.group)
 
     def _last_words(self) -> str:
         """Why it does not answer, as far as it could say."""
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_EXIT_TIMEOUT_S)
+            self.process.wait(_EXIT_TIMEOUT_S)
         self._words.seek(0)
         lines = self._words.read().decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else "the interpreter does not answer"

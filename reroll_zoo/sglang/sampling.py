@@ -9,7 +9,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from reroll.infer.embedded.sampler import is_plain, sample_on_device, sample_plain_on_device
+from reroll.infer.embedded.sampler import sample_on_device
+from reroll_zoo.paged_cache.plain_sampling import is_plain, sample_plain_on_device
 from reroll_zoo.sglang.messages import StartRequest
 
 _WORD, _ALL_BITS = 64, 0xFFFFFFFFFFFFFFFF

@@ -26,7 +26,8 @@ from vllm import SamplingParams as VllmParams
 from vllm.config import VllmConfig
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, process_dict_updates
 
-from reroll.infer.embedded.sampler import RowSampling, is_plain, sample_on_device, sample_plain_on_device, uniforms
+from reroll.infer.embedded.sampler import RowSampling, sample_on_device, uniforms
+from reroll_zoo.paged_cache.plain_sampling import is_plain, sample_plain_on_device
 
 _KEY = "reroll"
 """Under which a request's own parameters carry what the processor needs."""

@@ -6,13 +6,13 @@ import os
 import pytest
 import torch
 
-from reroll.infer.embedded.drafts import DraftedTokens, Drafter
+from reroll.infer.embedded.drafts import DraftedTokens
 from reroll.infer.embedded.engine import EmbeddedEngine
-from reroll.infer.embedded.pace import Steady
 from reroll.models.attention import PackedAttention, hidden_states, logits
 from reroll.models.load import load_model, load_tokenizer
 from reroll.models.tiny import make_tiny
 from reroll.types import Request, SamplingParams
+from reroll_zoo.drafts import SiblingDrafter, SteadyPace
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE = 1e-5 if DEVICE == "cpu" else 2e-5
@@ -40,10 +40,10 @@ def open_embedded(folder, *, max_running=8, lora=None, dtype=torch.float32):
 def open_drafting(folder, *, max_running=8, lora=None, dtype=torch.float32):
     """One whose every step checks guesses: its own where it has some, and strays."""
     model, tokenizer = load(folder, lora, dtype), load_tokenizer(folder)
-    return EmbeddedEngine(model, tokenizer, max_running=max_running, drafter=Stray(), pace=Steady())
+    return EmbeddedEngine(model, tokenizer, max_running=max_running, drafter=Stray(), pace=SteadyPace())
 
 
-class Stray(Drafter):
+class Stray(SiblingDrafter):
     def draft(self, sequence, *, max_tokens, least):
         own = super().draft(sequence, max_tokens=max_tokens, least=0.0)
         stray = tuple(5 + (sequence.length * 7 + place) % 90 for place in range(max_tokens - len(own.tokens)))

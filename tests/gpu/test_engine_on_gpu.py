@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from reroll.infer.embedded.drafts import DraftedTokens, Drafter
+from reroll.infer.embedded.drafts import DraftedTokens
 from reroll.infer.embedded.engine import EmbeddedEngine
-from reroll.infer.embedded.pace import DraftPace, Steady
 from reroll.models.attention import PackedAttention, hidden_states, logits
 from reroll.models.load import load_model, load_tokenizer
 from reroll.models.tiny import make_tiny
 from reroll.tokens.batch import pack
-from reroll.training.shared_prefix import batch_hidden_states
+from reroll.training.shared_prefix import token_states
 from reroll.types import Request, Sample, SamplingParams, WrittenTokens
+from reroll_zoo.drafts import MeasuredPace, SiblingDrafter, SteadyPace
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -59,7 +59,7 @@ def test_siblings_that_share_a_prompt_learn_what_they_learn_apart(folder):
     batch = pack([whole_sample(row) for row in rows]).to("cuda")
     results = []
     for states in (
-        lambda: batch_hidden_states(model, batch),
+        lambda: token_states(model, batch).hidden,
         lambda: hidden_states(model, batch.ids, batch.positions, PackedAttention(batch.cu_seqlens)),
     ):
         model.zero_grad()
@@ -171,7 +171,7 @@ def test_new_weights_that_read_contexts_anew_write_as_if_they_had_read_them_from
     assert_same_completions(written(fresh, begun), done)
 
 
-class HalfRight(Drafter):
+class HalfRight(SiblingDrafter):
     """Drafts of eight tokens, of which a random number of the first are right."""
 
     def __init__(self, known):
@@ -193,7 +193,11 @@ def test_drafts_write_the_same_tokens(folder):
         for i in range(12)
     ]
     expected = written(EmbeddedEngine(model, tokenizer, max_running=8), requests)
-    for drafter, pace in ((HalfRight(expected), Steady()), (Drafter(), Steady()), (Drafter(), DraftPace())):
+    for drafter, pace in (
+        (HalfRight(expected), SteadyPace()),
+        (SiblingDrafter(), SteadyPace()),
+        (SiblingDrafter(), MeasuredPace()),
+    ):
         engine = EmbeddedEngine(model, tokenizer, max_running=8, drafter=drafter, pace=pace)
         assert_same_completions(written(engine, requests), expected)
         assert engine.counts.num_drafted > 0

@@ -61,12 +61,22 @@ def batch(seed: int) -> Batch:
     return packed.replace(ref_logp=packed.logp + noise)
 
 
+def routed(rows: Batch, num_layers: int) -> Batch:
+    """With experts that each token is to take: the same ones for tokens that rows begin with alike."""
+    hashed = (rows.ids * 7919 + rows.positions * 104729)[:, None] + torch.arange(num_layers)
+    first = hashed % NUM_EXPERTS
+    second = (first + 1 + hashed // NUM_EXPERTS % (NUM_EXPERTS - 1)) % NUM_EXPERTS
+    return rows.replace(routes=torch.stack([first, second], -1).to(torch.uint8))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
     """What a model is put through: steps of GRPO, the micro-batches dealt out over the ranks."""
 
     config: ModelConfig
     steps: range = range(3)
+    num_routed_layers: int = 0
+    """Where there are any, experts are replayed."""
     load: Path | None = None
     save: Path | None = None
 
@@ -74,13 +84,16 @@ class Scenario:
         strategy = make_strategy(info, self.config, total_steps=3, rendezvous=rendezvous)
         if self.load:
             strategy.load(self.load)
-        stats = [self._step(strategy, GRPO.prepare(batch(step))) for step in self.steps]
+        stats = [self._step(strategy, GRPO.prepare(self._batch(step))) for step in self.steps]
         if self.save:
             strategy.save(self.save)
-        answer = required(strategy.forward(batch(9), Needs()).logp)
+        answer = required(strategy.forward(self._batch(9), Needs()).logp)
         weights = {name: weight.clone() for name, weight in strategy.weights().items()}
         groups = strategy._optimizer.param_groups  # type: ignore[attr-defined]
         return Outcome(stats, weights, answer, sum(part.numel() for group in groups for part in group["params"]))
+
+    def _batch(self, seed: int) -> Batch:
+        return routed(batch(seed), self.num_routed_layers) if self.num_routed_layers else batch(seed)
 
     def _step(self, strategy: Strategy, rows: Batch) -> Stats:
         rank, size = strategy.data_parallel.rank, strategy.data_parallel.size
@@ -170,6 +183,21 @@ def test_ranks_that_share_experts_learn_what_one_process_learns(model: Path, num
 def test_other_layouts_do_too(tmp_path: Path, options: dict[str, Any]) -> None:
     config = model_config(tiny_moe(tmp_path, layers=3, mlp_only_layers=[1]), **options)  # One layer has no experts.
     assert_same(played_by(4, Scenario(config=config)), played_alone(config))
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "options"),
+    [
+        pytest.param(2, {"ep": 2, "gradient_checkpointing": True}, id="shared experts"),
+        pytest.param(2, {"sp": 2}, id="shared sequences"),
+        pytest.param(4, {"ep": 2, "sp": 2}, id="both", marks=pytest.mark.slow),
+    ],
+)
+def test_experts_are_replayed_over_ranks(model: Path, num_ranks: int, options: dict[str, Any]) -> None:
+    config = model_config(model, **options)
+    expected = played_alone(config, num_routed_layers=2)
+    assert expected.stats[0].values_by_name()["routes_differ"] > 0.5
+    assert_same(played_by(num_ranks, Scenario(config=config, num_routed_layers=2)), expected)
 
 
 def test_an_adapter_on_attention_is_trained_over_shared_experts(model: Path) -> None:

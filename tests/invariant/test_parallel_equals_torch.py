@@ -38,7 +38,14 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "llama": make_tiny(root / "llama", hidden=32),
         "qwen3": make_tiny(root / "qwen3", family="qwen3", hidden=32, tie_embeddings=False),
         "qwen2": make_tiny(root / "qwen2", family="qwen2", hidden=32),
+        "qwen3_5_text": make_tiny(root / "qwen3_5", family="qwen3_5_text", hidden=32, **DELTA),
     }
+
+
+DELTA = {
+    "linear_key_head_dim": 8, "linear_value_head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "layer_types": ["linear_attention", "full_attention"],
+}  # fmt: skip
 
 
 LAYOUTS: dict[str, tuple[int, str, dict[str, int]]] = {
@@ -49,6 +56,7 @@ LAYOUTS: dict[str, tuple[int, str, dict[str, int]]] = {
     "two halves of each sequence": (2, "llama", {"sp": 2}),
     "two shares of two halves": (4, "qwen3", {"sp": 2}),
     "two halves, each by two split layers": (4, "qwen3", {"sp": 2, "tp": 2}),
+    "two shards of layers that carry a state": (2, "qwen3_5_text", {"gradient_checkpointing": True}),
 }
 
 

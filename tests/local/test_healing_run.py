@@ -19,7 +19,6 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM
 
-from reroll.cli.supervisor import SPARE
 from reroll.config.load import parse_config
 from reroll.errors import WorkerDied
 from reroll.observe.files import read_jsonl
@@ -29,6 +28,7 @@ from reroll.pipeline.base import Outcome
 from reroll.pipeline.run import train
 from reroll.training.cluster import TrainCluster
 from reroll_zoo.audit.audit import audit
+from reroll_zoo.supervisor import SPARE
 
 Tree = dict[str, Any]
 NUM_STEPS = 4

@@ -43,6 +43,32 @@ def test_trainer_and_engine_route_alike_and_the_checkpoint_has_the_hubs_names(mo
     assert AutoModelForCausalLM.from_pretrained(outcome.checkpoint).config.num_experts == 8
 
 
+def metrics(tree: dict[str, Any]) -> list[dict[str, float]]:
+    outcome, _ = run(tree)
+    rows = [json.loads(line) for line in (outcome.folder / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in rows if "train/loss" in row]
+
+
+def test_in_bf16_experts_are_replayed_with_the_tokens_of_a_resumed_run_too(moe_tree: dict[str, Any]) -> None:
+    moe_tree["policy"]["strategy"] = {"kind": "torch", "precision": "bf16"}
+    moe_tree["rollout"]["max_staleness"] = 1
+    moe_tree["run"] |= {"steps": 2, "name": "short"}
+    first = metrics(moe_tree)
+    moe_tree["run"]["steps"] = 4
+    folder = Path(moe_tree["run"]["runs_dir"]).parent
+    resumed = train(parse_config(moe_tree, folder=folder), code_folder=folder, resume=True)
+    rows = [json.loads(line) for line in (resumed.folder / "metrics.jsonl").read_text().splitlines()]
+    replayed = [row for row in rows if "train/loss" in row]
+    assert (len(first), len(replayed)) == (2, 4)
+    assert all("train/routes_differ" in row for row in replayed)
+
+
+def test_where_it_is_switched_off_nothing_is_replayed(moe_tree: dict[str, Any]) -> None:
+    moe_tree["policy"]["replay_routes"] = False
+    moe_tree["run"]["steps"] = 1
+    assert "train/routes_differ" not in metrics(moe_tree)[0]
+
+
 @pytest.mark.slow
 def test_ranks_that_share_experts_out_publish_what_they_learned(moe_tree: dict[str, Any]) -> None:
     pytest.importorskip("ray")

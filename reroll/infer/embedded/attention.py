@@ -37,7 +37,7 @@ class StepAttention:
     """
 
     def __init__(self, cache: SlotCache, *, starts: Sequence[int], lengths: Sequence[int]) -> None:
-        device = cache.keys(0).device
+        device = cache.device
         bounds = [0, *accumulate(lengths)]
         slots = np.repeat(np.arange(len(starts)), lengths)
         shifts = np.array(starts) - np.array(bounds[:-1])
@@ -72,7 +72,7 @@ class _CachedAttention:
     """
 
     def __init__(self, cache: SlotCache, *, first_slot: int, starts: Sequence[int], lengths: Sequence[int]) -> None:
-        device = cache.keys(0).device
+        device = cache.device
         self._cache = cache
         self._slots = slice(first_slot, first_slot + len(starts))
         sizes, steps = np.array(lengths)[:, None], np.arange(max(lengths))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
+
+from numpy.typing import NDArray
 
 from reroll.infer.embedded.sampler import RowSampling
 
@@ -29,10 +31,14 @@ def sampled_places(lengths: Sequence[int], leaders: Sequence[int], num_drafted: 
 
 
 class CacheBackend(ABC, Generic[K]):
-    """The keys and values of the running sequences. Sequence i of n lives in slot i; slots n and up are free."""
+    """The keys and values of the running sequences, and where they are noted the experts that computed them. Sequence i of n
+    lives in slot i; slots n and up are free."""
 
     saves_in_place: bool = False
     """Whether saved prefixes take room that slots could have."""
+    bytes_per_state: int = 0
+    """What a slot, and a saved prefix, holds beside its tokens: a state, which stands for all of them and cannot be cut back to
+    fewer. 0: there is none."""
 
     @property
     @abstractmethod
@@ -76,6 +82,11 @@ class CacheBackend(ABC, Generic[K]):
         None if this backend cannot, because the tokens must pass through the host.
         """
         return None
+
+    @abstractmethod
+    def routes(self, slot: int, start: int, end: int) -> NDArray[Any] | None:
+        """The experts that these tokens of a slot went to when they were read, [end - start, layers, top_k]; None where they
+        are not noted."""
 
     @abstractmethod
     def copy(self, source: int, target: int, *, length: int) -> None:

@@ -30,6 +30,10 @@ class SlotCache:
         self._data = torch.zeros((num_layers, 2, 0, num_heads, 0, head_dim), dtype=dtype, device=device)
 
     @property
+    def device(self) -> torch.device:
+        return self._data.device
+
+    @property
     def num_slots(self) -> int:
         return self._data.shape[2]
 

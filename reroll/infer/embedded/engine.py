@@ -9,19 +9,21 @@ from itertools import islice, repeat
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from reroll.config.registry import load_entry
 from reroll.errors import ModelError
 from reroll.infer.base import Engine, EngineCounts, Finished
 from reroll.infer.embedded.attention import work_kind
 from reroll.infer.embedded.backend import CacheBackend, PendingTokens
-from reroll.infer.embedded.drafts import MAX_DRAFT, NO_DRAFT, DraftedTokens, Drafter
+from reroll.infer.embedded.drafts import MAX_DRAFT, NO_DRAFT, DraftedTokens, Drafter, DraftPace
 from reroll.infer.embedded.model_runner import ModelRunner
-from reroll.infer.embedded.pace import DraftPace
+from reroll.infer.embedded.recurrent import RecurrentBackend
 from reroll.infer.embedded.sampler import RowSampling
 from reroll.infer.embedded.slots import SlotBackend
-from reroll.infer.prefixes import PrefixIndex
+from reroll.infer.prefixes import PrefixIndex, WholePrefixIndex
 from reroll.infer.sequence import SequenceState, check_request, sampling_until_min_tokens, tell
 from reroll.types import FinishReason, Request, TokenBlock
 
@@ -51,6 +53,8 @@ class _Sequence(SequenceState):
     """Whether the weights now in use computed all that is cached."""
     arrival: int = 0
     """When it was submitted, in requests."""
+    stops_short: bool = False
+    """Whether a step reads all but the last token of its context first, so that later siblings can go on from there."""
     _sampling: RowSampling = field(init=False)
     _early_sampling: RowSampling = field(init=False)
 
@@ -69,7 +73,8 @@ class _Sequence(SequenceState):
     @property
     def next_read(self) -> tuple[int, ...]:
         """What of that the next step reads."""
-        return self.uncached[:_MAX_PREFILL_TOKENS]
+        uncached = self.uncached
+        return uncached[: min(_MAX_PREFILL_TOKENS, max(1, len(uncached) - self.stops_short))]
 
     @property
     def is_reading(self) -> bool:
@@ -133,10 +138,17 @@ class EmbeddedEngine(Engine):
         reads_again: bool = False,
         drafter: Drafter | None = None,
         pace: DraftPace | None = None,
+        notes_routes: bool = False,
     ) -> None:
         """With `reads_again`, new weights read the contexts of requests in flight anew; else they go on from what older weights
-        have read. With a `drafter`, steps check its guesses where `pace` finds that it pays; None: where measurement does."""
-        self._runner = ModelRunner(model)
+        have read. With a `drafter` and a `pace`, steps check the guesses of the one where the other finds that it pays. With
+        `notes_routes`, completions tell which experts have read their tokens."""
+        self._runner = ModelRunner(model, notes_routes=notes_routes)
+        if drafter is not None and self._runner.is_recurrent:
+            raise ModelError(
+                f"models of family {model.config.model_type!r} take no drafts: a wrong one could not be taken back from the "
+                "state that their layers carry (set engine.draft to off)"
+            )
         self._tokenizer = tokenizer
         self._max_running = max_running
         self._max_length: int = model.config.max_position_embeddings
@@ -145,16 +157,14 @@ class EmbeddedEngine(Engine):
         self._waiting: deque[_Sequence] = deque()
         self._running: list[_Sequence] = []
         self._max_cached = 4 * max_running if max_cached is None else max_cached
-        self._cached_prefixes: PrefixIndex[Any] = PrefixIndex(
-            max_entries=self._max_cached, max_tokens=_MAX_CACHED_BYTES // self._backend.bytes_per_token
-        )
+        self._cached_prefixes = _prefix_index(self._backend, max_entries=self._max_cached)
         self._reports: list[Finished] = []
         self._ahead: _RunningStep | None = None
         self._version = 0
         self._asleep = False
         self._num_submitted = 0
         self._reads_again = reads_again
-        self._drafter, self._pace = drafter, pace or DraftPace()
+        self._drafter, self._pace = drafter, pace
         self.counts = EngineCounts()
 
     def submit(self, request: Request) -> None:
@@ -303,15 +313,26 @@ class EmbeddedEngine(Engine):
                 break
             num_tokens += len(context) - num_shared
             groups[context] = group
+            leader = self._waiting[0]
+            leader.stops_short = self._leaves_siblings(num_free) and num_shared < len(context) - 1
             group.members.append(self._waiting.popleft())
             num_free -= 1
-            if num_tokens > _MAX_PREFILL_TOKENS:  # It is read in parts; its siblings come when that is done.
+            # It is read in parts; its siblings come when that is done.
+            if num_tokens > _MAX_PREFILL_TOKENS or leader.stops_short:
                 break
         return list(groups.values())
+
+    def _leaves_siblings(self, num_free: int) -> bool:
+        """Whether there is no room for all siblings of the first that waits, and those left out would lack a state to go on
+        from."""
+        waiting = self._waiting
+        return self._backend.bytes_per_state > 0 and len(waiting) > num_free and waiting[num_free].context == waiting[0].context
 
     def _running_prompts(self) -> PrefixIndex[int]:
         """The slots of prompts that the present weights have read."""
         index: PrefixIndex[int] = PrefixIndex(max_entries=self._max_running, max_tokens=self._max_running * self._max_length)
+        if self._backend.bytes_per_state:  # They have gone on since.
+            return index
         for slot, sequence in enumerate(self._running):
             if sequence.is_current and not sequence.is_reading:
                 index.keep(sequence.request.prompt_ids, slot)
@@ -367,8 +388,11 @@ class EmbeddedEngine(Engine):
             drafts = ()
             rows = [sequence.sampling() for sequence in self._running]
             pending = self._backend.forward_and_sample(starts, uncached, leaders=leaders, rows=rows)
-        for sequence, tokens in zip(readers, uncached, strict=True):
+        for slot, (sequence, tokens) in enumerate(zip(readers, uncached, strict=True)):
             sequence.cached += len(tokens)
+            if sequence.stops_short and sequence.cached == sequence.length - 1:
+                sequence.stops_short = False
+                self._save_prefix(slot)
         for slot, leader in enumerate(leaders, num_readers):
             self._running[slot].cached = self._running[leader].cached
             self._backend.copy(leader, slot, length=self._running[leader].cached)
@@ -376,7 +400,7 @@ class EmbeddedEngine(Engine):
 
     def _draft(self) -> tuple[DraftedTokens, ...]:
         """Guesses at the next tokens of each running sequence, as far as it may go on. Nothing, if there is none or no room."""
-        least = self._pace.bar(len(self._running)) if self._drafter is not None else None
+        least = self._draft_bar()
         if self._drafter is None or least is None:
             return ()
         drafts = []
@@ -389,6 +413,10 @@ class EmbeddedEngine(Engine):
             self._backend.surely_has_room(num_slots=len(ends), num_new=num_new) or self._backend.has_room(ends)
         )
         return tuple(drafts) if is_worth_it else ()
+
+    def _draft_bar(self) -> float | None:
+        """How likely a guess must be to be read with the next step; None: no drafts."""
+        return self._pace.bar(len(self._running)) if self._drafter and self._pace else None
 
     def _check(self, starts: list[int], uncached: list[tuple[int, ...]], drafts: Sequence[DraftedTokens]) -> PendingTokens:
         """Start a step that reads the drafts too, and draws at each of their places."""
@@ -414,7 +442,7 @@ class EmbeddedEngine(Engine):
         """
         if self._waiting and len(self._running) < self._max_running:
             return None
-        if step.drafts or (self._drafter is not None and self._pace.bar(len(self._running)) is not None):
+        if step.drafts or self._draft_bar() is not None:
             return None  # Drafts follow what is known.
         running = self._running
         if any(sequence.length + 1 >= self._max_length or sequence.cached < sequence.length for sequence in running):
@@ -447,14 +475,16 @@ class EmbeddedEngine(Engine):
             if reason is not None:
                 ended.append((slots[id(sequence)], reason))
         self.counts.add_step(num_tokens=num_tokens)
-        if step.only_writes and num_tokens:
+        if self._pace is not None and step.only_writes and num_tokens:
             self._pace.stepped(len(step.sequences), num_tokens=num_tokens)
-        else:
+        elif self._pace is not None:
             self._pace.interrupted()
         for slot, reason in sorted(ended, reverse=True):
             sequence = self._running[slot]
+            end = sequence.length - 1  # The newest token has not been read.
+            routes = self._backend.routes(slot, min(sequence.request.num_routed, end), end)
             self._free_slot(slot)
-            self._report(sequence, reason)
+            self._report(sequence, reason, routes)
 
     def _write(
         self, sequence: _Sequence, drawn: Sequence[tuple[int, float]], draft: DraftedTokens
@@ -476,18 +506,24 @@ class EmbeddedEngine(Engine):
             self.counts.num_accepted += num_right
         return num_written, reason
 
-    def _report(self, sequence: _Sequence, reason: FinishReason) -> None:
+    def _report(self, sequence: _Sequence, reason: FinishReason, routes: NDArray[Any] | None = None) -> None:
         if self._drafter is not None:
             self._drafter.leave(sequence)
-        self._reports.append(sequence.finish(reason))
+        self._reports.append(sequence.finish(reason, routes))
 
     def _free_slot(self, slot: int) -> None:
         """Cache what a slot holds and free it: the last running sequence moves in, so that running slots stay contiguous."""
         ended = self._running[slot]
-        if self._max_cached and ended.is_current and ended.cached >= _MIN_REUSED_TOKENS:
-            saved = self._backend.save_prefix(slot, length=ended.cached)
-            self._cached_prefixes.keep(ended.context[: ended.cached], saved)
+        if ended.is_current:
+            self._save_prefix(slot)
         self._vacate(slot)
+
+    def _save_prefix(self, slot: int) -> None:
+        """Cache what a slot holds, if that is worth it."""
+        sequence = self._running[slot]
+        if self._max_cached and sequence.cached >= _MIN_REUSED_TOKENS:
+            saved = self._backend.save_prefix(slot, length=sequence.cached)
+            self._cached_prefixes.keep(sequence.context[: sequence.cached], saved)
 
     @torch.inference_mode()
     def _put_back(self, slot: int) -> None:
@@ -505,12 +541,25 @@ class EmbeddedEngine(Engine):
 
 
 def make_backend(runner: ModelRunner, end_ids: Sequence[int], *, max_bytes: int | None = None) -> CacheBackend[Any]:
-    """Pages and CUDA graphs on a GPU, dense slots elsewhere."""
-    if runner.device.type == "cuda":
-        from reroll.infer.embedded.paged import PagedBackend  # Imports triton, which CPU builds of PyTorch lack.
+    """The one that `reroll.cache_backends` names for this kind of device (pages and CUDA graphs on a GPU); else dense slots.
+    Layers that carry a state have those on any device."""
+    if runner.is_recurrent:
+        return RecurrentBackend(runner, max_bytes=max_bytes)
+    opened = load_entry("reroll.cache_backends", runner.device.type)
+    if opened is None:
+        return SlotBackend(runner, max_bytes=max_bytes)
+    backend: CacheBackend[Any] = opened(runner, end_ids, max_bytes=max_bytes)
+    return backend
 
-        return PagedBackend(runner, end_ids, max_bytes=max_bytes)
-    return SlotBackend(runner, max_bytes=max_bytes)
+
+def _prefix_index(backend: CacheBackend[Any], *, max_entries: int) -> PrefixIndex[Any]:
+    """For the prefixes that this backend saves."""
+    bytes_per_token = max(1, backend.bytes_per_token)  # Without attention, tokens take nothing.
+    max_tokens = _MAX_CACHED_BYTES // bytes_per_token
+    if not backend.bytes_per_state:
+        return PrefixIndex(max_entries=max_entries, max_tokens=max_tokens)
+    entry_tokens = -(-backend.bytes_per_state // bytes_per_token)
+    return WholePrefixIndex(max_entries=max_entries, max_tokens=max_tokens, entry_tokens=entry_tokens)
 
 
 def _end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

@@ -13,6 +13,8 @@ from reroll.errors import ModelError
 from reroll.infer.embedded.packed import PackedLinear, pack_linears, packing_available
 from reroll.infer.hf_weights import WeightChecker
 from reroll.models.attention import Attention, hidden_states, logits
+from reroll.models.recurrent import attention_layers, is_recurrent
+from reroll.models.routing import NotedRoutes, RouteShape, route_shape
 
 
 class ModelRunner:
@@ -25,8 +27,10 @@ class ModelRunner:
     Where the model has an adapter, that alone may be given: the rest is frozen, and stays.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, *, notes_routes: bool = False) -> None:
+        """With `notes_routes` it tells which experts its tokens go to."""
         self.model = model
+        self.routes: RouteShape | None = route_shape(model) if notes_routes else None
         self._checker = WeightChecker(model)
         self._parameters = self._checker.parameters
         self.address_version = 0
@@ -39,6 +43,16 @@ class ModelRunner:
     @property
     def num_layers(self) -> int:
         return self.model.config.num_hidden_layers  # type: ignore[no-any-return]
+
+    @property
+    def attention_layers(self) -> list[int]:
+        """The layers that have keys and values."""
+        return attention_layers(self.model) if self.is_recurrent else list(range(self.num_layers))
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether some layer carries a state from token to token."""
+        return is_recurrent(self.model)
 
     @property
     def num_heads(self) -> int:
@@ -71,9 +85,13 @@ class ModelRunner:
         has_experts = any(parameter.ndim == 3 for parameter in self._parameters.values())
         return self.device.type == "cuda" and not (has_experts and self.dtype == torch.float32)
 
-    def hidden(self, ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+    def noted_routes(self) -> NotedRoutes | None:
+        """What notes the experts of one pass, where they are to be noted."""
+        return None if self.routes is None else NotedRoutes(self.routes)
+
+    def hidden(self, ids: Tensor, positions: Tensor, attention: Attention, noted: NotedRoutes | None = None) -> Tensor:
         """[T, hidden]"""
-        return hidden_states(self.model, ids, positions, attention)
+        return hidden_states(self.model, ids, positions, attention, noted)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., vocab]"""

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
-from reroll.models import fused
-
 _BLOCK = 256
 """Probabilities are summed in blocks first: two short searches in place of one cumulative sum over the vocabulary."""
 
@@ -61,38 +59,12 @@ def sample_on_device(logits: Tensor, rows: Sequence[RowSampling], positions: Seq
     probs = _probabilities(logits, [row.temperature or 1.0 for row in rows])
     weights = _without_forbidden(probs, [row.forbidden for row in rows])
     uniform = torch.from_numpy(uniforms([row.seed for row in rows], positions)).to(probs.device)
-    tokens = _invert(weights, uniform)
+    tokens = invert(weights, uniform)
     if cut := [i for i, row in enumerate(rows) if row.temperature and (row.top_p < 1 or 0 < row.top_k < probs.shape[1])]:
         tokens[cut] = _sample_cut(weights[cut], uniform[cut], [rows[i] for i in cut])
     if greedy := [i for i, row in enumerate(rows) if not row.temperature]:
         tokens[greedy] = weights[greedy].argmax(-1)
     return tokens, probs.gather(1, tokens[:, None])[:, 0].log()
-
-
-def is_plain(row: RowSampling, end_ids: tuple[int, ...]) -> bool:
-    """Whether `sample_plain_on_device` takes this row: from the whole vocabulary or greedily, with or without `end_ids`."""
-    return (not row.forbidden or row.forbidden == end_ids) and (not row.temperature or (row.top_p >= 1 and not row.top_k))
-
-
-def sample_plain_on_device(
-    logits: Tensor, *, temperatures: Tensor, uniform: Tensor, may_end: Tensor, end_ids: Tensor
-) -> Tensor:
-    """As `sample` for plain rows, without waiting for the device: [2, R], tokens and log-probs, both in fp64.
-
-    Where `may_end` is 0, the tokens `end_ids` are not drawn; it is 1 elsewhere.
-    """
-    if fused.runs_kernels(logits):
-        from reroll.infer.embedded import sample_kernel
-
-        return sample_kernel.sample_plain_on_device(
-            logits, temperatures=temperatures, uniform=uniform, may_end=may_end, end_ids=end_ids
-        )
-    scale = torch.where(temperatures > 0, temperatures, 1.0)
-    probs = torch.softmax(logits.float() / scale[:, None].float(), -1)
-    probs[:, end_ids] *= may_end[:, None].float()  # Nothing is lost: no such token is asked for its log-prob.
-    tokens = torch.where(temperatures > 0, _invert(probs, uniform), probs.argmax(-1))
-    logprobs = probs.gather(1, tokens[:, None])[:, 0].log()
-    return torch.stack((tokens.double(), logprobs.double()))
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -115,7 +87,7 @@ def _without_forbidden(probs: Tensor, forbidden: Sequence[tuple[int, ...]]) -> T
     return probs.index_put(index, torch.zeros((), dtype=probs.dtype, device=probs.device))
 
 
-def _invert(weights: Tensor, uniform: Tensor) -> Tensor:
+def invert(weights: Tensor, uniform: Tensor) -> Tensor:
     """The token at which the cumulative weight of each row [R, N] passes `uniform` [R] of its total. Sums in fp64."""
     width = weights.shape[1]
     blocks = pad(weights, (0, -width % _BLOCK)) if width % _BLOCK else weights
@@ -138,7 +110,7 @@ def _search(weights: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _sample_cut(weights: Tensor, uniform: Tensor, rows: Sequence[RowSampling]) -> Tensor:
-    """As `_invert`, among the tokens that top-k and then top-p keep."""
+    """As `invert`, among the tokens that top-k and then top-p keep."""
     width = weights.shape[1]
     top_k = torch.tensor([row.top_k or width for row in rows], device=weights.device)[:, None]
     top_p = torch.tensor([row.top_p for row in rows], device=weights.device, dtype=torch.float64)[:, None]

@@ -10,6 +10,7 @@ import pytest
 from reroll.config.load import parse_config
 from reroll.config.parts import EmbeddedEngineConfig
 from reroll.errors import ConfigError
+from reroll.models.tiny import make_tiny
 from reroll_zoo.sglang.config import SglangConfig
 from reroll_zoo.vllm.config import VllmEngineConfig
 
@@ -105,3 +106,17 @@ def test_an_interpreter_that_is_missing_or_has_no_sglang_is_refused(rlvr_tree: d
 def test_on_a_cluster_the_interpreter_is_looked_for_where_the_engine_starts(rlvr_tree: dict[str, Any]) -> None:
     tree = rlvr_tree | {"runtime": {"kind": "ray", "num_gpus": 8}}
     assert parse(tree, kind="sglang", devices="0-3", python="/on/the/nodes", tp=2, num_workers=2)
+
+
+@pytest.mark.usefixtures("with_vllm")
+def test_experts_are_replayed_only_of_engines_that_tell_of_them_and_of_families_that_are_known(
+    rlvr_tree: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = make_tiny(tmp_path / "moe", family="qwen3_moe", hidden=16)
+    moe = rlvr_tree | {"policy": {"model": str(folder), "replay_routes": True, "devices": "cpu"}}
+    assert parse(moe).policy.replays_routes
+    with pytest.raises(ConfigError, match=r"policy.replay_routes: is set, but an engine of kind vllm does not tell here"):
+        parse(moe, kind="vllm")
+    dense = rlvr_tree | {"policy": rlvr_tree["policy"] | {"replay_routes": True}}
+    with pytest.raises(ConfigError, match=r"policy.replay_routes: is set, but .*families afmoe, .* not llama"):
+        parse(dense)

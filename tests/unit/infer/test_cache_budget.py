@@ -71,7 +71,7 @@ def test_slots_at_a_tenth_of_the_cache_write_the_same(folder: str) -> None:
 
 def test_pages_that_are_too_few_write_the_same(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
-    from reroll.infer.embedded.paged import PAGE, PagedBackend
+    from reroll_zoo.paged_cache.backend import PAGE, PagedBackend
 
     asked = requests(4, num_prompt=120, num_tokens=12)
     expected = finish(make(folder), asked)
@@ -125,7 +125,7 @@ def test_long_prompts_are_read_in_parts_while_others_write(
     expected = {**finish(make(folder), short), **finish(make(folder), long)}
     if has_pages:
         pytest.importorskip("triton")
-        from reroll.infer.embedded.paged import PagedBackend
+        from reroll_zoo.paged_cache.backend import PagedBackend
 
         monkeypatch.setattr(engine_module, "make_backend", PagedBackend)
     monkeypatch.setattr(engine_module, "_MAX_PREFILL_TOKENS", 16)
@@ -165,7 +165,7 @@ def test_a_cache_as_tight_still_reuses_prefixes_and_drops_them_when_it_must(
     folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("triton")
-    from reroll.infer.embedded.paged import PAGE, PagedBackend
+    from reroll_zoo.paged_cache.backend import PAGE, PagedBackend
 
     asked = requests(8, num_prompt=60, num_tokens=6)
     expected = finish(make(folder), asked)
@@ -181,7 +181,7 @@ def test_a_cache_as_tight_still_reuses_prefixes_and_drops_them_when_it_must(
 
 def test_pages_of_contexts_that_are_read_anew_are_given_back(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
-    from reroll.infer.embedded.paged import PagedBackend
+    from reroll_zoo.paged_cache.backend import PagedBackend
 
     other = load_model(folder, dtype=torch.float32, device="cpu")
     with torch.no_grad():

@@ -15,8 +15,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 from triton.runtime.jit import create_function_from_signature
 
-from reroll.infer.embedded.sample_kernel import _sample, _weigh
-from reroll.infer.embedded.kernels import _attend, _store
+from reroll_zoo.paged_cache.sample_kernel import _sample, _weigh
+from reroll_zoo.paged_cache.kernels import _attend, _store
 from reroll.models.kernels import _rms_norm, _rms_norm_backward
 
 BACKEND = make_backend(GPUTarget("cuda", 90, 32))

@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from reroll.infer.embedded.sampler import RowSampling, is_plain, sample, sample_plain_on_device, uniforms
+from reroll.infer.embedded.sampler import RowSampling, sample, uniforms
+from reroll_zoo.paged_cache.plain_sampling import is_plain, sample_plain_on_device
 
 
 def rows(count, **options):

@@ -81,10 +81,10 @@ def test_calling_the_model_directly_says_how_to_run_it(tmp_path):
 
 def test_a_family_with_layers_that_are_not_attention_is_refused():
     config = AutoConfig.for_model(
-        "qwen3_next", vocab_size=8, hidden_size=16, num_hidden_layers=4, num_experts=2, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=8, moe_intermediate_size=8, shared_expert_intermediate_size=8, num_experts_per_tok=1,
+        "minimax", vocab_size=8, hidden_size=16, num_hidden_layers=2, num_local_experts=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=8, intermediate_size=8, num_experts_per_tok=1,
     )  # fmt: skip
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    with pytest.raises(ModelError, match="qwen3_next"):
+    with pytest.raises(ModelError, match="minimax"):
         check_supported(model)

@@ -453,3 +453,27 @@ def test_replacing_a_prompt_between_turns_is_kept_as_it_was() -> None:
     first, second = turn((1, 2, 3), (4,)), turn((9, 2, 3, 4), (5,))
     trajectory = replace(sample("0.0", first, second), answer="")
     assert decode(encode(trajectory), id="0.0", prompt_ids=(1, 2, 3), text_of=text_of) == trajectory
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int16])
+def test_the_experts_of_tokens_come_back_to_the_bit_and_take_what_they_take(dtype: type) -> None:
+    rng = np.random.default_rng(0)
+    first, second = (rng.integers(0, 200, size=(num, 3, 2)).astype(dtype) for num in (4, 5))
+    turns = [
+        turn((1, 2, 3), (4, 5)),
+        turn((1, 2, 3, 4, 5, 6), (7, 8, 9)),
+        turn((1, 2, 3, 4, 5, 6, 7, 8, 9, 10), (11,)),  # Of which nobody told.
+    ]
+    told = [
+        replace(one, completion=replace(one.completion, routes=routes))
+        for one, routes in zip(turns, (first, second, None), strict=True)
+    ]
+    plain, data = encode(sample("0.0", *turns)), encode(sample("0.0", *told))
+    back = decode(data, id="0.0", prompt_ids=(1, 2, 3), text_of=text_of)
+    assert back == sample("0.0", *told)
+    for routes, one in zip((first, second), back.turns, strict=False):
+        assert one.completion.routes is not None
+        assert one.completion.routes.dtype == dtype
+        assert np.array_equal(one.completion.routes, routes)
+    assert back.turns[2].completion.routes is None
+    assert 0 < len(data) - len(plain) - first.nbytes - second.nbytes < 60

@@ -176,3 +176,31 @@ def test_a_write_that_fails_says_which_file(tmp_path: Path) -> None:
     write(tokens, ask("3.0.0"), 7)
     with pytest.raises(RunFolderError, match=IN_FLIGHT):
         tokens.flush()
+
+
+@pytest.mark.parametrize("is_new", [False, True], ids=["appended", "written anew"])
+def test_the_experts_of_a_turn_that_ended_are_there_after_a_kill(tmp_path: Path, is_new: bool) -> None:
+    rng = np.random.default_rng(0)
+    routes = rng.integers(0, 200, size=(5, 3, 2)).astype(np.uint8)
+    first, second, silent = ask("3.0.0", 5, 9), ask("3.1.0", 5, 9, seed=7), ask("3.2.0", 5, 9, seed=8)
+    tokens = PartialSamples(tmp_path, config="c")
+    write(tokens, first, *WHOLE.token_ids[:2], version=1, scale=-0.125)
+    write(tokens, second, 8, version=1)
+    tokens.flush()
+    end(tokens, second, replace(WHOLE, routes=routes[:3].astype(np.int16)))
+    end(tokens, silent, WHOLE)
+    end(tokens, first, replace(WHOLE, routes=routes))
+    tokens.flush()
+    found = opened(tmp_path)
+    if is_new:
+        found.add("3.9.0", found.turn(ask("3.9.0"))[0], np.array([1], dtype=np.uint32), np.array([-1.0]), 2)
+        found.flush()
+        found = opened(tmp_path)
+    one, two, three = (found.turn(request)[0].completion() for request in (first, second, silent))
+    assert three == WHOLE
+    for completion, expected in ((one, routes), (two, routes[:3].astype(np.int16))):
+        assert completion is not None
+        assert completion.routes is not None
+        assert completion.routes.dtype == expected.dtype
+        assert np.array_equal(completion.routes, expected)
+    assert three.routes is None

@@ -15,9 +15,9 @@ import yaml
 from reroll.config.parts import RunConfig
 from reroll.errors import RunFolderError
 from reroll.observe.files import append_jsonl, read_jsonl, write_json
-from reroll.observe.lock import RunLock
 from reroll.observe.manifest import find_damage, sums_of
 from reroll.observe.run_folder import RunFolder
+from reroll_zoo.folder_lock import RunLock
 
 CONFIG = {"pipeline": "rlvr", "run": {"steps": 3}}
 

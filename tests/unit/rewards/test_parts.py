@@ -18,12 +18,12 @@ from reroll.errors import RewardError
 from reroll.rewards.base import Reward, as_score
 from reroll.rewards.meter import RewardMeter
 from reroll.rewards.said import said
-from reroll.rewards.stack import Cascade, Stack
 from reroll.rewards.workers import RewardWorkers
 from reroll.runtime.local import LocalRuntime
 from reroll.tokens.samples import rows_of
 from reroll.types import Group, Prompt, Score, Trajectory
 from reroll_zoo.algorithms.advantages import gdpo
+from reroll_zoo.combined.rewards import Cascade, Stack
 from reroll_zoo.text.match import RegexRewardConfig
 
 PROMPT = Prompt(id="p/0", messages=(), domain="p", answer="7")
@@ -47,7 +47,7 @@ def node(**fields: Any) -> Any:
 
 def stack(parts: Mapping[str, Reward], **weights: float) -> Stack:
     config = node(kind="stack", parts={name: {"kind": "exact", "weight": weights.get(name, 1.0)} for name in parts})
-    return Stack(config, parts)
+    return Stack(config, list(parts.values()))
 
 
 def advantages(reward: Reward, *, grpo: bool = False) -> NDArray[np.float64]:

@@ -16,8 +16,8 @@ from reroll.rewards.base import Reward
 from reroll.rewards.cluster import RewardCluster
 from reroll.rewards.meter import RewardMeter
 from reroll.rewards.said import said
-from reroll.rewards.stack import Cascade, Stack
 from reroll.types import Prompt, Score, Trajectory
+from reroll_zoo.combined.rewards import Cascade, Stack
 
 PROMPT = Prompt(id="p/0", messages=(), domain="p", answer="7")
 
@@ -52,7 +52,7 @@ def cluster(reward: Reward) -> RewardCluster:
 
 MADE: dict[str, Reward] = {
     "alone": Fragile(),
-    "stack": Stack(node(kind="stack", parts={"a": {"kind": "exact"}}), {"a": Fragile()}),  # type: ignore[arg-type]
+    "stack": Stack(node(kind="stack", parts={"a": {"kind": "exact"}}), [Fragile()]),  # type: ignore[arg-type]
     "cascade": Cascade(node(kind="cascade", steps=[{"kind": "exact"}] * 2), [Fragile(), Fragile()]),  # type: ignore[arg-type]
 }
 

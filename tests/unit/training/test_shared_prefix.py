@@ -12,7 +12,7 @@ from reroll.models.attention import PackedAttention, VarlenAttention, hidden_sta
 from reroll.models.load import load_model
 from reroll.models.tiny import make_tiny
 from reroll.tokens.batch import Batch, pack
-from reroll.training.shared_prefix import batch_hidden_states
+from reroll.training.shared_prefix import token_states
 from reroll.types import Sample
 
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -50,7 +50,7 @@ def test_states_and_gradients_are_those_of_computing_every_token(tmp_path: Path,
     for shared in (True, False):
         model.zero_grad()
         if shared:
-            hidden = batch_hidden_states(model, batch)
+            hidden = token_states(model, batch).hidden
         else:
             hidden = hidden_states(model, batch.ids, batch.positions, PackedAttention(batch.cu_seqlens))
         (hidden * weights).sum().backward()
@@ -86,7 +86,7 @@ def test_a_kernel_in_which_added_tokens_ask_alone_gives_the_same(tmp_path: Path,
         monkeypatch.setattr(attention_module, "_SHARES_HEADS", True)
         monkeypatch.setattr(VarlenAttention, "takes", lambda value, scoring, takes=takes: takes)
         model.zero_grad()
-        hidden = batch_hidden_states(model, batch)
+        hidden = token_states(model, batch).hidden
         (hidden * weights).sum().backward()
         results.append([hidden.detach(), *(parameter.grad for parameter in model.parameters() if parameter.grad is not None)])
     for ours, expected in zip(*results, strict=True):
@@ -98,6 +98,6 @@ def test_the_model_runs_on_distinct_tokens_only(tmp_path: Path) -> None:
     seen: list[int] = []
     model.get_input_embeddings().register_forward_hook(lambda module, args, output: seen.append(output.shape[1]))
     batch = siblings()
-    hidden = batch_hidden_states(model, batch)
+    hidden = token_states(model, batch).hidden
     assert hidden.shape == (batch.num_tokens, 64)
     assert seen == [7 + 5 + sum(range(3, 9)) + 9]

@@ -263,10 +263,10 @@ def test_an_environment_that_served_before_plays_as_a_new_one():
     new = [played(Gymnasium(GymnasiumConfig(**options, fresh=True)), seed) for seed in range(6)]
     assert [played(Gymnasium(GymnasiumConfig(**options)), seed) for seed in range(6)] == new
     first, second = Gymnasium(GymnasiumConfig(**options)), Gymnasium(GymnasiumConfig(**options))
-    assert first._env is not second._env
+    assert first.env is not second.env
     assert played(second, 3) == new[3]
     third = Gymnasium(GymnasiumConfig(**options))
-    assert third._env is second._env
+    assert third.env is second.env
     assert played(third, 5) == new[5]
     assert played(first, 4) == new[4]
 
@@ -275,15 +275,15 @@ def test_an_environment_that_raised_or_is_closed_twice_does_not_serve_again():
     options = {"env_id": "CartPole-v1", "max_steps": 17}
     broken = Gymnasium(GymnasiumConfig(**options))
     broken.reset(0)
-    broken._env.unwrapped.step = None
+    broken.env.unwrapped.step = None
     with pytest.raises(TypeError):
         broken.step("0")
     broken.close()
     sound = Gymnasium(GymnasiumConfig(**options))
-    assert sound._env is not broken._env
+    assert sound.env is not broken.env
     sound.reset(0)
     sound.close()
     sound.close()
     first, second = Gymnasium(GymnasiumConfig(**options)), Gymnasium(GymnasiumConfig(**options))
-    assert first._env is sound._env
-    assert second._env is not sound._env
+    assert first.env is sound.env
+    assert second.env is not sound.env

@@ -99,12 +99,8 @@ def test_a_held_out_task_has_constants_that_no_training_task_has() -> None:
 
 
 def test_a_prompt_says_the_signature_and_carries_solution_and_tests() -> None:
-    prompt = load_source(
-        source(families=["add_scaled"], size=1, domain="code", system="Be brief.", num_tests=3),
-        id_prefix="eval/",
-        first_index=7,
-    )[0]
-    assert prompt.id == "eval/code/7"
+    [prompt] = load_source(source(families=["add_scaled"], size=1, domain="code", system="Be brief.", num_tests=3))
+    assert prompt.id == "code/0"
     assert prompt.domain == "code"
     system, user = prompt.messages
     assert system == {"role": "system", "content": "Be brief."}

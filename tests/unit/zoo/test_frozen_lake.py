@@ -23,10 +23,10 @@ def lake(board: str, **options: Any) -> FrozenLake:
     places = {(row, column): symbol for row, line in enumerate(rows) for column, symbol in enumerate(line)}
     game = FrozenLake(FrozenLakeConfig(size=len(rows), **options))
     game.reset(0)
-    game._player = next(cell for cell, symbol in places.items() if symbol == "P")
-    game._goal = next(cell for cell, symbol in places.items() if symbol == "G")
-    game._holes = frozenset(cell for cell, symbol in places.items() if symbol == "O")
-    game._chances = [{game._goal: 1.0}]
+    game.player = next(cell for cell, symbol in places.items() if symbol == "P")
+    game.goal = next(cell for cell, symbol in places.items() if symbol == "G")
+    game.holes = frozenset(cell for cell, symbol in places.items() if symbol == "O")
+    game._chances = [{game.goal: 1.0}]
     return game
 
 
@@ -182,9 +182,9 @@ def test_the_three_directions_are_equally_likely_and_the_opposite_never_happens(
     game = FrozenLake(FrozenLakeConfig(size=3, num_holes=0, slippery=True))
     for seed in range(900):
         game.reset(seed)
-        game._player, game._goal = (1, 1), (0, 0)
+        game.player, game.goal = (1, 1), (0, 0)
         game.step("Right")
-        row, column = game._player
+        row, column = game.player
         where[f"{row}{column}"] += 1
     assert set(where) == {"01", "12", "21"}
     assert all(count == pytest.approx(300, abs=50) for count in where.values())

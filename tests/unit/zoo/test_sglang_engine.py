@@ -150,10 +150,15 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture
-def engine(folder):
+def process():
+    return Scripted()
+
+
+@pytest.fixture
+def engine(folder, process):
     tokenizer = load_tokenizer(folder)
     return SglangEngine(
-        Scripted(),
+        process,
         tokenizer,
         HFWeightAssembler(folder, lora=None),
         end_ids=frozenset({2}),
@@ -164,71 +169,71 @@ def engine(folder):
     )
 
 
-def asked(engine, kind):
-    return [type(message).__name__ for message in engine._process.asked if not isinstance(message, kind)]
+def asked(process, kind):
+    return [type(message).__name__ for message in process.asked if not isinstance(message, kind)]
 
 
-def starts(engine):
+def starts(process):
     """How many requests each step has handed in."""
-    return [len(message.starts) for message in engine._process.asked if isinstance(message, RunStep)]
+    return [len(message.starts) for message in process.asked if isinstance(message, RunStep)]
 
 
 def request(name, prompt, **sampling):
     return Request(id=name, prompt_ids=tuple(prompt), sampling=SamplingParams(**{"max_tokens": 9} | sampling))
 
 
-def test_siblings_are_handed_in_when_the_first_has_read_their_prompt(engine):
+def test_siblings_are_handed_in_when_the_first_has_read_their_prompt(engine, process):
     for index in range(4):
         engine.submit(request(str(index), range(10, 40), seed=index))
     for _ in range(3):
         engine.step()
-    assert starts(engine) == [1, 3, 0]
+    assert starts(process) == [1, 3, 0]
 
 
-def test_siblings_do_not_wait_for_a_reader_that_was_aborted(engine):
+def test_siblings_do_not_wait_for_a_reader_that_was_aborted(engine, process):
     for index in range(3):
         engine.submit(request(str(index), range(10, 40), seed=index))
     engine.abort("0")
     [report] = engine.step()
     assert report.completion.finish_reason is FinishReason.ABORT
-    assert starts(engine) == [2]
+    assert starts(process) == [2]
 
 
-def test_prompts_shorter_than_a_block_are_handed_in_at_once(engine):
+def test_prompts_shorter_than_a_block_are_handed_in_at_once(engine, process):
     for index in range(4):
         engine.submit(request(str(index), range(10, 20), seed=index))
     engine.step()
-    assert starts(engine) == [4]
+    assert starts(process) == [4]
 
 
-def test_a_request_that_ends_here_is_ended_there_with_the_next_step(engine):
+def test_a_request_that_ends_here_is_ended_there_with_the_next_step(engine, process):
     engine.submit(request("a", [5], stop_token_ids=(30,)))
     engine.submit(request("b", [6]))
     [report] = engine.step()
     assert (report.request_id, report.completion.token_ids) == ("a", (30,))
     engine.step()
-    assert engine._process.asked[-1].ends == ("0000000000000000",)
+    assert process.asked[-1].ends == ("0000000000000000",)
 
 
-def test_a_request_that_sglang_gives_up_does_not_keep_the_run_waiting(engine, monkeypatch):
+def test_a_request_that_sglang_gives_up_does_not_keep_the_run_waiting(engine, process, monkeypatch):
     engine.submit(request("a", [5]))
     given_up = StepOutput((), (), (), {}, frozenset({"0000000000000000"}))
-    monkeypatch.setattr(engine._process, "ask", lambda message: given_up)
+    monkeypatch.setattr(process, "ask", lambda message: given_up)
     with pytest.raises(RuntimeError, match="gave up request a"):
         engine.step()
 
 
-def test_asleep_with_new_weights_they_are_woken_first_and_the_cache_with_the_engine(engine, folder):
+def test_asleep_with_new_weights_they_are_woken_first_and_the_cache_with_the_engine(engine, process, folder):
     engine.submit(request("a", [5, 6]))
     engine.step()
     engine.sleep()
     engine.load_weights(dict(load_model(folder, dtype=torch.float32, device="cpu").named_parameters()), version=4)
     engine.wake()
-    assert asked(engine, RunStep) == ["SetMaxRunning", "ResetCache", "Sleep", "Wake", "LoadWeights", "Wake"]
-    wakes = [message for message in engine._process.asked if type(message).__name__ == "Wake"]
+    assert asked(process, RunStep) == ["SetMaxRunning", "ResetCache", "Sleep", "Wake", "LoadWeights", "Wake"]
+    wakes = [message for message in process.asked if type(message).__name__ == "Wake"]
     assert [(wake.weights, wake.cache) for wake in wakes] == [(True, False), (False, True)]
     engine.step()
-    assert engine._process.asked[-1].starts[0].context == (5, 6, 30)
+    assert process.asked[-1].starts[0].context == (5, 6, 30)
     engine.abort("a")
     assert engine.step()[0].completion.versions == ((0, 1), (4, 1))
 

@@ -12,8 +12,8 @@ import pytest
 from browser import CHROMIUM, opened
 
 from reroll.observe.journal import Journal, SampleState
-from reroll.observe.lock import RunLock
 from reroll.pipeline.controls import Hands
+from reroll_zoo.folder_lock import RunLock
 from reroll_zoo.page.run_data import RunData
 from reroll_zoo.page.server import PageServer
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from reroll.observe.journal import Journal, SampleState
-from reroll.observe.lock import RunLock
+from reroll_zoo.folder_lock import RunLock
 from reroll_zoo.page import run_data
 from reroll_zoo.page.run_data import RunData, Unknown
 from reroll_zoo.samples.episode import LoggedEpisode

@@ -181,10 +181,10 @@ for which in (resource.RLIMIT_AS, resource.RLIMIT_CPU, resource.RLIMIT_FSIZE, re
     ],
 )
 def test_no_signal_trick_outlives_the_time_limit(box: Box, armour: str) -> None:
-    before = set(box.pool._all)
+    before = set(box.pool.interpreters)
     ran = box.run(f"import os, signal, time\n{armour}\nwhile True: time.sleep(1)", limits=replace(QUICK, wall_s=0.5))
     assert ran.status == "timeout"
-    assert box.pool._all == before  # Its supervisor ended it: the interpreter was not given up.
+    assert box.pool.interpreters == before  # Its supervisor ended it: the interpreter was not given up.
 
 
 def test_no_daemon_outlives_its_program(box: Box) -> None:

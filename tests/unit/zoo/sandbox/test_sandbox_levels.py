@@ -147,7 +147,7 @@ async def test_close_leaves_no_process_no_folder_and_no_group(
     before = descendants()
     pool = open_pool(level, num_processes=2)
     await asyncio.gather(*(pool.run(Program(source="open('left', 'w')")) for _ in range(4)))
-    started, groups = descendants() - before, [interpreter._group for interpreter in pool._all]
+    started, groups = descendants() - before, [interpreter.group for interpreter in pool.interpreters]
     assert len(started) >= 2
     assert all(Path(group).is_dir() for group in groups if group)
     await pool.close()
@@ -215,8 +215,8 @@ async def main():
     pool = LocalPool(LocalSandboxConfig(level={level!r}), num_processes=2)
     nap = Program(source="import time; time.sleep(600)", limits=Limits(wall_s=600))
     calls = [asyncio.create_task(pool.run(nap)) for _ in range(2)]
-    while len(pool._all) < 2: await asyncio.sleep(0.01)
-    print(*(interpreter._group for interpreter in pool._all), flush=True)
+    while len(pool.interpreters) < 2: await asyncio.sleep(0.01)
+    print(*(interpreter.group for interpreter in pool.interpreters), flush=True)
     await asyncio.gather(*calls)
 asyncio.run(main())
 """
@@ -238,23 +238,23 @@ asyncio.run(main())
 async def test_an_interpreter_that_died_is_replaced() -> None:
     pool = open_pool()
     try:
-        pool._idle[0]._process.kill()
-        pool._idle[0]._process.wait()
+        pool.idle[0].process.kill()
+        pool.idle[0].process.wait()
         assert (await pool.run(HELLO)).stdout == "hello\n"
         source = "import ctypes, time; ctypes.CDLL(None).prctl(15, b'dawdling'); time.sleep(0.7); print('late')"
         call = asyncio.create_task(pool.run(Program(source=source)))
         await become(lambda: "dawdling" in map(_name, descendants()) or call.done())
-        (busy,) = pool._all
-        os.killpg(busy._process.pid, signal.SIGKILL)
+        (busy,) = pool.interpreters
+        os.killpg(busy.process.pid, signal.SIGKILL)
         assert (await call).stdout == "late\n"
-        assert len(pool._all) == 1
+        assert len(pool.interpreters) == 1
     finally:
         await pool.close()
 
 
 async def test_an_interpreter_that_is_stuck_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = open_pool()
-    stuck, start = pool._idle[0], pool._start
+    stuck, start = pool.idle[0], pool._start
 
     def start_in_peace() -> warm.WarmInterpreter:
         monkeypatch.setattr(local, "START_TIMEOUT_S", HANGS_S)
@@ -263,10 +263,10 @@ async def test_an_interpreter_that_is_stuck_is_replaced(monkeypatch: pytest.Monk
     monkeypatch.setattr(pool, "_start", start_in_peace)
     monkeypatch.setattr(local, "START_TIMEOUT_S", 0.5)
     try:
-        os.killpg(stuck._process.pid, signal.SIGSTOP)
+        os.killpg(stuck.process.pid, signal.SIGSTOP)
         assert (await pool.run(HELLO)).stdout == "hello\n"
-        assert stuck not in pool._all
-        assert not _alive(stuck._process.pid)
+        assert stuck not in pool.interpreters
+        assert not _alive(stuck.process.pid)
     finally:
         await pool.close()
 
@@ -278,8 +278,8 @@ async def test_a_supervisor_that_is_stuck_costs_its_program_alone(monkeypatch: p
         source = "import ctypes, time; ctypes.CDLL(None).prctl(15, b'asleep'); time.sleep(600)"
         call = asyncio.create_task(pool.run(Program(source=source, limits=Limits(wall_s=3))))
         await become(lambda: "asleep" in map(_name, descendants()) or call.done())
-        (busy,) = pool._all
-        os.killpg(busy._process.pid, signal.SIGSTOP)
+        (busy,) = pool.interpreters
+        os.killpg(busy.process.pid, signal.SIGSTOP)
         assert (await call).status == "timeout"
         monkeypatch.setattr(local, "_GRACE_S", HANGS_S)
         assert (await pool.run(HELLO)).stdout == "hello\n"

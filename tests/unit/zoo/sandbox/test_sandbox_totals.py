@@ -127,7 +127,7 @@ def namespaces() -> LocalPool:
 @pytest.mark.parametrize("source", [FORGOTTEN, ORPHANED], ids=["forgotten", "orphaned"])
 def test_a_group_counts_the_cpu_time_of_children_that_nobody_waits_for(source: str) -> None:
     pool = namespaces()
-    if not pool._idle[0]._group:
+    if not pool.idle[0].group:
         asyncio.run(pool.close())
         pytest.skip("no control group may be made here")
     assert ran_with(pool, source).status == "timeout"

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 import reroll.infer.embedded.engine as engine_module
-from reroll.infer.embedded.drafts import DraftedTokens, Drafter
+from reroll.infer.embedded.drafts import DraftedTokens
 from reroll.infer.embedded.engine import EmbeddedEngine
-from reroll.infer.embedded.pace import Steady
 from reroll.infer.sequence import SequenceState
 from reroll.models.load import load_model, load_tokenizer
 from reroll.models.tiny import make_tiny
 from reroll.types import Completion, FinishReason, Request, SamplingParams, WrittenTokens
+from reroll_zoo.drafts import SiblingDrafter, SteadyPace
 
 BYTES_PER_TOKEN = 2 * 2 * 2 * 8 * 4
 Known = dict[str, Completion]
@@ -33,7 +33,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return str(tiny)
 
 
-class Guesses(Drafter):
+class Guesses(SiblingDrafter):
     """Drafts of a test's making: the tokens to come, as they are known from a run without drafts, changed or not."""
 
     def __init__(self, known: Known, change: Callable[[list[int]], list[int]]) -> None:
@@ -61,11 +61,13 @@ def changes() -> dict[str, Callable[[list[int]], list[int]]]:
     }
 
 
-def make(folder: str, drafter: Drafter | None = None, *, num_tokens: int | None = None, **options: Any) -> EmbeddedEngine:
+def make(
+    folder: str, drafter: SiblingDrafter | None = None, *, num_tokens: int | None = None, **options: Any
+) -> EmbeddedEngine:
     model = load_model(folder, dtype=torch.float32, device="cpu")
     cache_bytes = None if num_tokens is None else num_tokens * BYTES_PER_TOKEN
     return EmbeddedEngine(
-        model, load_tokenizer(folder), cache_bytes=cache_bytes, drafter=drafter, pace=Steady(), max_running=6, **options
+        model, load_tokenizer(folder), cache_bytes=cache_bytes, drafter=drafter, pace=SteadyPace(), max_running=6, **options
     )
 
 
@@ -141,7 +143,7 @@ def test_a_stop_string_inside_a_draft_ends_the_completion_there(folder: str) -> 
 def test_own_drafts_of_a_text_that_repeats_itself_save_steps(folder: str) -> None:
     asked = [replace(request, id=f"{name}.{request.id}") for name in "ab" for request in requests(6)]  # Twins: equal seeds.
     expected = finish(make(folder), asked)
-    engine = make(folder, Drafter())
+    engine = make(folder, SiblingDrafter())
     assert_same(finish(engine, asked[:6]), {name: one for name, one in expected.items() if name[0] == "a"})
     num_steps, num_accepted = engine.counts.num_steps, engine.counts.num_accepted
     assert_same(finish(engine, asked[6:]), {name: one for name, one in expected.items() if name[0] == "b"})
@@ -222,7 +224,7 @@ def test_a_cache_that_is_too_small_for_all_writes_the_same_with_drafts(folder: s
 
 def test_pages_write_the_same_with_drafts(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
-    from reroll.infer.embedded.paged import PAGE, PagedBackend
+    from reroll_zoo.paged_cache.backend import PAGE, PagedBackend
 
     asked = requests(6, max_tokens=10)
     expected = finish(make(folder), asked)
@@ -242,7 +244,7 @@ def state(prompt: Sequence[int], tokens: Sequence[int] = ()) -> SequenceState:
 
 
 def test_a_draft_continues_as_a_sibling_did_and_the_context_itself() -> None:
-    drafter, prompt = Drafter(), (1, 2, 3, 4, 5, 1, 2)
+    drafter, prompt = SiblingDrafter(), (1, 2, 3, 4, 5, 1, 2)
     first, second = state(prompt, [60, 61, 62, 63]), state(prompt, [60])
     drafter.join(first)
     drafter.join(second)
@@ -250,7 +252,7 @@ def test_a_draft_continues_as_a_sibling_did_and_the_context_itself() -> None:
     drafter.leave(first)
     assert drafter.draft(second, max_tokens=2, least=0.0).tokens == (61, 62), "an ended sibling is still known"
     fresh = state((1, 2, 3, 4, 5, 1, 2))
-    alone = Drafter()
+    alone = SiblingDrafter()
     alone.join(fresh)
     assert alone.draft(fresh, max_tokens=2, least=0.0).tokens == (3, 4)
     stranger = state((8, 9))
@@ -259,7 +261,7 @@ def test_a_draft_continues_as_a_sibling_did_and_the_context_itself() -> None:
 
 
 def test_kinds_of_guesses_that_prove_wrong_are_left_out() -> None:
-    drafter, sequence = Drafter(), state((1, 2, 1, 2, 1))
+    drafter, sequence = SiblingDrafter(), state((1, 2, 1, 2, 1))
     drafter.join(sequence)
     assert drafter.draft(sequence, max_tokens=8, least=0.4).tokens == (2,)
     for _ in range(20):
@@ -272,8 +274,8 @@ def test_kinds_of_guesses_that_prove_wrong_are_left_out() -> None:
 
 
 def test_what_is_kept_of_ended_answers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reroll.infer.embedded.drafts._MAX_KEPT_TOKENS", 100)
-    drafter = Drafter()
+    monkeypatch.setattr("reroll_zoo.drafts.siblings._MAX_KEPT_TOKENS", 100)
+    drafter = SiblingDrafter()
     running = state((1, 2), range(50))
     drafter.join(running)
     for number in range(40):

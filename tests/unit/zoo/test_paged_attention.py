@@ -5,8 +5,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from reroll.infer.embedded.kernels import PAGE, attend, store, tokens_per_block
 from reroll.models.attention import Scoring
+from reroll_zoo.paged_cache.kernels import PAGE, attend, store, tokens_per_block
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

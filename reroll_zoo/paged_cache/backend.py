@@ -5,18 +5,20 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from reroll.infer.embedded.backend import CacheBackend, PendingTokens
 from reroll.infer.embedded.cache import check_fits
-from reroll.infer.embedded.graph_runner import DeviceTokens, GraphRunner, StepTensors
-from reroll.infer.embedded.kernels import PAGE, attend, store
 from reroll.infer.embedded.model_runner import ModelRunner
 from reroll.infer.embedded.sampler import RowSampling
 from reroll.models.attention import Scoring
+from reroll_zoo.paged_cache.graph_runner import DeviceTokens, GraphRunner, StepTensors
+from reroll_zoo.paged_cache.kernels import PAGE, attend, store
 
 _FIRST_PAGES = 256
 
@@ -93,17 +95,18 @@ class PagedBackend(CacheBackend[SavedPages]):
     def __init__(self, runner: ModelRunner, end_ids: Sequence[int], *, max_bytes: int | None = None) -> None:
         self._runner, self._max_bytes = runner, max_bytes
         self._max_pages: int | None = None
-        self._data = self._zeros(1)
+        self._data, self._routes = self._zeros(1), self._no_routes(1)
         self._pool = PagePool()
         self._tables: list[list[int]] = []
         self._table_rows = np.zeros((0, 16), np.int32)
         self._copies: list[tuple[int, int]] = []
-        self._graphs = GraphRunner(runner, self.attention, end_ids)
+        self._graphs = GraphRunner(runner, self.attention, end_ids, keep_routes=self._keep_routes)
 
     @property
     def bytes_per_token(self) -> int:
-        data = self._data
-        return data.shape[0] * 2 * data.shape[4] * data.shape[5] * data.element_size()
+        data, routes = self._data, self._runner.routes
+        num_bytes = data.shape[0] * 2 * data.shape[4] * data.shape[5] * data.element_size()
+        return num_bytes + (routes.num_bytes if routes else 0)
 
     def surely_has_room(self, *, num_slots: int, num_new: int, num_newcomers: int = 0) -> bool:
         # A newcomer that shares a part of a page has it copied.
@@ -155,6 +158,19 @@ class PagedBackend(CacheBackend[SavedPages]):
         """What the tokens of a step look at."""
         return PagedAttention(self._data, step)
 
+    def routes(self, slot: int, start: int, end: int) -> NDArray[Any] | None:
+        if self._routes is None:
+            return None
+        self._flush_copies()
+        places = np.arange(start, end)
+        rows = np.array(self._tables[slot])[places // PAGE] * PAGE + places % PAGE
+        return self._routes.flatten(0, 1)[torch.from_numpy(rows).to(self._routes.device)].cpu().numpy()
+
+    def _keep_routes(self, rows: Tensor, taken: Tensor) -> None:
+        """Beside the keys of the same tokens: so they are shared and copied with them."""
+        if self._routes is not None:
+            self._routes.flatten(0, 1).index_copy_(0, rows.long(), taken)
+
     def copy(self, source: int, target: int, *, length: int) -> None:
         self._fill(target, self._tables[source], length=length)
 
@@ -178,7 +194,7 @@ class PagedBackend(CacheBackend[SavedPages]):
         self._copies.clear()
         self._graphs.invalidate()
         self._pool = PagePool()
-        self._data = self._zeros(1)
+        self._data, self._routes = self._zeros(1), self._no_routes(1)
         self._max_pages = None
 
     def _fill(self, slot: int, pages: Sequence[int], *, length: int) -> None:
@@ -216,6 +232,8 @@ class PagedBackend(CacheBackend[SavedPages]):
             self._copies = self._copies[len(now) :]
             sources, copies = torch.tensor(now, device=self._data.device).unbind(1)
             self._data[:, :, copies] = self._data[:, :, sources]
+            if self._routes is not None:
+                self._routes[copies] = self._routes[sources]
 
     def _take(self) -> int:
         if not self._pool.num_free and not self._grow():
@@ -226,13 +244,13 @@ class PagedBackend(CacheBackend[SavedPages]):
         """More pages, unless the budget is used up. Graphs hold addresses of the old ones: they are captured anew."""
         if self._max_pages is None:
             self._max_pages = self._affordable_pages()
-        old, num_pages = self._data, self._max_pages
+        old, old_routes, num_pages = self._data, self._routes, self._max_pages
         if self._max_bytes is None:
             num_pages = min(num_pages, max(_FIRST_PAGES, 2 * self._pool.num_pages))
         if num_pages <= self._pool.num_pages:
             return False
         try:
-            self._data = self._zeros(num_pages)
+            self._data, self._routes = self._zeros(num_pages), self._no_routes(num_pages)
         except torch.OutOfMemoryError as error:
             if self._max_bytes is not None or self._pool.num_pages == 1:
                 needed = num_pages * PAGE * self.bytes_per_token / 2**30
@@ -244,6 +262,8 @@ class PagedBackend(CacheBackend[SavedPages]):
             log.warning("the engine's cache stays at %.1f GiB: the device has no room for more", old.nbytes / 2**30)
             return False
         self._data[:, :, : old.shape[2]] = old
+        if self._routes is not None and old_routes is not None:
+            self._routes[: len(old_routes)] = old_routes
         self._graphs.invalidate()
         self._pool.grow(num_pages)
         return True
@@ -260,6 +280,13 @@ class PagedBackend(CacheBackend[SavedPages]):
         runner = self._runner
         shape = (runner.num_layers, 2, num_pages, PAGE, runner.num_kv_heads, runner.head_dim)
         return torch.zeros(shape, dtype=runner.dtype, device=runner.device)
+
+    def _no_routes(self, num_pages: int) -> Tensor | None:
+        """[pages, PAGE, layers, top_k], where the experts of tokens are noted."""
+        shape = self._runner.routes
+        if shape is None:
+            return None
+        return torch.zeros((num_pages, PAGE, shape.num_layers, shape.top_k), dtype=shape.dtype, device=self._runner.device)
 
 
 def _pages(num_tokens: int) -> int:

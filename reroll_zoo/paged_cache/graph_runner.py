@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from reroll.infer.embedded.backend import sampled_places
-from reroll.infer.embedded.kernels import PAGE, tokens_per_block
 from reroll.infer.embedded.model_runner import ModelRunner
-from reroll.infer.embedded.sampler import RowSampling, is_plain, sample, sample_plain_on_device, uniforms
+from reroll.infer.embedded.sampler import RowSampling, sample, uniforms
 from reroll.models.attention import Attention
+from reroll_zoo.paged_cache.kernels import PAGE, tokens_per_block
+from reroll_zoo.paged_cache.plain_sampling import is_plain, sample_plain_on_device
 
 _MAX_GRAPH_TOKENS = 2048
 """Larger steps keep the GPU busy without a graph."""
@@ -143,8 +144,16 @@ class DeviceTokens:
 class GraphRunner:
     """Runs steps, as CUDA graphs where it pays; captures the graphs as it goes."""
 
-    def __init__(self, runner: ModelRunner, attention: Callable[[StepTensors], Attention], end_ids: Sequence[int]) -> None:
-        self._runner = runner
+    def __init__(
+        self,
+        runner: ModelRunner,
+        attention: Callable[[StepTensors], Attention],
+        end_ids: Sequence[int],
+        *,
+        keep_routes: Callable[[Tensor, Tensor], None],
+    ) -> None:
+        """`keep_routes` gets `StepTensors.rows` and the experts that their tokens went to, where these are noted."""
+        self._runner, self._keep_routes = runner, keep_routes
         self._end_ids = tuple(end_ids)
         self._end_tensor = torch.tensor(self._end_ids, dtype=torch.int64, device=runner.device)
         self._attention = attention
@@ -219,7 +228,10 @@ class GraphRunner:
 
     def _forward(self, size: Size, int_inputs: Tensor, float_inputs: Tensor) -> tuple[Tensor, Tensor]:
         step = StepTensors.of(size, int_inputs, float_inputs)
-        hidden = self._runner.hidden(step.ids, step.positions, self._attention(step))
+        noted = self._runner.noted_routes()
+        hidden = self._runner.hidden(step.ids, step.positions, self._attention(step), noted)
+        if noted is not None:
+            self._keep_routes(step.rows, noted.taken())
         logits = self._runner.logits(hidden[step.last])
         sampled = sample_plain_on_device(
             logits,

@@ -7,10 +7,10 @@ pytest.importorskip("triton")
 
 import reroll.infer.embedded.engine as engine_module
 from reroll.infer.embedded.engine import EmbeddedEngine
-from reroll.infer.embedded.paged import PagedBackend
 from reroll.models.load import load_model, load_tokenizer
 from reroll.models.tiny import make_tiny
 from reroll.types import Request, SamplingParams
+from reroll_zoo.paged_cache.backend import PagedBackend
 
 
 def completions(folder, requests):

@@ -24,8 +24,8 @@ from types import TracebackType
 
 from reroll.errors import RunFolderError
 from reroll.observe.files import explained
+from reroll.observe.run_folder import LOCK_FILE
 
-LOCK_FILE = ".lock"
 BEAT_S = 10.0
 """Between two touches."""
 STALE_S = 120.0
@@ -193,6 +193,11 @@ class RunLock:
 
     def _is_held(self) -> bool:
         return _read(self._path) == self._mine
+
+
+def hold(folder: Path, *, waits: bool) -> RunLock:
+    """The lock of a run; one that is to go on waits for its predecessor to end."""
+    return RunLock(folder, wait_s=WAIT_S if waits else 0.0)
 
 
 def living_holder(folder: Path) -> Holder | None:

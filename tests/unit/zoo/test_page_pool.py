@@ -3,7 +3,7 @@ import gc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reroll.infer.embedded.paged import PagePool, SavedPages
+from reroll_zoo.paged_cache.backend import PagePool, SavedPages
 
 
 def grown(num_pages):

@@ -79,8 +79,8 @@ class _DraftChoice:
         self.now = due[0] if due else best
 
 
-class DraftPace:
-    """Decides how bold drafts are: tries the ways in turn, keeps to the quickest, looks again at the others ever more seldom.
+class MeasuredPace:
+    """A `DraftPace` that tries the ways in turn, keeps to the quickest, looks again at the others ever more seldom.
     It does so for each number of running sequences: what pays for one does not for fifty."""
 
     def __init__(self, *, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -109,7 +109,7 @@ class DraftPace:
         return self._choices.setdefault(num_running if num_running < 8 else 8 * num_running.bit_length(), _DraftChoice())
 
 
-class Steady(DraftPace):
+class SteadyPace(MeasuredPace):
     """Always drafts, whatever it costs."""
 
     def bar(self, num_running: int) -> float | None:

@@ -14,14 +14,15 @@ from pathlib import Path
 
 import pytest
 
+import reroll_zoo.folder_lock as lock_module
 from reroll.errors import RunFolderError
-from reroll.observe import lock as lock_module
-from reroll.observe.lock import LOCK_FILE, RunLock
+from reroll.observe.run_folder import LOCK_FILE
+from reroll_zoo.folder_lock import RunLock
 
 HOLDER = """
 import sys
 from pathlib import Path
-from reroll.observe.lock import RunLock
+from reroll_zoo.folder_lock import RunLock
 with RunLock(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.readline()

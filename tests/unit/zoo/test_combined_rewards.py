@@ -13,8 +13,8 @@ from reroll.config.rewards import needs_process, walk
 from reroll.errors import RewardError, RewardRaised
 from reroll.rewards.base import Reward
 from reroll.rewards.make import Maker
-from reroll.rewards.stack import Cascade, Stack
 from reroll.types import Completion, FinishReason, Prompt, Score, Status, Trajectory, Turn
+from reroll_zoo.combined.rewards import Cascade, Stack
 
 PROMPT = Prompt(id="p/0", messages=(), domain="p", answer="7")
 
@@ -79,7 +79,7 @@ async def test_parts_judge_at_the_same_time_and_one_that_fails_stops_the_others(
     node = config(kind="stack", parts={"good": {"kind": "exact"}, "bad": {"kind": "exact"}})
     slow, broken = Always(Score(value=1.0), delay_s=60.0), Always(RewardError("it is down"))
     with pytest.raises(RewardError, match="bad: it is down"):
-        await asyncio.wait_for(Stack(node, {"good": slow, "bad": broken})(PROMPT, said("7")), 50)
+        await asyncio.wait_for(Stack(node, [slow, broken])(PROMPT, said("7")), 50)
     assert slow.was_cancelled
 
 
@@ -89,9 +89,9 @@ class Buggy:
 
 
 async def test_what_a_part_raises_fails_the_sample_with_the_parts_name_and_the_place() -> None:
-    with pytest.raises(RewardRaised, match=r"a: ZeroDivisionError: a bug \(.*test_stack.py:\d+\)") as caught:
-        await Stack(config(kind="stack", parts={"a": {"kind": "exact"}}), {"a": Buggy()})(PROMPT, said("7"))
-    assert re.fullmatch(r"ZeroDivisionError \(.*test_stack.py:\d+\)", caught.value.kind)
+    with pytest.raises(RewardRaised, match=r"a: ZeroDivisionError: a bug \(.*test_combined_rewards.py:\d+\)") as caught:
+        await Stack(config(kind="stack", parts={"a": {"kind": "exact"}}), [Buggy()])(PROMPT, said("7"))
+    assert re.fullmatch(r"ZeroDivisionError \(.*test_combined_rewards.py:\d+\)", caught.value.kind)
 
 
 async def test_a_cascade_goes_on_where_a_step_raised() -> None:
@@ -127,7 +127,7 @@ async def test_what_an_episode_earned_can_be_a_part() -> None:
 async def test_the_final_answer_is_that_of_the_first_part_and_of_the_last_step_that_read_one() -> None:
     first, second, blind = Always(Score(value=0.0, answer="1")), Always(Score(value=0.0, answer="2")), Always(Score(value=0.0))
     stack = config(kind="stack", parts={"a": {"kind": "exact"}, "b": {"kind": "exact"}, "c": {"kind": "exact"}})
-    assert (await Stack(stack, {"a": blind, "b": first, "c": second})(PROMPT, said("7"))).answer == "1"
+    assert (await Stack(stack, [blind, first, second])(PROMPT, said("7"))).answer == "1"
     cascade = config(kind="cascade", steps=[{"kind": "exact"}] * 3)
     assert (await Cascade(cascade, [first, second, blind])(PROMPT, said("7"))).answer == "2"
 

@@ -14,7 +14,7 @@ _BLOCK = 4096
 def sample_plain_on_device(
     logits: Tensor, *, temperatures: Tensor, uniform: Tensor, may_end: Tensor, end_ids: Tensor
 ) -> Tensor:
-    """See `sampler.sample_plain_on_device`."""
+    """See `plain_sampling.sample_plain_on_device`."""
     num_rows, vocabulary = logits.shape
     num_blocks = triton.cdiv(vocabulary, _BLOCK)
     weighed = torch.empty((num_rows, num_blocks, 4), dtype=torch.float32, device=logits.device)

@@ -1,4 +1,4 @@
-"""Rewards made of rewards, and what an episode earned by itself."""
+"""Rewards made of rewards: a weighted sum, and one after the other."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 
-from reroll.config.rewards import CascadeRewardConfig, EnvRewardConfig, StackRewardConfig
 from reroll.errors import RewardError
 from reroll.rewards.base import Reward, ask
 from reroll.types import Prompt, Score, Trajectory
+from reroll_zoo.combined.config import CascadeRewardConfig, StackRewardConfig
 
 
 class Stack:
     """The weighted sum of its parts, which judge at the same time. If one cannot judge, none of it counts."""
 
-    def __init__(self, config: StackRewardConfig, parts: Mapping[str, Reward]) -> None:
+    def __init__(self, config: StackRewardConfig, parts: Sequence[Reward]) -> None:
         self._config = config
-        self._parts = parts
+        self._parts = dict(zip(config.parts, parts, strict=True))
 
     async def __call__(self, prompt: Prompt, trajectory: Trajectory) -> Score:
         try:
@@ -66,16 +66,6 @@ class Cascade:
         asked = {name: score.value for name, score in scores.items()}
         info = {**asked, **dict(_below(scores)), "decided_by": float(index)}
         return Score(value=score.value, info=info, answer=_answer(reversed(scores.values())))
-
-
-class EnvReward:
-    """What the environment gave, or the agent reported."""
-
-    def __init__(self, config: EnvRewardConfig) -> None:
-        pass
-
-    def __call__(self, prompt: Prompt, trajectory: Trajectory) -> Score:
-        return trajectory.score
 
 
 async def _named(name: str, reward: Reward, prompt: Prompt, trajectory: Trajectory) -> Score:

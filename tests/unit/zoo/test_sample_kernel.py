@@ -5,7 +5,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from reroll.infer.embedded import sample_kernel, sampler
+from reroll.infer.embedded import sampler
+from reroll_zoo.paged_cache import sample_kernel
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 END_IDS = (3, 5500)
@@ -38,7 +39,7 @@ def test_the_kernel_draws_what_the_sampler_draws(vocabulary):
     ]
     probs = sampler._probabilities(given["logits"].cpu(), [row.temperature or 1.0 for row in rows])
     weights = sampler._without_forbidden(probs, [row.forbidden for row in rows])
-    tokens = sampler._invert(weights, given["uniform"].cpu())
+    tokens = sampler.invert(weights, given["uniform"].cpu())
     want = torch.where(given["temperatures"].cpu() > 0, tokens, weights.argmax(-1))
     got, logprobs = sampled(given).cpu()
     assert got.long().tolist() == want.tolist()
