@@ -17,7 +17,7 @@ class WeightsConfig(Node):
 
     kind: WeightsKind = "auto"
     """auto: the fastest way that can work. shared: by reference, inside one process. ipc: memory that two processes of one
-    GPU (or, on CPUs, of one machine) see. broadcast: a process group of the sending rank and the engines. disk: safetensors
+    GPU (or, on CPUs, of one machine) see. broadcast: a process group of the sending ranks and the engines. disk: safetensors
     in a folder that all see. store: the runtime's own way of carrying bytes."""
     bucket_mb: float = Field(default=256, gt=0)
     """Weights travel in buckets of so many megabytes (a larger tensor has one of its own); each end holds two of them."""

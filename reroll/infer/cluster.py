@@ -133,12 +133,13 @@ class InferCluster:
         self._has_group = bool(group_ranks)
         await self._outcomes(workers, self._scatter(workers, InferWorker.open_receiver, channels))
 
-    async def take_weights(self, buckets: Mapping[int, Bucket]) -> None:
-        """Give each living receiver its bucket, by rank. It generates nothing from the first bucket of a version to the last.
+    async def take_weights(self, buckets: Mapping[int, Sequence[Bucket]]) -> None:
+        """Give each living receiver the pieces of its bucket, by rank. From the first bucket of a version to the last it
+        generates nothing.
 
         After that, every token is written under these weights and tagged with their version. Requests in flight go on.
         """
-        if all(bucket.index == 0 for bucket in buckets.values()):
+        if all(pieces[0].index == 0 for pieces in buckets.values()):
             self._affinities.clear()  # What is cached under the old weights is of no use to the new.
         workers = self._receivers
         calls = self._scatter(workers, InferWorker.take_weights, [buckets[worker.rank] for worker in workers])
@@ -148,7 +149,7 @@ class InferCluster:
             # The other members, and the sender, wait for the one that failed: they are freed.
             await self._outcomes(workers, [self._workers.one(worker.rank, InferWorker.close_receiver) for worker in workers])
         await self._outcomes(workers, tasks)
-        if all(bucket.is_last for bucket in buckets.values()):
+        if all(pieces[0].is_last for pieces in buckets.values()):
             self._mark_fresh(workers)
 
     async def pause(self, ranks: Sequence[int] | None = None) -> None:

@@ -179,12 +179,13 @@ class InferWorker:
         if receiver is not None:
             receiver.close()
 
-    def take_weights(self, bucket: Bucket) -> None:
-        """Take the next bucket. From the first of a version to the last the engine holds a mix, and does not step.
+    def take_weights(self, pieces: Sequence[Bucket]) -> None:
+        """Take the next bucket, of which several senders may have a piece each. From the first of a version to the last the
+        engine holds a mix, and does not step.
 
         Raises PushBroken, and stays as it is, if it is not the next one.
         """
-        self._call(lambda: self._take(bucket))
+        self._call(lambda: self._take(pieces))
 
     def pause(self) -> None:
         """Stop stepping; returns when the step under way is over. Requests wait."""
@@ -238,11 +239,11 @@ class InferWorker:
         self._engine.load_weights(weights, version=version)
         self._has_partial_weights = False
 
-    def _take(self, bucket: Bucket) -> None:
-        receiver = self._open_receiver
+    def _take(self, pieces: Sequence[Bucket]) -> None:
+        receiver, bucket = self._open_receiver, pieces[0]
         if bucket.index == 0:
             self._has_partial_weights, self._waiting_weights = True, {}
-        self._waiting_weights |= self._engine.load_part(receiver.open(bucket))
+        self._waiting_weights |= self._engine.load_part(receiver.open(*pieces))
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)  # The sender may fill the same memory again.
         if bucket.is_last:

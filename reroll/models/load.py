@@ -40,7 +40,7 @@ DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfl
 _STORED = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 """The names that safetensors has for them."""
 
-_LOAD_FAILURES = (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError)
+_LOAD_FAILURES = (OSError, ValueError, KeyError, TypeError, ImportError, RuntimeError, SafetensorError)
 """What transformers raises for a folder or hub id that it cannot use."""
 
 _LOADING = threading.Lock()

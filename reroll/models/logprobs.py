@@ -89,9 +89,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
 def _chosen_logprobs(logits: Tensor, targets: Tensor, temperature: float | Tensor) -> tuple[Tensor, Tensor]:
     """fp32 log-probs of `targets` and the normalisers of all rows."""
     if fused.runs_kernels(logits):
-        from reroll.models import kernels
-
-        return kernels.chosen_logprobs(logits, targets, temperature=_row(temperature))
+        return fused.kernels().chosen_logprobs(logits, targets, temperature=_row(temperature))
     scaled = _scale(logits, temperature)
     target_logits = scaled.gather(1, targets[:, None]).squeeze(1)
     peak = scaled.amax(-1)
@@ -107,10 +105,8 @@ def _logits_gradient(
         raw = raw.detach().requires_grad_()
         shaped = shape_logits(model, raw)
     if shaped is raw and fused.runs_kernels(raw):
-        from reroll.models import kernels
-
         logits = raw.detach()
-        return kernels.logits_gradient_(logits, targets, normaliser, grad.squeeze(1), temperature=_row(temperature))
+        return fused.kernels().logits_gradient_(logits, targets, normaliser, grad.squeeze(1), temperature=_row(temperature))
     scale = grad / temperature
     logits = _scale(shaped.detach(), temperature)
     grad_shaped = logits.sub_(normaliser[:, None]).exp_().mul_(-scale)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +19,7 @@ from reroll.infer.cluster import InferCluster
 from reroll.observe.metrics import Last, Stats
 from reroll.training.cluster import TrainCluster, TrainWorker
 from reroll.weights.buckets import Bucket, Channel, GroupRank, ProcessLocation, PushBroken, TransportKind
+from reroll.weights.slices import SlicePlan, plan_slices
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -34,7 +35,8 @@ class WeightSync:
     Workers of one process pass tensors by reference, so the engine adopts the trainer's own parameters and a push copies
     nothing. That is only sound while generation and training take turns: with a staleness budget the engine goes on
     generating during the next update, and gets a `snapshot`, copied into its own tensors. Between processes weights travel
-    in buckets: the trainer gathers the next one while the engines take the last.
+    in buckets: the trainer fills the next one while the engines take the last. Where every rank reaches every engine each
+    sends what it holds, by a plan that is made once (`plan_slices`); else those that do gather the weights first.
 
     Versions are whole: from its first bucket to its last an engine does not step, and one whose push broke off does not
     step until another has gone through. A push that fails is repeated in full; an engine that dies is left out.
@@ -61,7 +63,8 @@ class WeightSync:
         self._store: TCPStore | None = None
         self._num_channels = 0
         self._members: tuple[list[ProcessLocation], dict[int, ProcessLocation]] | None = None
-        self._routes: dict[int, int] = {}
+        self._routes: dict[int, tuple[int, ...]] = {}
+        """The ranks that each engine has its buckets from."""
         self._confirmed: int | None = None
 
     async def push(self, *, version: int) -> Stats:
@@ -106,8 +109,9 @@ class WeightSync:
             TrainWorker.begin_push, version=version, base_version=base if self._config.delta else None
         )
         num_bytes, gather_s, is_whole = 0, 0.0, False
-        while (first := buckets[self._first_sender]) is not None:
-            num_bytes, gather_s, is_whole = num_bytes + first.num_bytes, gather_s + first.gather_s, first.is_last
+        while pieces := self._pieces(buckets, next(iter(self._routes.values()))):
+            num_bytes += sum(piece.num_bytes for piece in pieces)
+            gather_s, is_whole = gather_s + max(piece.gather_s for piece in pieces), pieces[0].is_last
             buckets = await self._deliver(buckets)
         if not is_whole:
             raise PushBroken(f"the buckets of version {version} ended before the last")
@@ -115,14 +119,17 @@ class WeightSync:
         return Stats({"push/bytes": Last(float(num_bytes)), "time/gather_s": Last(gather_s)})
 
     async def _deliver(self, buckets: list[Bucket | None]) -> list[Bucket | None]:
-        """Hand these buckets to the engines while the trainers gather the next ones."""
-        routed = {engine: bucket for engine, trainer in self._routes.items() if (bucket := buckets[trainer]) is not None}
+        """Hand these buckets to the engines while the trainers fill the next ones."""
+        pieces = {senders: self._pieces(buckets, senders) for senders in set(self._routes.values())}
+        routed = {engine: pieces[senders] for engine, senders in self._routes.items()}
         following, _ = await _both(self._policy.broadcast(TrainWorker.next_bucket), self._engine.take_weights(routed))
         return following
 
-    @property
-    def _first_sender(self) -> int:
-        return min(self._routes.values())
+    @staticmethod
+    def _pieces(buckets: Sequence[Bucket | None], senders: Iterable[int]) -> list[Bucket]:
+        """What these ranks have of a bucket, without those that have nothing of it; nothing if there is no bucket."""
+        pieces = [piece for sender in senders if (piece := buckets[sender]) is not None]
+        return [piece for piece in pieces if piece.entries] or pieces[:1]
 
     async def _open_channel(self) -> None:
         """Open a channel between the trainers and the engines that are alive. It is kept until one comes, goes or fails."""
@@ -131,34 +138,50 @@ class WeightSync:
             return
         self._confirmed = None
         kind = choose_transport(self._config.kind, trainers, engines)
-        self._routes = {rank: (colocated_rank(trainers, place) or 0) if kind == "ipc" else 0 for rank, place in engines.items()}
+        bucket_bytes = int(self._config.bucket_mb * 1e6)
+        reachable = all_reach_all(kind, trainers, engines)
+        plan = await self._plan_slices(bucket_bytes=bucket_bytes) if reachable else None
+        if plan is not None:
+            self._routes = dict.fromkeys(engines, plan.senders)
+        else:
+            beside = {rank: colocated_rank(trainers, place) or 0 if kind == "ipc" else 0 for rank, place in engines.items()}
+            self._routes = {engine: (trainer,) for engine, trainer in beside.items()}
+        senders = tuple(sorted({sender for route in self._routes.values() for sender in route}))
         channel = Channel(
             kind=kind,
-            bucket_bytes=int(self._config.bucket_mb * 1e6),
+            bucket_bytes=bucket_bytes,
             delta=self._config.delta,
             folder=self._folder.absolute() if kind == "disk" else None,
-            senders=tuple(sorted(set(self._routes.values()))),
+            senders=senders,
         )
-        group_ranks = self._group_ranks(list(engines)) if kind == "broadcast" else {}
+        ring = sorted(engines, key=lambda engine: (engines[engine].host, engine))  # Neighbours are on one machine.
+        groups = self._group_ranks(len(senders), len(ring)) if kind == "broadcast" else []
+        sending = dict(zip(senders, groups, strict=False))
+        channels = [
+            replace(channel, group_rank=sending.get(rank), slices=None if plan is None else plan.of(rank))
+            for rank in range(len(trainers))
+        ]
         await _both(
-            self._policy.broadcast(TrainWorker.open_sender, replace(channel, group_rank=group_ranks.get(None))),
-            self._engine.open_receiver(
-                channel, group_ranks={rank: group_rank for rank, group_rank in group_ranks.items() if rank is not None}
-            ),
+            self._policy.scatter(TrainWorker.open_sender, channels),
+            self._engine.open_receiver(channel, group_ranks=dict(zip(ring, groups[len(senders) :], strict=bool(groups)))),
         )
         self._members = trainers, engines
-        log.info("weights travel by %s from rank %s of the policy to %d engines", kind, channel.senders, len(engines))
+        how = "of the policy" if plan is None else "of the policy, each its own part,"
+        log.info("weights travel by %s from rank %s %s to %d engines", kind, channel.senders, how, len(engines))
 
-    def _group_ranks(self, engines: list[int]) -> dict[int | None, GroupRank]:
-        """A rank in a new process group for the sender (None) and for each engine."""
+    async def _plan_slices(self, *, bucket_bytes: int) -> SlicePlan | None:
+        """Who sends which part of the weights; None if the policy does not say which it holds."""
+        held = await self._policy.broadcast(TrainWorker.slices)
+        known = [parts for parts in held if parts is not None]
+        return plan_slices(known, bucket_bytes=bucket_bytes) if len(known) == len(held) else None
+
+    def _group_ranks(self, num_senders: int, num_engines: int) -> list[GroupRank]:
+        """The ranks of a new process group: its senders, then its engines."""
         if self._store is None:
             self._store = TCPStore(self._host, 0, is_master=True, wait_for_workers=False)
         address, self._num_channels = f"{self._host}:{self._store.port}", self._num_channels + 1
-        members: list[int | None] = [None, *engines]
-        return {
-            member: GroupRank(address, f"weights/{self._num_channels}", rank, len(members))
-            for rank, member in enumerate(members)
-        }
+        size, name = num_senders + num_engines, f"weights/{self._num_channels}"
+        return [GroupRank(address, name, rank, size, num_senders) for rank in range(size)]
 
 
 async def _both(ours: Coroutine[Any, Any, T], theirs: Coroutine[Any, Any, U]) -> tuple[T, U]:
@@ -199,6 +222,20 @@ def choose_transport(
         )
     assert wanted != "shared"  # Refused by the checks: workers of other processes share nothing.
     return wanted
+
+
+def all_reach_all(kind: TransportKind, trainers: Sequence[ProcessLocation], engines: Mapping[int, ProcessLocation]) -> bool:
+    """Whether every rank of the policy can send to every engine by this transport, so that none has to gather."""
+    places = [*trainers, *engines.values()]
+    match kind:
+        case "store":
+            return True
+        case "ipc":
+            return all(place.device == CPU and place.host == places[0].host for place in places)
+        case "broadcast":
+            return {place.device for place in places} == {CPU} or len({place.device for place in places}) == len(places)
+        case "disk":  # A version on disk is a folder that Hugging Face's loaders read: whole weights.
+            return False
 
 
 def colocated_rank(trainers: Sequence[ProcessLocation], engine: ProcessLocation) -> int | None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from reroll.observe.metrics import Stats
 from reroll.tokens.batch import Batch
 from reroll.tokens.packing import join, join_sequences
+from reroll.weights.slices import Slice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,6 +206,11 @@ class Strategy(ABC):
     def parts(self) -> Mapping[str, Tensor]:
         """This process's part of every parameter, by reference. No other process takes part."""
         raise NotImplementedError(f"{type(self).__name__} does not hold its parameters in parts that can be copied")
+
+    def slices(self) -> Mapping[str, Slice] | None:
+        """Where `parts` of what is trained lie in the whole weights, the same from step to step; None if they can only be
+        gathered. Every process names the same weights, in the same order."""
+        return None
 
     def follow(self, parts: Mapping[str, Tensor], *, share: float) -> None:
         """Move these parameters by this share of the way to `parts`, of a model that is held in the same way. Of one that is

@@ -36,6 +36,7 @@ from reroll.training.offload import in_background
 from reroll.training.shared_prefix import repeat_cost
 from reroll.weights.buckets import Bucket, Channel, ProcessLocation, location_of
 from reroll.weights.sender import WeightSender
+from reroll.weights.slices import Slice
 
 T = TypeVar("T")
 J = TypeVar("J")
@@ -119,6 +120,10 @@ class TrainCluster:
         """What every worker answers to the same call, in rank order; a call that all must take part in."""
         return await self._together(self._workers.broadcast(method, *args, **kwargs))
 
+    async def scatter(self, method: Callable[[TrainWorker, J], T], shards: Sequence[J]) -> list[T]:
+        """What every worker answers to the same call on its own shard, in rank order; a call that all must take part in."""
+        return await self._together(self._workers.scatter(method, shards))
+
     async def predict(self, batch: Batch, needs: Needs) -> Predictions:
         """The model's outputs for the batch, which is split over the workers by distinct tokens."""
         dp_size = self._workers.size // self._ranks_per_share
@@ -126,7 +131,7 @@ class TrainCluster:
         jobs = [PredictJob(batch.select(part), needs) for part in parts]
         # Where there are more workers than sequences, some are asked only so that they take part.
         jobs += [PredictJob(batch.select([0]), needs)] * (dp_size - len(parts))
-        answers = await self._together(self._workers.scatter(TrainWorker.predict, self._for_all(jobs)))
+        answers = await self.scatter(TrainWorker.predict, self._for_all(jobs))
         return join_predictions(batch, parts, answers[:: self._ranks_per_share][: len(parts)])
 
     async def logprobs(self, batch: Batch, *, adapter: bool = True) -> Tensor:
@@ -150,7 +155,7 @@ class TrainCluster:
         jobs = train_jobs(batch, loss, epochs=epochs, steps_per_epoch=mini_batches, seed=seed, dp_size=dp_size)
         self.num_updates += 1
         try:
-            answers = await self._together(self._workers.scatter(TrainWorker.train, self._for_all(jobs)))
+            answers = await self.scatter(TrainWorker.train, self._for_all(jobs))
         except TrainingDiverged:
             if epochs * mini_batches == 1:
                 self.num_updates -= 1  # The only step that was to be taken was not.
@@ -177,8 +182,8 @@ class TrainCluster:
         for names in _buckets(shapes):
             wanted = [{name: held[name] for name in names} for held in shapes]
             # Whoever is asked is also who is ended if one of them fails: each call belongs to its own cluster.
-            parts = await other._together(other._workers.scatter(TrainWorker.parts, wanted))
-            await self._together(self._workers.scatter(TrainWorker.follow, [FollowJob(part, share) for part in parts]))
+            parts = await other.scatter(TrainWorker.parts, wanted)
+            await self.scatter(TrainWorker.follow, [FollowJob(part, share) for part in parts])
 
     async def shapes_shared_with(self, other: TrainCluster) -> list[dict[str, PartShape]]:
         """What each worker holds, as the same worker of `other` does. Raises ModelError if that is not so."""
@@ -286,6 +291,7 @@ class TrainWorker:
         """Whether its weights never move in memory."""
         self._writing: Future[Sums] | None = None
         self._sender: WeightSender | None = None
+        self._sends_slices = False
         self._gathering: Generator[tuple[str, Tensor]] | None = None
         self._buckets: Iterator[Bucket | None] = iter(())
 
@@ -333,8 +339,14 @@ class TrainWorker:
         """The host and device of this process."""
         return location_of(self._device)
 
+    def slices(self) -> dict[str, Slice] | None:
+        """Where this worker's part of each weight that is pushed lies; None if weights have to be gathered."""
+        slices = self._strategy.slices()
+        return None if slices is None else {name: part for name, part in slices.items() if not _is_score(name)}
+
     def open_sender(self, channel: Channel) -> None:
         """From now on weights are sent through this channel."""
+        self._sends_slices = channel.slices is not None
         if self._sender is not None:
             self._sender.close()
         self._sender = WeightSender(channel, rank=self._rank, device=self._device)
@@ -346,15 +358,18 @@ class TrainWorker:
             raise ValueError("there is no channel to send weights through: call open_sender first")
         if self._gathering is not None:
             self._gathering.close()  # Of a push that broke off.
+        if self._sends_slices:
+            self._buckets = self._sender.pieces(self._strategy.parts(), version=version, base_version=base_version)
+            return self.next_bucket()
         self._gathering = self._strategy.iter_full_params()
-        # An engine generates: it knows nothing of a critic's head.
-        tensors = ((name, tensor) for name, tensor in self._gathering if not name.startswith(f"{SCORE}."))
+        tensors = ((name, tensor) for name, tensor in self._gathering if not _is_score(name))
         self._buckets = self._sender.buckets(tensors, version=version, base_version=base_version, lasting=self._stays)
         return self.next_bucket()
 
     @at_work()
     def next_bucket(self) -> Bucket | None:
-        """Gather the next bucket with the other ranks, and send it if this rank is a sender. None after the last one."""
+        """Fill the next bucket, gathering with the other ranks or alone, and send it if this rank is a sender. None after the
+        last one."""
         return next(self._buckets, None)
 
     def to(self, device: str | None, *, weights: bool = True) -> None:
@@ -445,6 +460,11 @@ def _buckets(shapes: Sequence[Mapping[str, PartShape]]) -> Iterator[list[str]]:
         names.append(name)
         num_bytes += more
     yield names
+
+
+def _is_score(name: str) -> bool:
+    """A critic's head on the policy's trunk: an engine generates, and knows nothing of it."""
+    return name.startswith(f"{SCORE}.")
 
 
 def _merged(parts: Iterable[Sums]) -> Sums:

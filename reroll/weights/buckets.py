@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import struct
 import warnings
 import zlib
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -20,6 +22,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore, Work  # type: ignore[attr-defined]
 
 from reroll.errors import RerollError
+from reroll.weights.slices import Hop, Ring, Slice
 
 TransportKind = Literal["ipc", "broadcast", "disk", "store"]
 """How buckets travel between processes: by CUDA IPC or shared memory, a collective, files, or the runtime's store."""
@@ -88,7 +91,9 @@ class GroupRank:
     name: str
     """Name of the group, used once: stores are shared."""
     rank: int
+    """Senders come first, then the engines in the order of their ring."""
     size: int
+    num_senders: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,9 +108,11 @@ class Channel:
     folder: Path | None = None
     """Where buckets are written, for kind disk."""
     group_rank: GroupRank | None = None
-    """For kind broadcast; the sender's rank is 0."""
+    """For kind broadcast."""
     senders: tuple[int, ...] = (0,)
     """Ranks of the trainer that send."""
+    slices: tuple[tuple[Slice, ...], ...] | None = None
+    """What this rank puts into each bucket of a push; None: weights are gathered, and a sender fills its buckets alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +151,7 @@ class SameIpcTensors:
 
 @dataclass(frozen=True, slots=True)
 class InGroup:
-    """The bytes come by broadcast in the channel's process group."""
+    """The bytes come in the channel's process group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,12 +172,16 @@ class Entry:
     dtype: torch.dtype
     shape: tuple[int, ...]
     offset: int
+    part: Slice | None = None
+    """Which part of a weight it is; None: all of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
-    """A part of the weights of one version."""
+    """A part of the weights of one version; or what one of several senders has of it."""
 
+    sender: int = 0
+    """The trainer's rank."""
     version: int
     index: int
     """Position among the buckets of its version, from 0."""
@@ -233,8 +244,8 @@ def _bits(tensor: Tensor) -> Tensor:
     return tensor.view(-1).view(_BITS[tensor.dtype.itemsize])
 
 
-class BroadcastGroup:
-    """The process group of a push, apart from the trainer's own: rank 0 sends, the others receive. NCCL on GPUs, else gloo."""
+class PushGroup:
+    """The process group of a push, apart from the trainer's own: senders, and the ring of engines. NCCL on GPUs, else gloo."""
 
     def __init__(self, group_rank: GroupRank, device: torch.device) -> None:
         host, _, port = group_rank.address.rpartition(":")
@@ -249,10 +260,28 @@ class BroadcastGroup:
             self._group: Any = ProcessGroupNCCL(store, group_rank.rank, group_rank.size, options)
         else:
             self._group = ProcessGroupGloo(store, group_rank.rank, group_rank.size, timeout=GROUP_TIMEOUT)
+        self._rank, self._num_senders = group_rank.rank, group_rank.num_senders
+        self.ring = Ring(self._num_senders, group_rank.size - self._num_senders)
+        self._greet(device)
 
-    def broadcast(self, flat: Tensor) -> Work:
-        """Begin to send these bytes (rank 0), or to fill them (the others); they are not to be touched until it is done."""
-        work: Work = self._group.broadcast(flat, 0)
+    @property
+    def hops(self) -> list[Hop]:
+        """Of an engine: the chunks of a bucket in the order in which they come."""
+        return list(self.ring.hops(self._rank - self._num_senders))
+
+    def send(self, flat: Tensor) -> list[Work]:
+        """Of a sender: begin to send its piece of a bucket; it is not to be touched until all is done."""
+        parts = [(chunk, flat[self.ring.part(flat.numel(), chunk)]) for chunk in range(self.ring.num_chunks)]
+        return [self._send(part, self.ring.entry_of(self._rank, chunk)) for chunk, part in parts if part.numel()]
+
+    def pass_on(self, flat: Tensor) -> Work:
+        """Of an engine: begin to send a chunk to the one behind it; it is not to be touched until that is done."""
+        return self._send(flat, (self._rank - self._num_senders + 1) % self.ring.num_engines)
+
+    def receive(self, flat: Tensor, hop: Hop) -> Work:
+        """Of an engine: begin to fill these bytes with a chunk."""
+        before = self._num_senders + (self._rank - self._num_senders - 1) % self.ring.num_engines
+        work: Work = self._group.recv([flat], hop.sender if hop.is_first else before, 0)
         return work
 
     def leave(self) -> None:
@@ -261,44 +290,74 @@ class BroadcastGroup:
         if group is not None:
             group.abort()  # This ends what NCCL has under way; gloo closes connections when the last reference goes.
 
+    def _greet(self, device: torch.device) -> None:
+        """A byte each way that weights will go: two GPUs connect at their first message, and each waits for the other then."""
+        byte = torch.zeros(1, dtype=torch.uint8, device=device)
+        chunks = range(self.ring.num_chunks)
+        if self._rank < self._num_senders:
+            for engine in sorted({self.ring.entry_of(self._rank, chunk) for chunk in chunks}):
+                self._send(byte, engine).wait()
+            return
+        mine = self.hops
+        for sender in sorted({hop.sender for hop in mine if hop.is_first}):
+            self.receive(byte, Hop(sender, 0, is_first=True, is_last=True)).wait()
+
+        def pass_on() -> None:
+            if not all(hop.is_last for hop in mine):
+                self.pass_on(byte).wait()
+
+        def take() -> None:
+            for hop in [hop for hop in mine if not hop.is_first][:1]:
+                self.receive(byte, hop).wait()
+
+        is_odd = (self._rank - self._num_senders) % 2
+        for greet in (take, pass_on) if is_odd else (pass_on, take):  # A ring in which all began by sending would never begin.
+            greet()
+
+    def _send(self, flat: Tensor, engine: int) -> Work:
+        work: Work = self._group.send([flat], self._num_senders + engine, 0)
+        return work
+
 
 class WeightReceiver:
     """Receives what a `WeightSender` sends through the same channel."""
 
     def __init__(self, channel: Channel, *, device: torch.device) -> None:
         self._device = device
-        self._group = BroadcastGroup(channel.group_rank, device) if channel.group_rank else None
+        self._group = PushGroup(channel.group_rank, device) if channel.group_rank else None
+        self._senders = channel.senders
         self._keeps = channel.delta
-        self._kept: dict[str, Tensor] = {}
+        self._kept: dict[tuple[int, str], Tensor] = {}
+        """By sender and name."""
         self._shared: dict[str, Tensor] = {}
         """Kept open: opening hundreds of tensors takes longer than copying them."""
         self._confirmed: int | None = None
         self._base: int | None = None
         self._version, self._num_taken = 0, 0
         self._buffer = torch.empty(0, dtype=torch.uint8, device=device)
+        self._arriving: list[Work] = []
+        self._passing: list[Work] = []
+        """What is still coming into the buffer, and being passed on from it."""
 
-    def open(self, bucket: Bucket) -> Mapping[str, Tensor]:
-        """The tensors of the next bucket, valid until the next call. Raises PushBroken if it is not the next.
+    def open(self, *pieces: Bucket) -> Mapping[str, Tensor]:
+        """The weights of the next bucket, of all its senders' pieces, valid until the next call.
 
-        The first bucket of a version is always accepted: what is left of an earlier version is void.
+        Raises PushBroken if it is not the next, or if its pieces do not add up. The first bucket of a version is always
+        accepted: what is left of an earlier version is void.
         """
-        if bucket.index == 0:
+        if pieces[0].index == 0:
             self._base, self._confirmed = self._confirmed, None
-            self._version, self._num_taken = bucket.version, 0
-        if (bucket.version, bucket.index) != (self._version, self._num_taken):
-            raise PushBroken(
-                f"bucket {bucket.index} of version {bucket.version} came where {self._num_taken} of {self._version} was due"
-            )
+            self._version, self._num_taken = pieces[0].version, 0
+        for bucket in pieces:
+            if (bucket.version, bucket.index) != (self._version, self._num_taken):
+                raise PushBroken(
+                    f"bucket {bucket.index} of version {bucket.version} came where {self._num_taken} of {self._version} was due"
+                )
         self._num_taken += 1
-        tensors = self._received(bucket)
-        if not self._keeps:
-            return tensors
-        if bucket.base_version is None:
-            kept = {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
-        else:
-            kept = self._changed(tensors, base_version=bucket.base_version)
-        self._kept |= kept
-        return kept
+        parts = ((piece, self._decoded(piece, tensors)) for piece, tensors in self._received(pieces))
+        if all(entry.part is None for piece in pieces for entry in piece.entries):
+            return dict(next(parts)[1])
+        return _joined(parts)
 
     def confirm(self) -> None:
         """The whole version has been received and is in use."""
@@ -308,15 +367,30 @@ class WeightReceiver:
         """Leave the channel; whoever waits in its group fails."""
         if self._group is not None:
             self._group.leave()
+        self._arriving, self._passing = [], []  # A connection lives as long as a message on it.
 
-    def _changed(self, changes: Mapping[str, Tensor], *, base_version: int) -> dict[str, Tensor]:
-        if base_version != self._base or not changes.keys() <= self._kept.keys():
-            raise PushBroken(f"changes since version {base_version} came, but version {self._base} is what is here")
-        for name, coded in changes.items():
-            apply_change(coded.cpu(), base=self._kept[name])
-        return {name: self._kept[name] for name in changes}
+    def _decoded(self, bucket: Bucket, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        if not self._keeps:
+            return tensors
+        keys = {name: (bucket.sender, name) for name in tensors}
+        if bucket.base_version is None:
+            self._kept |= {keys[name]: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
+        elif bucket.base_version != self._base or not self._kept.keys() >= set(keys.values()):
+            raise PushBroken(f"changes since version {bucket.base_version} came, but version {self._base} is what is here")
+        else:
+            for name, coded in tensors.items():
+                apply_change(coded.cpu(), base=self._kept[keys[name]])
+        return {name: self._kept[key] for name, key in keys.items()}
 
-    def _received(self, bucket: Bucket) -> Mapping[str, Tensor]:
+    def _received(self, pieces: Sequence[Bucket]) -> Iterator[tuple[Bucket, Mapping[str, Tensor]]]:
+        """Each piece, with its tensors, which are valid until the next bucket."""
+        if self._group is not None:
+            yield from ((piece, unpack(flat, piece.entries)) for piece, flat in self._from_ring(self._group, pieces))
+            return
+        for piece in pieces:
+            yield piece, self._given(piece)
+
+    def _given(self, bucket: Bucket) -> Mapping[str, Tensor]:
         match bucket.payload:
             case OnDisk(path):
                 return safetensors.torch.load_file(path)
@@ -332,7 +406,7 @@ class WeightReceiver:
             case SameIpcTensors():
                 return self._shared
             case InGroup():
-                flat = self._broadcast(bucket.num_bytes)
+                raise PushBroken("a bucket comes in a process group, and this engine is in none")
         return unpack(flat, bucket.entries)
 
     def _opened(self, handle: IpcHandle) -> Tensor:
@@ -340,10 +414,64 @@ class WeightReceiver:
         tensor: Tensor = handle.open(*before, self._device.index or 0, *after)
         return tensor
 
-    def _broadcast(self, num_bytes: int) -> Tensor:
-        assert self._group is not None
-        if self._buffer.numel() < num_bytes:
-            self._buffer = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
-        flat = self._buffer[:num_bytes]
-        self._group.broadcast(flat).wait()
-        return flat
+    def _from_ring(self, group: PushGroup, pieces: Sequence[Bucket]) -> Iterator[tuple[Bucket, Tensor]]:
+        """The pieces as they come; while one is used it is passed on, and the next arrives."""
+        while self._passing:
+            self._wait(self._passing)
+        ends = list(itertools.accumulate(aligned(piece.num_bytes) for piece in pieces))
+        if self._buffer.numel() < ends[-1]:
+            self._buffer = torch.empty(ends[-1], dtype=torch.uint8, device=self._device)
+        flats = {
+            self._senders.index(piece.sender): self._buffer[end - aligned(piece.num_bytes) :][: piece.num_bytes]
+            for piece, end in zip(pieces, ends, strict=True)
+        }
+        chunks = [(hop, flats[hop.sender]) for hop in group.hops if hop.sender in flats]
+        chunks = [(hop, part) for hop, flat in chunks if (part := flat[group.ring.part(flat.numel(), hop.chunk)]).numel()]
+        missing = Counter(hop.sender for hop, _ in chunks)
+        by_sender = {self._senders.index(piece.sender): piece for piece in pieces}
+        yield from ((piece, flats[sender]) for sender, piece in by_sender.items() if not missing[sender])
+        self._arriving = [group.receive(part, hop) for hop, part in chunks[:1]]
+        for number, (hop, part) in enumerate(chunks):
+            self._wait(self._arriving)
+            if not hop.is_last:
+                self._passing.append(group.pass_on(part))
+            self._arriving += [group.receive(part, hop) for hop, part in chunks[number + 1 : number + 2]]
+            missing[hop.sender] -= 1
+            if not missing[hop.sender]:
+                yield by_sender[hop.sender], flats[hop.sender]
+
+    @staticmethod
+    def _completed(works: list[Work]) -> str | None:
+        """Wait for the first of them, and let go of it: a connection is open as long as somebody holds a message on it."""
+        try:
+            works.pop(0).wait()
+        except RuntimeError as error:
+            return str(error)
+        return None
+
+    def _wait(self, works: list[Work]) -> None:
+        """Wait for the first of them. If it fails the group is left, so that those who wait for this engine fail too."""
+        failure = self._completed(works)
+        if failure is not None:
+            self.close()
+            raise PushBroken(f"another member of the push's process group is gone: {failure}")
+
+
+def _joined(parts: Iterable[tuple[Bucket, Mapping[str, Tensor]]]) -> dict[str, Tensor]:
+    """Whole weights of their parts. Raises PushBroken if some part is missing, or there twice."""
+    joined: dict[str, Tensor] = {}
+    missing: dict[str, int] = {}
+    for piece, tensors in parts:
+        for part in (entry.part for entry in piece.entries):
+            assert part is not None
+            tensor = tensors[part.name]
+            if part.name not in joined:
+                joined[part.name] = torch.empty(part.shape, dtype=tensor.dtype, device=tensor.device)
+                missing[part.name] = joined[part.name].numel()
+            missing[part.name] -= tensor.numel()
+            here = [slice(begin, begin + length) for begin, length in zip(*part.box, strict=True)]
+            joined[part.name][tuple(here)] = tensor.view(part.box.shape)
+    torn = sorted(name for name, count in missing.items() if count)
+    if torn:
+        raise PushBroken(f"the parts of {torn[0]} that came do not make the whole")
+    return joined

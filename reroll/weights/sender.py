@@ -1,4 +1,4 @@
-"""The trainer's end of a push: gathers weights bucket by bucket, and sends each by a transport."""
+"""The trainer's end of a push: fills bucket after bucket, with gathered weights or a rank's own slices, and sends each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from torch.distributed import Work
 from torch.multiprocessing.reductions import reduce_tensor
 
 from reroll.weights.buckets import (
-    BroadcastGroup,
     Bucket,
     Channel,
     Entry,
@@ -27,6 +26,7 @@ from reroll.weights.buckets import (
     Mapped,
     OnDisk,
     Payload,
+    PushGroup,
     SameIpcTensors,
     Stored,
     aligned,
@@ -34,13 +34,17 @@ from reroll.weights.buckets import (
     put,
     unpack,
 )
+from reroll.weights.slices import Slice
 
 
 class WeightSender:
-    """Sends weights through a channel, on one rank. Ranks that are no senders take part in the gathers, and hold nothing."""
+    """Sends weights through a channel, on one rank: what is gathered (`buckets`), or this rank's own part (`pieces`).
+
+    Ranks that are no senders take part in the gathers, and hold nothing.
+    """
 
     def __init__(self, channel: Channel, *, rank: int, device: str) -> None:
-        self._channel = channel
+        self._channel, self._rank = channel, rank
         self._transport = make_transport(channel, device=torch.device(device)) if rank in channel.senders else None
         self._sent: dict[str, Tensor] = {}
         self._sent_version: int | None = None
@@ -54,11 +58,7 @@ class WeightSender:
         changed since, if that is what was sent last. `lasting` tensors stay in the memory where they are as long as the
         channel: a receiver on the same GPU can be shown them instead of a copy.
         """
-        if base_version != self._sent_version:
-            base_version = None
-        self._sent_version = None  # A push that broke off is no base for changes.
-        if self._transport is not None:
-            self._transport.begin(version)
+        base_version = self._begin(version, base_version=base_version)
         made: Iterator[Bucket | None]
         if lasting and isinstance(self._transport, GpuTransport) and not self._channel.delta:
             made = self._shared(self._transport, dict(tensors), version=version)
@@ -72,10 +72,33 @@ class WeightSender:
         yield from made
         self._finish(version)
 
+    def pieces(self, parts: Mapping[str, Tensor], *, version: int, base_version: int | None) -> Iterator[Bucket | None]:
+        """What this rank has of each bucket of one push, by the channel's plan; `parts` is its part of every weight.
+
+        No other rank takes part. None on a rank that sends nothing.
+        """
+        base_version = self._begin(version, base_version=base_version)
+        planned = self._channel.slices or ((),)
+        for index, slices in enumerate(planned):
+            bucket = _OpenBucket(version, index=index, base_version=base_version)
+            for part in slices:
+                self._fill(bucket, part.name, parts[part.name].detach().to(getattr(torch, part.dtype)), part=part)
+            yield self._shipped(bucket, is_last=index + 1 == len(planned))
+        self._finish(version)
+
     def close(self) -> None:
         """Leave the channel."""
         if self._transport is not None:
             self._transport.close()
+
+    def _begin(self, version: int, *, base_version: int | None) -> int | None:
+        """Begin a push; returns the version that changes can be sent since."""
+        if base_version != self._sent_version:
+            base_version = None
+        self._sent_version = None  # A push that broke off is no base for changes.
+        if self._transport is not None:
+            self._transport.begin(version)
+        return base_version
 
     def _finish(self, version: int) -> None:
         if self._transport is not None:
@@ -102,6 +125,7 @@ class WeightSender:
         payload = transport.share([tensor.detach() for tensor in tensors.values()])
         entries = () if isinstance(payload, SameIpcTensors) else tuple(_shared_entries(tensors))
         yield Bucket(
+            sender=self._rank,
             version=version,
             index=0,
             is_last=True,
@@ -112,12 +136,12 @@ class WeightSender:
             gather_s=time.perf_counter() - started_s,
         )
 
-    def _fill(self, bucket: _OpenBucket, name: str, tensor: Tensor) -> None:
+    def _fill(self, bucket: _OpenBucket, name: str, tensor: Tensor, *, part: Slice | None = None) -> None:
         if self._transport is None:
             return
         if self._channel.delta:
             tensor = self._coded(name, tensor, as_change=bucket.base_version is not None)
-        entry = bucket.add(name, tensor)
+        entry = bucket.add(name, tensor, part=part)
         put(self._transport.buffer(bucket.num_filled), entry, tensor)
 
     def _coded(self, name: str, tensor: Tensor, *, as_change: bool) -> Tensor:
@@ -131,6 +155,7 @@ class WeightSender:
             return None
         gather_s = time.perf_counter() - bucket.started_s
         return Bucket(
+            sender=self._rank,
             version=bucket.version,
             index=bucket.index,
             is_last=is_last,
@@ -161,8 +186,8 @@ class _OpenBucket:
     """Bytes to send."""
     started_s: float = field(default_factory=time.perf_counter)
 
-    def add(self, name: str, tensor: Tensor) -> Entry:
-        entry = Entry(name, tensor.dtype, tuple(tensor.shape), aligned(self.num_filled))
+    def add(self, name: str, tensor: Tensor, *, part: Slice | None = None) -> Entry:
+        entry = Entry(name, tensor.dtype, tuple(tensor.shape), aligned(self.num_filled), part)
         self.entries.append(entry)
         self.num_filled = entry.offset + tensor.nbytes
         return entry
@@ -258,14 +283,14 @@ class GpuTransport(Transport):
         return IpcHandle(*reduce_tensor(flat))  # type: ignore[no-untyped-call]
 
 
-class BroadcastTransport(Transport):
-    """One broadcast per bucket, which runs while the next bucket is filled."""
+class GroupTransport(Transport):
+    """Each bucket goes to the engines of a ring in chunks, while the next bucket is filled."""
 
-    def __init__(self, group: BroadcastGroup, *, bucket_bytes: int, device: torch.device) -> None:
+    def __init__(self, group: PushGroup, *, bucket_bytes: int, device: torch.device) -> None:
         self.device = device
         super().__init__(bucket_bytes=bucket_bytes)
         self._group = group
-        self._in_flight: Work | None = None
+        self._in_flight: list[Work] = []
 
     def finish(self) -> None:
         self._wait()
@@ -274,16 +299,15 @@ class BroadcastTransport(Transport):
         self._group.leave()
 
     def _payload(self, flat: Tensor, entries: Sequence[Entry]) -> Payload:
-        # Ranks gather together, bucket by bucket: an error at the end of one leaves none of them waiting.
-        work = self._group.broadcast(flat)
+        # Where ranks gather together, bucket by bucket, an error at the end of one leaves none of them waiting.
+        works = self._group.send(flat)
         self._wait()
-        self._in_flight = work
+        self._in_flight = works
         return InGroup()
 
     def _wait(self) -> None:
-        work, self._in_flight = self._in_flight, None
-        if work is not None:
-            work.wait()
+        while self._in_flight:
+            self._in_flight.pop(0).wait()
 
 
 class DiskTransport(Transport):
@@ -348,6 +372,8 @@ def _write(path: Path, data: bytes) -> None:
 def make_transport(channel: Channel, *, device: torch.device) -> Transport:
     """The transport of a channel; `device` is where it should put the bytes, if it can choose."""
     size = channel.bucket_bytes
+    if channel.slices is not None:  # It is known what this rank has of each bucket.
+        size = max(sum(aligned(part.num_bytes) for part in piece) for piece in channel.slices)
     match channel.kind:
         case "ipc":
             if device.type == "cuda":
@@ -355,7 +381,7 @@ def make_transport(channel: Channel, *, device: torch.device) -> Transport:
             return MappedTransport(bucket_bytes=size)
         case "broadcast":
             assert channel.group_rank is not None
-            return BroadcastTransport(BroadcastGroup(channel.group_rank, device), bucket_bytes=size, device=device)
+            return GroupTransport(PushGroup(channel.group_rank, device), bucket_bytes=size, device=device)
         case "disk":
             assert channel.folder is not None
             return DiskTransport(channel.folder, bucket_bytes=size)

@@ -19,7 +19,8 @@ from reroll.models.load import DTYPES
 from reroll.tokens.batch import Batch
 from reroll.training.base import Needs
 from reroll_zoo.fsdp2.config import Fsdp2StrategyConfig
-from reroll_zoo.fsdp2.experts import CUT_DIM, EP, check_experts, lay_out_experts, split_experts
+from reroll_zoo.fsdp2.experts import EP, check_experts, lay_out_experts, split_experts
+from reroll_zoo.fsdp2.layout import CUT_DIM
 from reroll_zoo.fsdp2.mesh import REPLICA, SHARD, TP, sequence_group
 from reroll_zoo.fsdp2.sequence import SequenceShare, check_shares
 from reroll_zoo.fsdp2.tensor import check_splits, split_layer

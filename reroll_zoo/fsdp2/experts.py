@@ -18,6 +18,7 @@ from torch.func import functional_call
 from transformers import PretrainedConfig, PreTrainedModel
 
 from reroll.errors import ModelError
+from reroll_zoo.fsdp2.layout import STACKED_EXPERTS
 from reroll_zoo.fsdp2.mesh import REPLICA, SHARD
 
 FAMILIES = ("qwen3_moe",)
@@ -25,12 +26,6 @@ FAMILIES = ("qwen3_moe",)
 
 EP = "ep"
 """The axis along which ranks hold different experts."""
-
-CUT_DIM = 1
-"""FSDP cuts the inside of every expert: the first dimension, experts, is already shared out."""
-
-_GATE_UP, _DOWN = "gate_up_proj", "down_proj"
-"""The matrices of all experts of a layer, stacked: [experts, 2 · inner, hidden] and [experts, hidden, inner]."""
 
 
 def lay_out_experts(mesh: DeviceMesh, *, ep: int) -> DeviceMesh:
@@ -69,7 +64,7 @@ def split_experts(layer: nn.Module, config: PretrainedConfig, mesh: DeviceMesh) 
     for name, experts in layer.named_modules():
         if name.rpartition(".")[2] != "experts":
             continue
-        for key in (_GATE_UP, _DOWN):
+        for key in STACKED_EXPERTS:
             whole = experts.get_parameter(key)
             mine = whole.detach().chunk(mesh.size())[mesh.get_local_rank()].clone()
             part = DTensor.from_local(mine, mesh, [Shard(0)], run_check=False)
@@ -114,7 +109,7 @@ class SharedExperts:
         if not num_rows:
             # One row of zeros: without any, autograd would leave this rank out of the exchanges of the backward pass.
             rows, local_ids = torch.cat([rows, rows.new_zeros(1, rows.shape[1])]), local_ids.new_zeros(1)
-        parts = {key: self._experts.get_parameter(key) for key in (_GATE_UP, _DOWN)}
+        parts = {key: self._experts.get_parameter(key) for key in STACKED_EXPERTS}
         mine = {key: part.to_local() if isinstance(part, DTensor) else part for key, part in parts.items()}
         answers: Tensor = functional_call(self._stand_in, mine, (rows, local_ids[:, None], rows.new_ones(len(rows), 1)))
         return answers[:num_rows]

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from reroll.config.parts import OptimConfig
-from reroll.models.load import adapter_on, save_model
+from reroll.models.load import DTYPES, adapter_on, save_model
 from reroll.models.recurrent import is_recurrent
 from reroll.observe.files import sync_files
 from reroll.observe.metrics import Stats
@@ -23,9 +23,11 @@ from reroll.training.offload import HostCopies, PinnedOffload, synchronize
 from reroll.training.optimizer import adamw, prepare_step
 from reroll.training.saved import refuse_other_adapter
 from reroll.training.torch_strategy import enable_gradient_checkpointing
+from reroll.weights.slices import Slice
 from reroll_zoo.fsdp2.build import shard
 from reroll_zoo.fsdp2.checkpoint import load_shards, save_shards, sharded_state
 from reroll_zoo.fsdp2.config import Fsdp2StrategyConfig
+from reroll_zoo.fsdp2.layout import slice_of
 from reroll_zoo.fsdp2.mesh import SHARD, TP, build_mesh
 from reroll_zoo.fsdp2.tensor import has_partial_gradient
 from reroll_zoo.ranks.group import COLLECTIVE_TIMEOUT, DataParallelRanks
@@ -68,7 +70,7 @@ class Fsdp2Strategy(ShardedStrategy):
     ) -> None:
         self._make_empty, self._tokenizer, self._optim_config = make_empty, tokenizer, optim
         self._total_steps, self._step, self._device = total_steps, 0, torch.device(device)
-        self._offloads = config.cpu_offload
+        self._offloads, self._dtype = config.cpu_offload, str(DTYPES[config.precision]).removeprefix("torch.")
         self._mesh = build_mesh(config, device=device)
         self.data_parallel = DataParallelRanks(ranks_per_share=config.ranks_per_share)
         self._model = make_empty()
@@ -127,6 +129,9 @@ class Fsdp2Strategy(ShardedStrategy):
 
     def parts(self) -> Mapping[str, Tensor]:
         return {name: parameter.to_local() for name, parameter in self._sharded().items()}
+
+    def slices(self) -> Mapping[str, Slice]:
+        return {name: slice_of(name, parameter, dtype=self._dtype) for name, parameter in self._trained().items()}
 
     def to(self, device: str, *, weights: bool = True) -> None:
         if self._offloads:

@@ -12,12 +12,11 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 from transformers import PreTrainedModel
 
 from reroll.errors import ModelError
+from reroll_zoo.fsdp2.layout import FROM_SHARES, INTO_SHARES
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
 """Those whose layers have the parts below and no others that would need a split."""
 
-_INTO_SHARES = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
-_FROM_SHARES = ("o_proj", "down_proj")
 _ON_SHARES = ("q_norm", "k_norm")
 """Whole on every rank, but applied to its own heads: their gradients are parts of a sum."""
 
@@ -44,9 +43,9 @@ def split_layer(layer: nn.Module, mesh: DeviceMesh) -> None:
     plan: dict[str, ParallelStyle] = {}
     for name, module in layer.named_modules():
         kind = name.rpartition(".")[2]
-        if kind in _INTO_SHARES:
+        if kind in INTO_SHARES:
             plan |= {part: ColwiseParallel() for part in _matrices(name, module, split_adapter="lora_B")}
-        elif kind in _FROM_SHARES:
+        elif kind in FROM_SHARES:
             plan |= {part: RowwiseParallel() for part in _matrices(name, module, split_adapter="lora_A")}
     parallelize_module(layer, mesh, plan, src_data_rank=None)
 

@@ -7,11 +7,15 @@ from dataclasses import dataclass
 
 from reroll.config.pipeline import PipelineConfig
 from reroll.config.tree import RlvrConfig
+from reroll_zoo.external_engine.config import ExternalEngineConfig
+from reroll_zoo.fsdp2.config import Fsdp2StrategyConfig
+from reroll_zoo.fsdp2.layout import RankLayout
 from reroll_zoo.offline.config import OfflineConfig
 from reroll_zoo.plan.cluster import ClusterConfig
 from reroll_zoo.plan.planned import Planned
+from reroll_zoo.plan.push import Push, gather_seconds, push_way, ring_seconds, sent_bytes, store_seconds, taken_seconds
 from reroll_zoo.plan.roles import Role, displaced_ranks
-from reroll_zoo.plan.timing import Rows, answer_seconds, generate_seconds, push_seconds, train_seconds
+from reroll_zoo.plan.timing import Rows, answer_seconds, generate_seconds, train_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,15 +133,36 @@ class _Clock(Planned):
     def _push_seconds(self) -> float:
         engine, policy = self.engine, self.policy
         assert engine is not None
-        nodes = {self.cluster.node_of(device) for device in engine.devices}
-        trained = policy.how.lora_parameters or policy.shape.num_parameters
-        return push_seconds(
-            trained * policy.how.value_bytes,
-            self.cluster.part(self._gpus_of(policy, engine)),
-            same_process=self.one_process,
-            num_engine_nodes=len(nodes),
-            crosses=nodes != {self.cluster.node_of(policy.devices[0])},
-        )
+        if self.one_process:
+            return 0.0
+        cluster, sent = self.cluster.part(self._gpus_of(policy, engine)), self._sent_bytes()
+        push = Push(sent=sent, senders=policy.devices, engines=tuple(rank[0] for rank in engine.ranks))
+        way = push_way(push, self.config.weights.kind if isinstance(self.config, RlvrConfig) else "auto")
+        is_gathered = way == "beside" or not isinstance(self.config.policy.strategy, Fsdp2StrategyConfig)
+        travel_s = gather_seconds(push.num_bytes, policy.devices, self.cluster) if is_gathered and policy.how.cut > 1 else 0.0
+        if way == "store":
+            return travel_s + store_seconds(push, cluster, self.cluster)
+        if way == "ring":
+            travel_s = max(travel_s, ring_seconds(push, self.cluster))
+        return taken_seconds(travel_s, push.num_bytes, cluster, tp=engine.tp, waits_on_host=self._waits_on_host(engine))
+
+    def _sent_bytes(self) -> tuple[int, ...]:
+        """Of each rank of the policy: its part, or all from the first where they gather."""
+        policy, how = self.policy, self.policy.how
+        num_ranks, strategy = len(policy.ranks), self.config.policy.strategy
+        if not isinstance(strategy, Fsdp2StrategyConfig):
+            trained = how.lora_parameters or policy.shape.num_parameters
+            return (trained * how.value_bytes, *[0] * (num_ranks - 1))
+        if how.lora_parameters:
+            return (-(-how.lora_parameters * how.value_bytes // num_ranks),) * num_ranks
+        layout = RankLayout(num_ranks=num_ranks, tp=strategy.tp, ep=strategy.ep, replicas=strategy.replicas)
+        return sent_bytes(policy.shape, layout, value_bytes=how.value_bytes)
+
+    def _waits_on_host(self, engine: Role) -> bool:
+        """Whether the engine loads its weights in one call, when the last has come."""
+        if not isinstance(self.config, RlvrConfig) or not isinstance(self.config.engine, ExternalEngineConfig):
+            return False
+        return engine.tp > 1 or bool(engine.shape.num_experts) or bool(self.policy.how.lora_parameters)
 
     @staticmethod
     def _gpus_of(*roles: Role) -> tuple[str, ...]:

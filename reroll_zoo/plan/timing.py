@@ -136,14 +136,3 @@ def generate_seconds(
     flops = forward_flops(shape, num_tokens=running, row_tokens=2 * context)
     compute_s = flops / (tp * peak_flops(cluster, value_bytes) * efficiency.prefill)
     return prefill_s + num_steps * (max(read_s, compute_s) + efficiency.step_overhead_ms / 1e3)
-
-
-def push_seconds(num_bytes: int, cluster: ClusterConfig, *, same_process: bool, num_engine_nodes: int, crosses: bool) -> float:
-    """Carrying the weights to the engines. In one process nothing moves; on one node they go through the host's memory;
-    to other nodes over the network too, to one after the other."""
-    if same_process:
-        return 0.0
-    efficiency = cluster.efficiency.link
-    through_host = 2 * num_bytes / (cluster.spec.host_gb_s * 1e9 * efficiency)
-    over_network = num_engine_nodes * num_bytes / (cluster.network_gb_s * 1e9 * efficiency) if crosses else 0.0
-    return through_host + over_network

@@ -11,19 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
-from weights_probe import ProbeEngine, ProbeTrainer
+from weights_probe import Pair, spawn_pair
 
 from reroll.config.parts import LoraConfig, ModelConfig
 from reroll.config.strategy import StrategyConfig, TorchStrategyConfig
-from reroll.config.weights import WeightsConfig, WeightsKind
-from reroll.infer.cluster import CONCURRENCY, InferCluster
+from reroll.config.weights import WeightsKind
 from reroll.models.load import Precision
 from reroll.models.tiny import make_tiny
-from reroll.pipeline.weight_sync import WeightSync
-from reroll.runtime.base import Placement, Workers
-from reroll.runtime.processes import ProcessRuntime
-from reroll.training.cluster import Rendezvous, TrainCluster
 from reroll_zoo.fsdp2.config import Fsdp2StrategyConfig
 
 KINDS: list[WeightsKind] = ["ipc", "broadcast", "disk", "store"]
@@ -32,42 +26,6 @@ KINDS: list[WeightsKind] = ["ipc", "broadcast", "disk", "store"]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(make_tiny(tmp_path_factory.mktemp("models") / "tiny", hidden=32, layers=2, heads=4, kv_heads=2))
-
-
-class Pair:
-    """A policy on two ranks and two engines, in processes of their own that can be others in the next test."""
-
-    def __init__(self, runtime: ProcessRuntime, trainers: Workers[ProbeTrainer], engines: Workers[ProbeEngine]) -> None:
-        self.runtime, self._trainers, self._engines = runtime, trainers, engines
-        self.policy = TrainCluster(trainers)  # type: ignore[arg-type]
-
-    async def become(self, config: ModelConfig, *, engine_precision: Precision = "fp32") -> None:
-        self._meeting = Rendezvous(self.runtime.host)
-        self.cluster = InferCluster(self._engines)  # type: ignore[arg-type]
-        await asyncio.gather(
-            self._trainers.broadcast(ProbeTrainer.become, config, rendezvous=self._meeting.address),
-            self._engines.broadcast(ProbeEngine.become, config.model, precision=engine_precision, lora=config.lora),
-        )
-
-    def sync(self, kind: WeightsKind, folder: Path, *, delta: bool = False) -> WeightSync:
-        config, host = WeightsConfig(kind=kind, bucket_mb=0.01, delta=delta), self.runtime.host
-        return WeightSync(self.policy, self.cluster, config, share_memory=False, snapshot=False, host=host, folder=folder)
-
-    async def move(self, *, scale: float) -> None:
-        await self._trainers.broadcast(ProbeTrainer.nudge, scale=scale)
-
-    async def refuse(self, index: int) -> None:
-        """The first engine raises when this bucket comes."""
-        await self._engines.one(0, ProbeEngine.refuse, index)
-
-    async def versions(self) -> list[int]:
-        return await self._engines.broadcast(ProbeEngine.version)
-
-    async def assert_in_step(self) -> None:
-        want = await self.policy.weights()
-        for held in await self._engines.broadcast(ProbeEngine.held):
-            assert want.keys() <= held.keys()
-            assert all(torch.equal(held[name], tensor.to(held[name].dtype)) for name, tensor in want.items())
 
 
 @pytest.fixture(scope="module")
@@ -80,15 +38,7 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
 
 @pytest.fixture(scope="module")
 def pair(loop: asyncio.AbstractEventLoop) -> Iterator[Pair]:
-    async def spawn() -> Pair:
-        runtime = ProcessRuntime()
-        trainers, engines = await asyncio.gather(
-            runtime.spawn(ProbeTrainer, Placement("policy", ("cpu", "cpu"))),
-            runtime.spawn(ProbeEngine, Placement("engine", ("cpu", "cpu"), concurrency=CONCURRENCY)),
-        )
-        return Pair(runtime, trainers, engines)
-
-    pair = loop.run_until_complete(spawn())
+    pair = loop.run_until_complete(spawn_pair(num_trainers=2, num_engines=2))
     yield pair
     loop.run_until_complete(pair.runtime.close())
 

@@ -60,7 +60,11 @@ LAYOUTS: dict[str, tuple[int, str, dict[str, int]]] = {
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+IN_OTHERS = ("two split layers", "two halves of each sequence")
+"""Layouts whose parts are all in quick ones of four ranks."""
+
+
+@pytest.mark.parametrize("layout", [pytest.param(name, marks=[pytest.mark.slow] * (name in IN_OTHERS)) for name in LAYOUTS])
 def test_ranks_together_learn_what_one_process_learns(models: dict[str, Path], layout: str) -> None:
     num_ranks, family, options = LAYOUTS[layout]
     config = model_config(models[family], fsdp2(**options))
@@ -127,7 +131,7 @@ def test_four_ranks_share_long_sequences_and_some_get_nothing_of_short_ones(mode
     assert_same(ours, expected)
 
 
-@pytest.mark.parametrize("options", [{"tp": 2}, {"sp": 2}])
+@pytest.mark.parametrize("options", [{"tp": 2}, pytest.param({"sp": 2}, marks=pytest.mark.slow)])  # sp moves no weight.
 def test_a_checkpoint_of_four_ranks_goes_on_with_two_and_opens_with_plain_transformers(
     models: dict[str, Path], tmp_path: Path, options: dict[str, int]
 ) -> None:

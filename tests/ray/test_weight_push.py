@@ -6,7 +6,7 @@ import copy
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,10 +66,10 @@ class MortalEngine(InferWorker):
     def doom(self) -> None:
         self.is_doomed = True
 
-    def take_weights(self, bucket: Bucket) -> None:
-        if self.is_doomed and bucket.index == 1:
+    def take_weights(self, pieces: Sequence[Bucket]) -> None:
+        if self.is_doomed and pieces[0].index == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        super().take_weights(bucket)
+        super().take_weights(pieces)
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -74,8 +74,9 @@ class OpenEngine(InferWorker):
         return {name: parameter.data_ptr() for name, parameter in engine._runner._parameters.items()}
 
 
-Fault = Callable[[int, Mapping[int, Bucket]], Mapping[int, Bucket]]
-"""(how many deliveries came before, buckets by engine) -> what is delivered instead."""
+Buckets = Mapping[int, Sequence[Bucket]]
+Fault = Callable[[int, Buckets], Buckets]
+"""(how many deliveries came before, pieces by engine) -> what is delivered instead."""
 
 
 class FaultyCluster(InferCluster):
@@ -84,7 +85,7 @@ class FaultyCluster(InferCluster):
     fault: Fault = staticmethod(lambda number, buckets: buckets)  # type: ignore[assignment]
     num_deliveries = 0
 
-    async def take_weights(self, buckets: Mapping[int, Bucket]) -> None:
+    async def take_weights(self, buckets: Buckets) -> None:
         delivered = self.fault(self.num_deliveries, buckets)
         self.num_deliveries += 1
         if delivered:
@@ -164,7 +165,7 @@ async def test_a_lost_bucket_is_sent_again_and_no_token_is_from_a_mix(run: Run) 
     during: list[int] = []
     first = run.cluster.num_deliveries
 
-    def fault(number: int, buckets: Mapping[int, Bucket]) -> Mapping[int, Bucket]:
+    def fault(number: int, buckets: Buckets) -> Buckets:
         if number > first:
             during.append(sum(worker._worker._engine.counts.num_tokens for worker in run.engines._hosts))  # type: ignore[attr-defined]
         return {} if number == first + 2 else buckets
@@ -212,14 +213,15 @@ async def test_changes_travel_alone_and_damaged_ones_are_replaced_by_whole_weigh
 
     damaged_at = run.cluster.num_deliveries + 1
 
-    def fault(number: int, buckets: Mapping[int, Bucket]) -> Mapping[int, Bucket]:
+    def fault(number: int, buckets: Buckets) -> Buckets:
         if number != damaged_at:
             return buckets
-        payload = next(iter(buckets.values())).payload
+        [piece] = next(iter(buckets.values()))
+        payload = piece.payload
         assert isinstance(payload, Stored)
         data = payload.data.copy()
         data[30] ^= 1
-        return {rank: replace(bucket, payload=Stored(data)) for rank, bucket in buckets.items()}
+        return {engine: [replace(piece, payload=Stored(data))] for engine in buckets}
 
     run.cluster.fault = fault
     await run.trainers.broadcast(MovingTrainer.nudge)
@@ -244,4 +246,4 @@ async def test_an_engine_without_a_channel_says_so(run: Run) -> None:
     bucket = next(sender.buckets((), version=1, base_version=None))
     assert bucket is not None
     with pytest.raises(WorkerError, match="call open_receiver first"):
-        await run.cluster.take_weights(dict.fromkeys(range(8), bucket))
+        await run.cluster.take_weights({engine: [bucket] for engine in range(8)})

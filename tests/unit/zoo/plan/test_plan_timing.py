@@ -11,7 +11,6 @@ from reroll_zoo.plan.timing import (
     Rows,
     forward_flops,
     generate_seconds,
-    push_seconds,
     train_flops,
     train_seconds,
 )
@@ -66,15 +65,6 @@ def test_writing_reads_weights_and_cache_once_per_step_until_the_longest_is_done
     assert in_two_waves == pytest.approx(2 * seconds, rel=0.02)
     one_long = Rows(num_rows=8, prompt_tokens=0, written_tokens=1000, longest_written=4000, num_prompts=8)
     assert generate_seconds(SHAPE, one_long, NODE, value_bytes=2, num_workers=1, tp=1, max_running=8) > 3.5 * seconds
-
-
-def test_a_push_costs_nothing_in_one_process_the_host_twice_on_a_node_and_the_network_beyond_it() -> None:
-    def seconds(*, same_process: bool = False, crosses: bool = False) -> float:
-        return push_seconds(16 * 10**9, NODE, same_process=same_process, num_engine_nodes=2, crosses=crosses)
-
-    assert seconds(same_process=True) == 0
-    assert seconds() == pytest.approx(2 * 16 / 55)
-    assert seconds(crosses=True) == pytest.approx(2 * 16 / 55 + 2 * 16 / 50)
 
 
 def test_a_device_may_be_described_by_its_numbers_and_an_unknown_name_is_refused_with_the_known_ones() -> None:
