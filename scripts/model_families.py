@@ -60,8 +60,9 @@ Granite 4 (Mamba2). Transformers' own code computes them: with the kernels of `f
   context that goes another way is read anew. New weights go on from the state that older ones made, or read again, as
   `engine.new_weights` says. States count in `engine.cache_gib`, and of parked ones 2 GiB are kept.
 - `engine.draft` is refused: a wrong guess could not be taken back.
-- On a GPU the engine keeps such models in the same dense slots as on a CPU, without CUDA graphs: right, and slower than
-  what it does with others. That has not been measured; vLLM and SGLang have kernels of their own for them.""".splitlines()
+- On a GPU the engine has the same dense slots for such models as on a CPU, and no CUDA graphs, so it is slower than with
+  others. That code is tested on a CPU and has not been run on a GPU. vLLM and SGLang have kernels of their own.
+""".splitlines()
 
 _WINDOW = {"sliding_window": 8}
 _UNTIED = {"tie_embeddings": False}

@@ -11,11 +11,22 @@ from reroll.config.routes import why_not_replayed
 from reroll.config.tree import RlvrConfig
 from reroll.errors import Violation
 
+_RECURRENT = ("bamba", "falcon_h1", "nemotron_h", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
+"""Families that always have layers with a state. The engine looks at the layers themselves."""
+
 
 def engine_violations(config: RlvrConfig) -> Iterator[Violation]:
     """Where an engine cannot run as asked."""
     yield from package_violations("engine", config.engine)
     yield from config.engine.violations(config)
+    if (draft := getattr(config.engine, "draft", "off")) != "off":  # Other kinds have drafts of their own, or none.
+        family = (model_card(config.policy.model) or {}).get("model_type")
+        if family in _RECURRENT:
+            yield Violation(
+                "engine.draft",
+                f"is {draft}, but a wrong draft cannot be taken back from the state that layers of {family} carry",
+                "set it to off",
+            )
     if config.policy.replay_routes:
         yield from _routes_violations(config)
 

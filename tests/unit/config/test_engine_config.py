@@ -120,3 +120,14 @@ def test_experts_are_replayed_only_of_engines_that_tell_of_them_and_of_families_
     dense = rlvr_tree | {"policy": rlvr_tree["policy"] | {"replay_routes": True}}
     with pytest.raises(ConfigError, match=r"policy.replay_routes: is set, but .*families afmoe, .* not llama"):
         parse(dense)
+
+
+def test_drafts_are_refused_for_layers_that_carry_a_state_before_anything_starts(
+    rlvr_tree: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = make_tiny(tmp_path / "mamba", family="falcon_h1", hidden=16, mamba_n_heads=2, mamba_d_ssm=16, mamba_d_state=8)
+    tree = rlvr_tree | {"policy": rlvr_tree["policy"] | {"model": str(folder)}}
+    assert parse(tree)
+    with pytest.raises(ConfigError, match=r"engine\.draft: is auto, but a wrong draft .* layers of falcon_h1 carry"):
+        parse(tree, draft="auto")
+    assert parse(rlvr_tree, draft="auto")
