@@ -37,8 +37,7 @@ from reroll.runtime.children import (
     sheltered_from_sigterm,
     with_one_thread,
 )
-from reroll.runtime.cores import core_watch
-from reroll.runtime.cpu import OMP, keep_freed_memory, torch_threads
+from reroll.runtime.cpu import OMP, core_watch, keep_freed_memory, torch_threads
 from reroll.runtime.failures import Raised, gather_all
 from reroll.runtime.frames import CannotTravel, Frame, FrameReader, Garbled, Kind, Payload, header, pack, send_some
 from reroll.runtime.starts import Order, RunningProcess, start_otherwise

@@ -23,6 +23,7 @@ import traceback
 from contextlib import suppress
 from typing import NamedTuple, NoReturn
 
+from reroll.config.registry import entry_names
 from reroll.runtime import process_worker
 from reroll.runtime.children import mark_this_process
 from reroll.runtime.cpu import OMP
@@ -38,6 +39,7 @@ def main() -> None:
     """Serve until the controller is gone."""
     link = socket.socket(fileno=int(sys.argv[1]))
     link.set_inheritable(False)
+    entry_names("reroll.core_watch")  # Packages are looked through here, once, and not in every worker.
     Server(link).serve()
 
 

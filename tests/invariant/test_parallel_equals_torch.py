@@ -39,12 +39,20 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "qwen3": make_tiny(root / "qwen3", family="qwen3", hidden=32, tie_embeddings=False),
         "qwen2": make_tiny(root / "qwen2", family="qwen2", hidden=32),
         "qwen3_5_text": make_tiny(root / "qwen3_5", family="qwen3_5_text", hidden=32, **DELTA),
+        "falcon_h1": make_tiny(root / "falcon_h1", family="falcon_h1", hidden=32, **MAMBA),
+        "nemotron_h": make_tiny(root / "nemotron_h", family="nemotron_h", hidden=32, **NEMOTRON),
     }
 
 
 DELTA = {
     "linear_key_head_dim": 8, "linear_value_head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
     "layer_types": ["linear_attention", "full_attention"],
+}  # fmt: skip
+
+MAMBA = {"mamba_n_heads": 4, "mamba_d_ssm": 32, "mamba_d_state": 16, "mamba_chunk_size": 16}
+NEMOTRON = {
+    "mamba_num_heads": 4, "mamba_head_dim": 8, "ssm_state_size": 16, "n_groups": 2, "chunk_size": 16, "head_dim": 8,
+    "layers_block_type": ["linear_attention", "full_attention"],
 }  # fmt: skip
 
 
@@ -78,6 +86,8 @@ def test_ranks_together_learn_what_one_process_learns(models: dict[str, Path], l
 @pytest.mark.parametrize(
     ("num_ranks", "family", "options"),
     [
+        (2, "falcon_h1", {}),
+        (2, "nemotron_h", {}),
         (3, "qwen2", {}),
         (4, "llama", {"gradient_checkpointing": True, "reshard_after_forward": False}),
         (4, "qwen2", {"tp": 2, "replicas": 2, "gradient_checkpointing": True}),
