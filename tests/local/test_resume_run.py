@@ -546,8 +546,9 @@ def test_with_other_settings_nothing_is_taken_from_the_journal(tree: Tree) -> No
     assert set(recalled(run(tree, resume=True))) == {0}
 
 
-def test_the_audit_of_a_run_is_a_command(tree: Tree, reroll: Callable[..., Any]) -> None:
+def test_the_audit_of_a_run_is_a_command(tree: Tree, reroll: Callable[..., Any], unaudited: set[Path]) -> None:
     outcome = run(tree)
+    unaudited.add(outcome.folder)
     done = reroll("audit", str(outcome.folder))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "every group has one fate" in done.stdout
