@@ -47,6 +47,8 @@ DEADLINE_S = 240.0
 MARK = "REROLL_CHAOS"
 """In the environment of all that a run starts."""
 REWARD = "def digits(prompt, trajectory):\n    return sum(map(str.isdigit, trajectory.text)) / 6\n"
+SPARE_AT_ONCE = "from reroll_zoo import supervisor; supervisor.SPARE_AFTER_S = 0; from reroll.cli import main; main()"
+"""These runs are short, and a spare is one of those that are struck."""
 NOTICED = re.compile(r"goes on by itself|is gone|hangs|started anew|No space left")
 
 
@@ -190,7 +192,7 @@ class Run:
         self.start()
 
     def start(self, *words: str) -> None:
-        command = [sys.executable, "-m", "reroll", "train", "run.yaml", *words]
+        command = [sys.executable, "-c", SPARE_AT_ONCE, "train", "run.yaml", *words]
         environment = {**os.environ, **NO_OTHER_FAULTS, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", MARK: self._mark}
         if self._nodes:
             command, environment = self._nodes.command(*command), {**environment, **self._nodes.environment}

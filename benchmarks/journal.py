@@ -1,13 +1,15 @@
 """What the journal costs the controller: its share of a core at 85,000 tokens/s, and bytes a token; beside SQLite in WAL mode.
 
 "files" and "sqlite" write all events of the samples' lives and what they wrote, once they have ended. "all" is what a run does:
-it also keeps the tokens of samples that have not ended, as engines tell of them. Everything is handed to the system as often as
-a run does it. Time is that of the writing thread on its core, so a busy machine changes little.
+it also keeps the tokens of samples that have not ended, as engines tell of them, and those that have, until they are judged;
+"judged at once" is the same with a reward that answers in the same turn of the event loop. Everything is handed to the system
+as often as a run does it. Time is that of the writing thread on its core; one that shares it with others has a slower core.
 Run: python benchmarks/journal.py
 """
 
 from __future__ import annotations
 
+import gc
 import sqlite3
 import tempfile
 import time
@@ -69,14 +71,17 @@ def record_begun(journal: Journal, samples: list[Trajectory]) -> None:
             journal.record(sample.id, SampleState.GENERATING)
 
 
-def record_ended(journal: Journal, samples: list[Trajectory], *, end: Callable[[Trajectory], None] | None = None) -> None:
+def record_ended(
+    journal: Journal, samples: list[Trajectory], *, end: Callable[[Trajectory], None] | None = None, at_once: bool = False
+) -> None:
     """`end` is called with each before it is judged."""
     groups = groups_of(samples)
     for group in groups:
         if end is not None:
             for sample in group:
                 end(sample)
-            journal.flush()  # While they are judged, the end of what they wrote must not be lost either.
+            if not at_once:
+                journal.flush()  # While they are judged, the end of what they wrote must not be lost either.
         for sample in group:
             journal.record(sample.id, SampleState.SCORING, tokens=sample.num_completion_tokens)
             journal.ended(sample.id, sample)
@@ -97,7 +102,8 @@ def write_journal(folder: Path, samples: list[Trajectory]) -> None:
 class WriteAll:
     """The same, and what they wrote as engines tell of it: in turn, a block of the next tokens of each."""
 
-    def __init__(self, samples: list[Trajectory]) -> None:
+    def __init__(self, samples: list[Trajectory], *, at_once: bool = False) -> None:
+        self._at_once = at_once
         completions = [sample.turns[0].completion for sample in samples]
         sampling = SamplingParams(max_tokens=len(completions[0].token_ids))
         self._requests = [
@@ -111,7 +117,7 @@ class WriteAll:
             for _ in range(NUM_WAVES):
                 record_begun(journal, samples)
                 turns = self._write_tokens(journal)
-                record_ended(journal, samples, end=partial(self._end, journal, turns))
+                record_ended(journal, samples, end=partial(self._end, journal, turns), at_once=self._at_once)
 
     def _write_tokens(self, journal: Journal) -> dict[str, PartialTurn]:
         kept = journal.partial
@@ -158,6 +164,8 @@ def _write_group(database: sqlite3.Connection, group: list[Trajectory]) -> None:
 
 def measure(name: str, write: Write, samples: list[Trajectory], folder: Path) -> dict[str, Any]:
     best_s, num_tokens = float("inf"), samples[0].num_completion_tokens
+    gc.collect()
+    gc.freeze()  # As a run does with all that stays.
     for number in range(NUM_ROUNDS):
         started_s = time.thread_time()
         write(folder / f"{name}-{num_tokens}-{number}", samples)
@@ -192,6 +200,7 @@ def main() -> None:
             samples = make_samples(num_tokens)
             rows += [
                 measure("all", WriteAll(samples), samples, folder),
+                measure("judged at once", WriteAll(samples, at_once=True), samples, folder),
                 measure("files", write_journal, samples, folder),
                 measure("sqlite", write_sqlite, samples, folder),
             ]

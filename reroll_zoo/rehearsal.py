@@ -1,4 +1,5 @@
 """A user's code, tried before a run begins: imported, its signature read, a loss and an estimator called on a few tokens.
+Where no run follows, what it would open is opened too (`opening.py`).
 
 It happens in a process of its own, which is all that a module can spoil by being imported, and only there torch is loaded.
 """
@@ -11,7 +12,7 @@ import pickle
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ from reroll.config.rewards import ImportRewardConfig, walk
 from reroll.config.tree import RlvrConfig
 from reroll.errors import RerollError, Violation
 from reroll.runtime.children import last_lines
+from reroll_zoo.opening import Attempt, openings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,18 +37,14 @@ TIMEOUT_S = 300.0
 
 FIX = "mend it, then check again"
 
-Attempt = Callable[[], object]
-"""What a run does with a piece of the user's code, as far as that can be tried."""
 
-
-def code_violations(config: PipelineConfig) -> Iterator[Violation]:
-    """What keeps the config's functions and classes from being used. Modules are found as in this process."""
-    if not isinstance(config, RlvrConfig):
-        return
-    first = next((where for where, _ in _attempts(config)), None)
+def code_violations(config: PipelineConfig, *, opens: bool) -> Iterator[Violation]:
+    """What keeps the config's functions and classes from being used; with `opens` also its models, environments, agents and
+    rewards. Modules are found as in this process."""
+    first = next((where for where, _ in _attempts(config, opens=opens)), None)
     if first is None:
         return
-    question = pickle.dumps(sys.path) + pickle.dumps(config)
+    question = pickle.dumps(sys.path) + pickle.dumps((config, opens))
     command = [sys.executable, "-m", "reroll_zoo.rehearsal"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     try:
@@ -62,14 +60,15 @@ def code_violations(config: PipelineConfig) -> Iterator[Violation]:
         yield Violation(where, problem, FIX)
 
 
-def code_problems(config: RlvrConfig) -> dict[str, str]:
-    """{path: problem} of the config's functions and classes, tried in this process."""
-    problems = {}
-    for where, attempt in _attempts(config):
+def code_problems(config: PipelineConfig, *, opens: bool = False) -> dict[str, str]:
+    """{path: problem} of what `code_violations` tries, tried in this process."""
+    problems: dict[str, str] = {}
+    for where, attempt in _attempts(config, opens=opens):
         try:
             attempt()
         except (Exception, SystemExit) as error:
-            problems[where] = _describe(error)
+            if not any(path.startswith(where) for path in problems):  # An environment fails for the code in it.
+                problems[where] = _describe(error)
     return problems
 
 
@@ -81,8 +80,15 @@ def _describe(error: BaseException) -> str:
     return str(error) if is_ours or isinstance(error, RerollError) else last_lines(error)
 
 
-def _attempts(config: RlvrConfig) -> Iterator[tuple[str, Attempt]]:
-    """(path, attempt) of everything in the tree that is code of the user's."""
+def _attempts(config: PipelineConfig, *, opens: bool) -> Iterator[tuple[str, Attempt]]:
+    """(path, attempt) of everything in the tree that is code of the user's; then of what is opened."""
+    if isinstance(config, RlvrConfig):
+        yield from _code(config)
+    if opens:
+        yield from openings(config)
+
+
+def _code(config: RlvrConfig) -> Iterator[tuple[str, Attempt]]:
     for name, reward in walk(config.rewards):
         if isinstance(reward, ImportRewardConfig):
             yield f"rewards.{name}.path", reward.make
@@ -152,9 +158,9 @@ def _answer() -> None:
     answer = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     sys.path[:] = pickle.load(sys.stdin.buffer)
-    config = pickle.load(sys.stdin.buffer)
+    config, opens = pickle.load(sys.stdin.buffer)
     with answer:
-        json.dump(code_problems(config), answer)
+        json.dump(code_problems(config, opens=opens), answer)
 
 
 if __name__ == "__main__":

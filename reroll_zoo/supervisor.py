@@ -3,8 +3,8 @@
 The one that waits is what the user sees: signals sent to it reach the controller, and it ends as the controller does. It has
 loaded nothing yet when it forks, so it takes no time to start and next to no memory, and every controller starts afresh.
 
-Once the run is under way there is a third: a spare, which loads what a controller needs (torch: seconds of a core) and waits
-to be the next one.
+Once the run has been under way for a minute there is a third: a spare, which loads what a controller needs (torch: seconds of
+a core) and waits to be the next one.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -32,6 +33,8 @@ _FAULTS = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal
 """What ends a process that nobody asked to leave."""
 LOOK_EVERY_S = 1.0
 """Whether it is time for a spare."""
+SPARE_AFTER_S = 60.0
+"""Of a run that is under way: a short one never pays for a spare, and one that has just begun loses little without."""
 SPARE = "reroll spare"
 """As what `ps` and `top` show one."""
 _NEEDED = "reroll.pipeline.run"
@@ -127,9 +130,10 @@ def _may_fork() -> bool:
 
 
 def _exit_code(pid: int, stops: set[signal.Signals], restarts: Restarts) -> tuple[int, _Spare | None]:
-    """Wait for the end of the controller, and pass on what comes meanwhile. Makes a spare once the run is under way; in that
-    process, too, this returns."""
+    """Wait for the end of the controller, and pass on what comes meanwhile. Makes a spare once the run has been under way for a
+    while; in that process, too, this returns."""
     spare: _Spare | None = None
+    under_way_s: float | None = None
     while True:
         came = signal.sigtimedwait({*stops, signal.SIGCHLD}, LOOK_EVERY_S)
         if came and came.si_signo in stops:
@@ -138,7 +142,9 @@ def _exit_code(pid: int, stops: set[signal.Signals], restarts: Restarts) -> tupl
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
             return os.waitstatus_to_exitcode(status), spare
-        if spare is None and restarts.is_under_way:
+        if under_way_s is None and restarts.is_under_way:
+            under_way_s = time.monotonic()
+        if spare is None and under_way_s is not None and time.monotonic() - under_way_s >= SPARE_AFTER_S:
             spare = _Spare()
             if spare.is_me:
                 return 0, spare

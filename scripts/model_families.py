@@ -47,19 +47,22 @@ been settled.""".splitlines()
 
 STATES = """## Layers that carry a state
 
-Qwen3-Next and Qwen3.5 (dense and with experts; of a checkpoint with pictures the language model) have layers with
-a state that goes from token to token (GatedDeltaNet) beside those with attention. Transformers' own code computes them: with
-the kernels of `flash-linear-attention` and `causal_conv1d` where those are installed, in PyTorch elsewhere.
+Qwen3-Next and Qwen3.5 (dense and with experts; of a checkpoint with pictures the language model) have layers with a state
+that goes from token to token beside those with attention (GatedDeltaNet), and so have Nemotron-H, Falcon-H1, Bamba and
+Granite 4 (Mamba2). Transformers' own code computes them: with the kernels of `flash-linear-attention`, `mamba_ssm` and
+`causal_conv1d` where those are installed, in PyTorch elsewhere. Here they have been seen in PyTorch alone.
 
 - Training: every row of a pack begins with an empty state, in padded rows of like length. Rows that begin alike are computed
   whole each, since a state cannot be taken apart. `strategy: {kind: fsdp2}` works; `sp`, `tp` and `ep` are refused.
+- LoRA adapts every linear layer but `out_proj` of Mamba2, whose weight the kernels take without asking the layer.
 - The embedded engine has a state in each slot, beside the keys of the layers with attention. Siblings get a copy of that
   after their prompt, and a next turn goes on from where the last one was parked. A state is good at its exact length only: a
   context that goes another way is read anew. New weights go on from the state that older ones made, or read again, as
   `engine.new_weights` says. States count in `engine.cache_gib`, and of parked ones 2 GiB are kept.
 - `engine.draft` is refused: a wrong guess could not be taken back.
-- On a GPU the engine keeps such models in the same dense slots as on a CPU, without CUDA graphs: right, and slower than
-  what it does with others. That has not been measured; vLLM and SGLang have kernels of their own for them.""".splitlines()
+- On a GPU the engine has the same dense slots for such models as on a CPU, and no CUDA graphs, so it is slower than with
+  others. That code is tested on a CPU and has not been run on a GPU. vLLM and SGLang have kernels of their own.
+""".splitlines()
 
 _WINDOW = {"sliding_window": 8}
 _UNTIED = {"tie_embeddings": False}
@@ -77,12 +80,14 @@ _DELTA = {
     "layer_types": ["linear_attention", "full_attention", "linear_attention"], "initializer_range": 0.1,
 }  # fmt: skip
 """With the larger weights of the others, Hugging Face's own passes with and without a cache differ by 7e-05."""
+_MAMBA = {"mamba_n_heads": 8, "mamba_d_state": 16, "mamba_chunk_size": 16, "initializer_range": 0.1}
 _DELTA_MANY = {**_DELTA, **_MANY, "num_experts": 4, "shared_expert_intermediate_size": 32}
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "afmoe": {**_MANY, **_WINDOW, "num_experts": 4, "num_dense_layers": 1},
     "apertus": {},
     "arcee": {},
+    "bamba": {**_MAMBA, "attn_layer_indices": [1]},
     "bitnet": {},
     "cohere": {},
     "cohere2": _WINDOW,
@@ -92,6 +97,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "ernie4_5_moe": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32},
     "exaone4": {**_WINDOW, "sliding_window_pattern": 2},
     "exaone_moe": {**_MANY, **_WINDOW, "num_experts": 4},
+    "falcon_h1": {**_MAMBA, "mamba_d_ssm": 128},
     "flex_olmo": {"num_experts": 4, "num_experts_per_tok": 2},
     "gemma": {},
     "gemma2": {**_WINDOW, **_UNTIED},
@@ -105,6 +111,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt_oss": {**_LOCAL, **_WINDOW},
     "granite": {},
     "granitemoe": _LOCAL,
+    "granitemoehybrid": {**_LOCAL, **_MAMBA, "layer_types": _DELTA["layer_types"], "shared_intermediate_size": 64},
     "helium": {},
     "hunyuan_v1_dense": {},
     "hunyuan_v1_moe": {"num_experts": 4, "moe_topk": 2},
@@ -114,6 +121,19 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mistral": _WINDOW,
     "mixtral": {**_LOCAL, **_WINDOW},
     "nanochat": {},
+    "nemotron_h": {
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 16,
+        "ssm_state_size": 16,
+        "n_groups": 2,
+        "chunk_size": 16,
+        "initializer_range": 0.1,
+        "layers_block_type": ["linear_attention", "full_attention", "moe"],
+        **_MANY,
+        "n_routed_experts": 4,
+        "moe_shared_expert_intermediate_size": 32,
+        "head_dim": 16,
+    },
     "olmo": {},
     "olmo2": {},
     "olmo3": _WINDOW,
@@ -133,11 +153,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "starcoder2": _WINDOW,
     "youtu": _LATENT,
     # What follows is refused, by the trainer or by the embedded engine.
-    "bamba": {},
     "deepseek_v32": {**_LATENT, **_ROUTED},
     "diffllama": {},
     "doge": {},
-    "falcon_h1": {},
     "gemma4_text": _WINDOW,
     "hrm_text": {},
     "kimi_linear": {},
@@ -145,7 +163,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mimo_v2_flash": {},
     "minimax": {},
     "nemotron": {},
-    "nemotron_h": {},
     "phimoe": {"num_local_experts": 4, **_WINDOW},
     "recurrent_gemma": {},
     "stablelm": {},

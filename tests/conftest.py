@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,35 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from reroll.models.tiny import make_tiny
 
     return make_tiny(tmp_path_factory.mktemp("models") / "tiny", hidden=32, layers=2, heads=4, kv_heads=2, seed=3)
+
+
+@pytest.fixture(scope="session")
+def unaudited() -> set[Path]:
+    """Folders of runs whose journals a test has damaged on purpose."""
+    return set()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _every_run_stands_the_audit(tmp_path_factory: pytest.TempPathFactory, unaudited: set[Path]) -> Iterator[None]:
+    """Whatever the tests did to their runs, in this process or another: nothing is lost, nothing trained twice, and their
+    metrics say of their samples what their journals say."""
+    yield
+    faults = []
+    for place, folders, files in os.walk(tmp_path_factory.getbasetemp()):
+        # What a test has made up has no checkpoints.
+        is_run = "config.yaml" in files and {"checkpoints", "journal"} <= {*folders}
+        folders[:] = [name for name in folders if name not in ("checkpoints", "models")]
+        if not is_run or Path(place) in unaudited:
+            continue
+        from reroll.observe.run_folder import RunFolder
+        from reroll_zoo.audit.run_audit import audit_run
+
+        try:
+            faults += [f"{place}: {violation}" for violation in audit_run(RunFolder(Path(place))).violations]
+        except Exception as error:
+            faults.append(f"{place}: {error!r}")
+    if faults:
+        pytest.fail("\n".join(["runs of these tests do not stand the audit:", *faults]), pytrace=False)
 
 
 CommandLine = Callable[..., "subprocess.CompletedProcess[str]"]

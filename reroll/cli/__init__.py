@@ -105,8 +105,8 @@ def check(
 ) -> None:
     """Find what would stop FILE before its first step, without loading a model: exit code 2 with every problem and its fix.
 
-    The config, the rows of its data, its own functions and classes, models of the hub (a note where that cannot be reached),
-    and whether GPUs are large enough.
+    The config, the rows of its data, its own functions and classes, whether models, environments and rewards can be opened,
+    models of the hub (a note where that cannot be reached), and whether GPUs are large enough.
     """
     if explain is not None:
         load_entry("reroll.reference", "explain")(explain)
@@ -116,7 +116,7 @@ def check(
     config = load_config(file, overrides or ())
     from reroll.pipeline.preflight import preflight
 
-    for note in preflight(config, code_folder=file.parent, may_be_offline=True).notes:
+    for note in preflight(config, code_folder=file.parent, only_checks=True).notes:
         Console(stderr=True, highlight=False).print(f"[yellow]note[/] {escape(note)}", soft_wrap=True)
     if expand:
         typer.echo(dump_config(config), nl=False)

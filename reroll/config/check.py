@@ -17,7 +17,7 @@ from reroll.config.algorithm import OwnCriticConfig
 from reroll.config.base import NotKnown
 from reroll.config.check_algorithm import algorithm_violations, group_violations
 from reroll.config.check_domains import domain_violations
-from reroll.config.check_engine import engine_violations, weights_violations
+from reroll.config.check_engine import engine_violations, exact_violations, weights_violations
 from reroll.config.check_envs import env_violations
 from reroll.config.check_rewards import reward_violations
 from reroll.config.check_strategy import strategy_violations
@@ -68,7 +68,12 @@ def notes_of(config: PipelineConfig) -> Iterator[str]:
 
 def _rules(config: PipelineConfig, folder: Path) -> list[Callable[[Any], Iterable[Violation]]]:
     is_there = partial(module_exists, folder=folder)
-    rules: list[Callable[[Any], Iterable[Violation]]] = [_models, partial(_sources, module_exists=is_there), _packages]
+    rules: list[Callable[[Any], Iterable[Violation]]] = [
+        _models,
+        partial(_sources, module_exists=is_there),
+        _packages,
+        exact_violations,
+    ]
     if isinstance(config, RlvrConfig):
         rules += [
             _batch_arithmetic,

@@ -4,18 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from reroll.config.host import model_card, parse_devices
-from reroll.config.parts import ELASTIC, Devices, LocalRuntimeConfig
+from reroll.config.host import model_card, num_visible_gpus, parse_devices
+from reroll.config.parts import ELASTIC, Devices, EmbeddedEngineConfig, LocalRuntimeConfig
+from reroll.config.pipeline import PipelineConfig
 from reroll.config.registry import package_violations
 from reroll.config.routes import why_not_replayed
 from reroll.config.tree import RlvrConfig
 from reroll.errors import Violation
+
+_RECURRENT = ("bamba", "falcon_h1", "nemotron_h", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
+"""Families that always have layers with a state. The engine looks at the layers themselves."""
 
 
 def engine_violations(config: RlvrConfig) -> Iterator[Violation]:
     """Where an engine cannot run as asked."""
     yield from package_violations("engine", config.engine)
     yield from config.engine.violations(config)
+    if (draft := getattr(config.engine, "draft", "off")) != "off":  # Other kinds have drafts of their own, or none.
+        family = (model_card(config.policy.model) or {}).get("model_type")
+        if family in _RECURRENT:
+            yield Violation(
+                "engine.draft",
+                f"is {draft}, but a wrong draft cannot be taken back from the state that layers of {family} carry",
+                "set it to off",
+            )
     if config.policy.replay_routes:
         yield from _routes_violations(config)
 
@@ -32,6 +44,37 @@ def _routes_violations(config: RlvrConfig) -> Iterator[Violation]:
     card = model_card(config.policy.model)
     if card is not None and (reason := why_not_replayed(card)):
         yield Violation(where, f"is set, but {reason}", fix)
+
+
+def exact_violations(config: PipelineConfig) -> Iterator[Violation]:
+    """What keeps trainer and engine from being equal to the bit, where that is asked for."""
+    policy = config.policy
+    if not policy.exact:
+        return
+    if not isinstance(config, RlvrConfig):
+        yield Violation("policy.exact", f"pipeline {config.pipeline} has no engine to be equal to", "leave it out")
+        return
+    engine = config.engine
+    if not isinstance(engine, EmbeddedEngineConfig):
+        yield Violation("policy.exact", f"engine {engine.kind} adds up in ways of its own", "set engine.kind to embedded")
+    if engine.precision not in ("same", policy.strategy.precision):
+        problem = f"the engine rounds to {engine.precision}, the trainer to {policy.strategy.precision}"
+        yield Violation("policy.exact", problem, "set engine.precision to same")
+    if policy.strategy.kind != "torch":
+        problem = f"the ranks of strategy {policy.strategy.kind} add up in ways of their own"
+        yield Violation("policy.exact", problem, "set policy.strategy.kind to torch")
+    if not isinstance(config.runtime, LocalRuntimeConfig):
+        problem = f"on runtime {config.runtime.kind} trainer and engine may have other numbers of threads, or other machines"
+        yield Violation("policy.exact", problem, "set runtime.kind to local")
+    if config.rollout.max_staleness and not engine.reads_again:
+        problem = "with a staleness budget, requests in flight go on from what older weights have read"
+        yield Violation("policy.exact", problem, "set engine.new_weights to read_again, or rollout.max_staleness to 0")
+    for role, devices in (("policy", policy.devices), ("engine", engine.devices)):
+        gpus = _gpus(devices)
+        if gpus or (gpus is None and num_visible_gpus()):
+            problem = "it runs on CPUs only: no fixed order of sums has been shown on a GPU yet"
+            yield Violation("policy.exact", problem, f"set {role}.devices to cpu, or leave policy.exact out")
+            return
 
 
 def weights_violations(config: RlvrConfig) -> Iterator[Violation]:

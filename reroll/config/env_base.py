@@ -13,6 +13,11 @@ class EnvConfig(KindConfig):
 
     group: ClassVar[str] = "reroll.envs"
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether a server plays it, which a run reaches and `reroll check` perhaps not."""
+        return False
+
     def prepare(self) -> None:
         """Import what it needs, ahead of the first episode, and check what can be told without playing.
 

@@ -152,6 +152,9 @@ class ModelConfig(FixedModelConfig):
 class PolicyConfig(ModelConfig):
     """The model under training."""
 
+    exact: bool = False
+    """Trainer and embedded engine give every token log-probs that are equal to the bit, in fp32 and in bf16, whatever it is
+    computed together with; the run ends if a single one differs. On a CPU, in one process."""
     replay_routes: bool | None = None
     """Of a model with experts: whether an update sends each token to the experts that it went to in the engine, instead of
     choosing anew. null: where the engine can tell of them (embedded) and the family is known (docs/moe.md)."""
@@ -263,9 +266,9 @@ class RolloutConfig(Node):
     max_staleness: int = Field(default=0, ge=0)
     """How many weight versions a trained sample may lag behind: 0 is synchronous; more overlaps generation and training."""
     oversample: float = Field(default=1.0, ge=1.0)
-    """Admit this many times the prompts a step needs; the rest is aborted when enough have finished. Their prompts are asked
-    again, with new seeds where nothing could be kept: then groups that are quick to end are trained on more often than they are
-    drawn (10.5 tokens a sample instead of 13.0 in a simulation with a heavy tail)."""
+    """Admit this many times the prompts a step needs; the rest is aborted when enough have finished. Their groups come first in
+    the next step, with the seeds that they had: they go on where the staleness budget allows it and are drawn again where not,
+    and `max_tries` bounds how often. So what is trained on is what was drawn, slow or quick."""
     extra_samples: int = Field(default=0, ge=0)
     """Samples drawn for each group beyond `group_size`; when enough have ended well, the slowest are aborted. So
     short episodes are trained on more often than they are drawn, and where length and reward go together the policy is pulled

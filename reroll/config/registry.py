@@ -16,7 +16,7 @@ import importlib.util
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, distributions
 from pathlib import Path
 from typing import Any, ClassVar, Self, get_args
 
@@ -169,21 +169,40 @@ def entry_names(group: str) -> list[str]:
 @cache
 def _entries(group: str) -> dict[str, tuple[EntryPoint, ...]]:
     """What packages registered, by name."""
-    own = _of_checkout(group)
-    others = [entry for entry in entry_points(group=group) if not (own and entry.dist and entry.dist.name == "reroll")]
     found: dict[str, tuple[EntryPoint, ...]] = {}
-    for entry in (*own, *others):
+    for entry in _all_entries().get(group, {}).values():
         found[entry.name] = (*found.get(entry.name, ()), entry)
     return found
 
 
-def _of_checkout(group: str) -> list[EntryPoint]:
-    """reroll's own kinds, where it runs from a checkout: that may not be installed, or have been before it had them all."""
+@cache
+def _all_entries() -> dict[str, dict[tuple[str, str], EntryPoint]]:
+    """All entry points of reroll's groups, by group. Read at once: to find those of one takes a look at every package.
+
+    Where reroll runs from a checkout its own are read there: it may not be installed, or have been before it had them all. What
+    an older copy of a package registers too, further down the search path, counts once.
+    """
+    own = _of_checkout()
+    found = {
+        group: {(name, value): EntryPoint(name=name, value=value, group=group) for name, value in entries.items()}
+        for group, entries in own.items()
+    }
+    for package in distributions():
+        entries = [entry for entry in package.entry_points if entry.group.startswith("reroll.")]
+        if not entries or (own and package.name == "reroll"):
+            continue
+        for entry in entries:
+            found.setdefault(entry.group, {}).setdefault((entry.name, entry.value), entry)
+    return found
+
+
+def _of_checkout() -> dict[str, dict[str, str]]:
+    """The entry points in the checkout's pyproject.toml, by group; none where reroll does not run from one."""
     if not _CHECKOUT.is_file():
-        return []
+        return {}
     project = tomllib.loads(_CHECKOUT.read_text()).get("project", {})
-    named = project.get("entry-points", {}).get(group, {}) if project.get("name") == "reroll" else {}
-    return [EntryPoint(name=name, value=value, group=group) for name, value in named.items()]
+    named: dict[str, dict[str, str]] = project.get("entry-points", {}) if project.get("name") == "reroll" else {}
+    return named
 
 
 def _told(entry: EntryPoint) -> str:

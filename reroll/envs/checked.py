@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import numbers
+import re
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, cast
@@ -18,6 +19,8 @@ from reroll.types import Message
 
 _MAX_REASON_CHARS = 2000
 """A reason is a status on a sample, not a document."""
+_HALF_CHARACTER = re.compile("[\ud800-\udfff]")
+"""What a policy can write as an escape in JSON, an environment echo, and no tokenizer read."""
 
 
 class as_env_error:  # noqa: N801 (it reads as a statement)
@@ -102,13 +105,14 @@ def _finite(number: object, what: str) -> float:
 
 
 def _plain(message: Mapping[str, Any], max_chars: int) -> Message:
-    """The message as plain data, its content cut to the limit: it has to travel, and to be stored."""
+    """The message as plain data in whole characters, its content cut to the limit: it has to travel, and to be stored."""
     content = message["content"]
     is_plain = type(message) is dict and type(content) is str and type(message["role"]) is str
-    if is_plain and len(message) == 2 and len(content) <= max_chars:
+    if is_plain and len(message) == 2 and len(content) <= max_chars and not _HALF_CHARACTER.search(content):
         return cast(Message, message)
     try:
-        return cast(Message, json.loads(json.dumps({**message, "content": _cut(content, max_chars)})))
+        text = json.dumps({**message, "content": _cut(content, max_chars)}, ensure_ascii=False)
+        return cast(Message, json.loads(_HALF_CHARACTER.sub("\N{REPLACEMENT CHARACTER}", text)))
     except (TypeError, ValueError) as error:
         raise EnvError(f"gave a message that is not plain data ({error}): give str, numbers, lists and dicts") from None
 

@@ -101,6 +101,7 @@ class InferWorker:
         draft: Literal["off", "auto", "always"] = "off",
         external: EngineConfig | None = None,
         reads_again: bool = False,
+        exact: bool = False,
         notes_routes: bool | None = False,
     ) -> None:
         """After every `report_every` steps it tells what was written for requests that have not ended. `cache_gib`: what the
@@ -114,7 +115,7 @@ class InferWorker:
             engine = opened.open(model, external, precision=precision, device=info.device, lora=lora)
         else:
             drafter, pace = (None, None) if draft == "off" else load_entry("reroll.drafts", "drafter")(always=draft == "always")
-            policy = load_model(model, dtype=DTYPES[precision], device=info.device, lora=lora)
+            policy = load_model(model, dtype=DTYPES[precision], device=info.device, lora=lora, exact=exact)
             engine = EmbeddedEngine(
                 policy,
                 load_tokenizer(model),

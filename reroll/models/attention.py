@@ -20,7 +20,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention, softmax
 from transformers import AttentionInterface, PreTrainedModel
 
 from reroll.errors import ModelError
-from reroll.models import recurrent
+from reroll.models import exact, recurrent
 from reroll.models.routing import Routing
 
 try:  # Absent from some builds of PyTorch; the padded path does the same everywhere.
@@ -86,14 +86,16 @@ def hidden_states(
     options: dict[str, Any] = {"reroll_attention": attention}
     if routing is not None:
         options["reroll_routing"] = routing
-    output = model.base_model(input_ids=ids.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False, **options)
+    with exact.exact_forward(model):
+        output = model.base_model(input_ids=ids.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False, **options)
     return output.last_hidden_state.squeeze(0)  # type: ignore[no-any-return]
 
 
 def logits(model: PreTrainedModel, hidden: Tensor) -> Tensor:
     """What the model's head makes of `hidden` [..., hidden]: [..., vocab], with the scaling that its family adds."""
-    output: Tensor = model.get_output_embeddings()(hidden)  # type: ignore[no-untyped-call]
-    return shape_logits(model, output)
+    with exact.exact_forward(model):
+        output: Tensor = model.get_output_embeddings()(hidden)  # type: ignore[no-untyped-call]
+        return shape_logits(model, output)
 
 
 def shape_logits(model: PreTrainedModel, output: Tensor) -> Tensor:
@@ -153,8 +155,8 @@ class PackedAttention:
         pad_indices, unpad_index = self._padding
         outputs = []
         for index in pad_indices:
-            padded = [tensor[index].transpose(1, 2) for tensor in (query, key, value)]  # [N, heads, L, D]
-            outputs.append(_causal(*padded, scoring=scoring))
+            q, k, v = (tensor[index].transpose(1, 2) for tensor in (query, key, value))  # [N, heads, L, D]
+            outputs.append(exact.attend_causal(q, k, v, scoring, _causal) if exact.is_exact() else _causal(q, k, v, scoring))
         flat = torch.cat([output.transpose(1, 2).flatten(0, 1) for output in outputs])
         return flat[unpad_index]
 
@@ -233,7 +235,7 @@ def _padding(bounds: Sequence[int], device: torch.device) -> tuple[list[Tensor],
     return pad_indices, unpad_index.to(device)
 
 
-def _causal(query: Tensor, key: Tensor, value: Tensor, *, scoring: Scoring) -> Tensor:
+def _causal(query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
     """Causal attention of right-padded rows [N, heads, L, D]."""
     is_plain = scoring.sliding_window is None and scoring.softcap is None and scoring.sinks is None
     if is_plain and query.device.type == "cpu":

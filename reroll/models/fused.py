@@ -9,10 +9,14 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable
+from functools import cache
 from types import MethodType
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm
+
+from reroll.config.registry import load_entry
 
 _PLAIN_NORM = "return self.weight * hidden_states.to(input_dtype)"
 """How a norm ends that scales by its weight and nothing else. Gemma's, which scales by one more, is left alone."""
@@ -65,9 +69,8 @@ class _FusedRotation:
     def __call__(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
         if not runs_kernels(q) or len(q) > 1 or cos.shape[-1] != q.shape[-1] or unsqueeze_dim != 1:
             return self._original(q, k, cos, sin, unsqueeze_dim)
-        from reroll.models.kernels import Rotation
-
-        query, key = (Rotation.apply(states.squeeze(0).transpose(0, 1), cos[0], sin[0]) for states in (q, k))  # type: ignore[no-untyped-call]
+        rotation = kernels().Rotation
+        query, key = (rotation.apply(states.squeeze(0).transpose(0, 1), cos[0], sin[0]) for states in (q, k))
         return query.transpose(0, 1).unsqueeze(0), key.transpose(0, 1).unsqueeze(0)
 
 
@@ -76,14 +79,44 @@ def add_(total: Tensor, part: Tensor) -> None:
     if not runs_kernels(total) or not (total.is_contiguous() and part.is_contiguous()):
         total += part
         return
-    from reroll.models import kernels
+    kernels().add_(total, part)
 
-    kernels.add_(total, part)
+
+class FusedKernels(Protocol):
+    """The kernels, in fp32 whatever the dtype of their tensors, rounded once. The first four are differentiable: called by
+    `X.apply(…)`."""
+
+    Rotation: Any
+    """(states [T, H, D], cos [T, D], sin [T, D]) -> [T, H, D]."""
+    RmsNorm: Any
+    """(states [..., C], weight [C], epsilon) -> [..., C]."""
+    GatedSilu: Any
+    """(gate, up) -> silu(gate) * up."""
+    Spread: Any
+    """(values [U, H, D], copies, index [T], order [T], bounds [U + 1]) -> values[index] with `copies` of each head."""
+
+    def add_(self, total: Tensor, part: Tensor) -> None:
+        """total += part."""
+
+    def chosen_logprobs(self, logits: Tensor, targets: Tensor, *, temperature: float | Tensor) -> tuple[Tensor, Tensor]:
+        """fp32 log-probs [P] of `targets` [P] under softmax(logits [P, V] / temperature), and the normalisers [P]."""
+
+    def logits_gradient_(
+        self, logits: Tensor, targets: Tensor, normaliser: Tensor, grad: Tensor, *, temperature: float | Tensor
+    ) -> Tensor:
+        """The gradient of the logits, given that of the log-probs; written over the logits."""
 
 
 def runs_kernels(tensor: Tensor) -> bool:
-    """Whether the kernels of `models/kernels.py` run where this tensor is."""
-    return tensor.is_cuda
+    """Whether there are kernels for where this tensor is."""
+    return tensor.is_cuda and kernels() is not None
+
+
+@cache
+def kernels() -> FusedKernels | Any:
+    """What the entry point `cuda` of the group `reroll.kernels` names; None if nothing does. Imports triton, which CPU builds
+    of PyTorch lack."""
+    return load_entry("reroll.kernels", "cuda")
 
 
 def _replace(model: nn.Module, attribute: str, source: str, forward: Callable[..., Tensor]) -> int:
@@ -101,18 +134,14 @@ def _norm(norm: nn.Module, hidden_states: Tensor) -> Tensor:
     epsilon: float = norm.variance_epsilon  # type: ignore[assignment]
     if not runs_kernels(hidden_states):
         return rms_norm(hidden_states, weight.shape, weight, epsilon)
-    from reroll.models.kernels import RmsNorm
-
-    return RmsNorm.apply(hidden_states, weight, epsilon)  # type: ignore[no-any-return, no-untyped-call]
+    return kernels().RmsNorm.apply(hidden_states, weight, epsilon)  # type: ignore[no-any-return]
 
 
 def _gated(mlp: nn.Module, x: Tensor) -> Tensor:
     gate, up = mlp.gate_proj(x), mlp.up_proj(x)  # type: ignore[operator]
     if not runs_kernels(gate) or not _is_silu(mlp.act_fn):
         return mlp.down_proj(mlp.act_fn(gate) * up)  # type: ignore[operator, no-any-return]
-    from reroll.models.kernels import GatedSilu
-
-    return mlp.down_proj(GatedSilu.apply(gate, up))  # type: ignore[operator, no-any-return, no-untyped-call]
+    return mlp.down_proj(kernels().GatedSilu.apply(gate, up))  # type: ignore[operator, no-any-return]
 
 
 def _is_silu(activation: object) -> bool:

@@ -27,6 +27,7 @@ from reroll.config.host import adapter_base, is_path, model_folder
 from reroll.config.parts import LoraConfig
 from reroll.errors import ModelError
 from reroll.models.attention import IMPLEMENTATION, check_supported
+from reroll.models.exact import make_exact
 from reroll.models.fused import fuse
 from reroll.models.heads import SCORE, add_score_head, score_head
 from reroll.models.recurrent import mix_packed
@@ -42,7 +43,7 @@ DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfl
 _STORED = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 """The names that safetensors has for them."""
 
-_LOAD_FAILURES = (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError)
+_LOAD_FAILURES = (OSError, ValueError, KeyError, TypeError, ImportError, RuntimeError, SafetensorError)
 """What transformers raises for a folder or hub id that it cannot use."""
 
 _LOADING = threading.Lock()
@@ -78,12 +79,18 @@ def resolve_model(name: str) -> str:
 
 
 def load_model(
-    name: str, *, dtype: torch.dtype, device: str | torch.device, head: Head = "language", lora: LoraConfig | None = None
+    name: str,
+    *,
+    dtype: torch.dtype,
+    device: str | torch.device,
+    head: Head = "language",
+    lora: LoraConfig | None = None,
+    exact: bool = False,
 ) -> PreTrainedModel:
     """The decoder `name` with the head asked for and reroll's attention, in eval mode.
 
     A scalar head that the folder does not hold starts at zero. The folder of an adapter gives its base, with the adapter
-    merged into it. `lora` adds a fresh adapter, and freezes the rest.
+    merged into it. `lora` adds a fresh adapter, and freezes the rest. `exact` as in `models.exact`.
     """
     source = resolve_model(name)
     try:
@@ -96,6 +103,8 @@ def load_model(
     except _LOAD_FAILURES as error:
         raise _load_error(name, "model", error) from error
     check_supported(model)
+    if exact:
+        make_exact(model)
     mix_packed(model)
     if torch.device(device).type == "cuda":
         fuse(model)

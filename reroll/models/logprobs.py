@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
-from reroll.models import fused
+from reroll.models import exact, fused
 from reroll.models.attention import shape_logits
 
 
@@ -31,9 +31,10 @@ def token_logprobs(
     rows = hidden[positions - 1]
     if isinstance(temperature, Tensor):
         temperature = temperature[positions, None]
-    logp = _ChunkedLogprobs.apply(  # type: ignore[no-untyped-call]
-        rows, head.weight, head.bias, targets[positions], model, temperature, chunk
-    )
+    with exact.exact_forward(model):
+        logp = _ChunkedLogprobs.apply(  # type: ignore[no-untyped-call]
+            rows, head.weight, head.bias, targets[positions], model, temperature, chunk
+        )
     return torch.zeros(len(targets), dtype=logp.dtype, device=hidden.device).index_put((positions,), logp)
 
 
@@ -89,11 +90,12 @@ class _ChunkedLogprobs(torch.autograd.Function):
 def _chosen_logprobs(logits: Tensor, targets: Tensor, temperature: float | Tensor) -> tuple[Tensor, Tensor]:
     """fp32 log-probs of `targets` and the normalisers of all rows."""
     if fused.runs_kernels(logits):
-        from reroll.models import kernels
-
-        return kernels.chosen_logprobs(logits, targets, temperature=_row(temperature))
+        return fused.kernels().chosen_logprobs(logits, targets, temperature=_row(temperature))
     scaled = _scale(logits, temperature)
     target_logits = scaled.gather(1, targets[:, None]).squeeze(1)
+    if exact.is_exact():
+        logp = exact.logprobs_of(scaled, targets)
+        return logp, target_logits - logp
     peak = scaled.amax(-1)
     normaliser = scaled.sub_(peak[:, None]).exp_().sum(-1).log_().add_(peak)
     return target_logits - normaliser, normaliser
@@ -107,10 +109,8 @@ def _logits_gradient(
         raw = raw.detach().requires_grad_()
         shaped = shape_logits(model, raw)
     if shaped is raw and fused.runs_kernels(raw):
-        from reroll.models import kernels
-
         logits = raw.detach()
-        return kernels.logits_gradient_(logits, targets, normaliser, grad.squeeze(1), temperature=_row(temperature))
+        return fused.kernels().logits_gradient_(logits, targets, normaliser, grad.squeeze(1), temperature=_row(temperature))
     scale = grad / temperature
     logits = _scale(shaped.detach(), temperature)
     grad_shaped = logits.sub_(normaliser[:, None]).exp_().mul_(-scale)

@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 from reroll.config.parts import LoraConfig
 from reroll.errors import ModelError
 from reroll.models.heads import SCORE
+from reroll.models.recurrent import weights_taken_past_adapters
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 
@@ -60,11 +61,13 @@ def add_lora(model: PreTrainedModel, config: LoraConfig, *, base: str) -> None:
 def _targets(model: PreTrainedModel, wanted: list[str] | str) -> list[str]:
     """The layers to adapt, as peft takes them: ends of dotted names. Heads are never among them.
 
-    Nor are experts, nor any MLP beside them: transformers would take that for a wish to adapt the experts.
+    Nor are those whose weight a kernel may take past an adapter, nor experts, nor any MLP beside them: transformers would take
+    that for a wish to adapt the experts.
     """
     modules = dict(model.base_model.named_modules())
     has_experts = any(name.endswith(".experts") for name in modules)
-    linears = [name for name, module in modules.items() if isinstance(module, nn.Linear)]
+    past_adapters = weights_taken_past_adapters(model.base_model)
+    linears = [name for name, module in modules.items() if isinstance(module, nn.Linear) and module not in past_adapters]
     linears = [name for name in linears if not (has_experts and ".mlp." in name)]
     known = sorted({name.rpartition(".")[2] for name in linears})
     if isinstance(wanted, str):

@@ -20,10 +20,11 @@ from transformers.cache_utils import Cache
 
 from reroll.errors import ModelError
 
-_MIXERS = frozenset({"Qwen3NextGatedDeltaNet", "Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet"})
+_MAMBA = frozenset({"BambaMixer", "FalconH1Mixer", "GraniteMoeHybridMambaLayer", "NemotronHMamba2Mixer"})
+_MIXERS = _MAMBA | {"Qwen3NextGatedDeltaNet", "Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet"}
 """The modules that were seen to do the same on rows, and token by token, as Hugging Face's own."""
 
-KINDS = frozenset({"linear_attention"})
+KINDS = frozenset({"linear_attention", "hybrid", "mlp", "moe"})
 """What `layer_types` calls layers of models that have them, beside those with attention."""
 
 
@@ -93,6 +94,12 @@ def recurrent_layers(model: nn.Module) -> dict[int, nn.Module]:
 def is_recurrent(model: nn.Module) -> bool:
     """Whether some layer of this model carries a state."""
     return any(type(module).__name__ in _MIXERS for module in model.modules())
+
+
+def weights_taken_past_adapters(model: nn.Module) -> set[nn.Module]:
+    """The linear layers that are not called where the kernels of mamba_ssm are installed: those take their weights."""
+    mixers = [module for module in model.modules() if type(module).__name__ in _MAMBA]
+    return {mixer.get_submodule("out_proj") for mixer in mixers}
 
 
 def attention_layers(model: nn.Module) -> list[int]:

@@ -20,7 +20,8 @@ UNFINISHED_PREFIX = ".unfinished-"
 
 def append_jsonl(path: Path, row: Mapping[str, Any]) -> None:
     """Add one line of JSON. Numbers that JSON cannot say (nan, inf) become null."""
-    with explained(path), path.open("a", encoding="utf-8") as file:
+    # Half a character, which UTF-8 has not, becomes its escape: what a policy wrote may stand in a reason.
+    with explained(path), path.open("a", encoding="utf-8", errors="backslashreplace") as file:
         file.write(to_line(row))
 
 
@@ -48,7 +49,7 @@ def write_atomically(path: Path, text: str) -> None:
     unfinished = path.with_name(f"{UNFINISHED_PREFIX}{path.name}")
     with explained(path):
         try:
-            with unfinished.open("w", encoding="utf-8") as file:
+            with unfinished.open("w", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())

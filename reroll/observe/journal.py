@@ -1,7 +1,8 @@
 """The journal: what happened to every sample, and every sample that ended, token by token. One source for resume and audit.
 
-journal/000000.jsonl   events in the order in which they happened, one a line (what happens to all samples of a group at once is
-                       one line, which names them: `of`); each line ends with its checksum
+journal/000000.jsonl   events in the order in which they happened. A line tells of one or, if the same happened to several at a
+                       time, of all: of samples of a group (`of`), or of samples of any (`ids`, and `each` with what is told of
+                       them, one after the other). It ends with its checksum
 journal/000000.tokens  what ended samples wrote and earned; events say where
 journal/in-flight.tokens  what samples that have not ended wrote so far (`partial_samples`)
 
@@ -22,23 +23,30 @@ from itertools import chain
 from json.encoder import encode_basestring_ascii
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, NamedTuple, NoReturn
+from typing import Any, BinaryIO, NamedTuple, NoReturn, cast
 
 from reroll.errors import RunFolderError
 from reroll.observe.files import explained, sync
 from reroll.observe.partial_samples import PartialSamples
-from reroll.observe.trajectory_bytes import Decode, PackedTokens, decode, decode_ids, encode, encode_ids, to_json
-from reroll.types import Trajectory, Versions
+from reroll.observe.trajectory_bytes import Decode, Told, decode, decode_ids, encode_all, encode_prompt, to_json
+from reroll.types import Message, Trajectory, Versions
 
 JOURNAL_FOLDER = "journal"
 _EVENTS, _TOKENS = ".jsonl", ".tokens"
 _MAX_SEGMENT_BYTES = 1 << 26
 """Of a segment's tokens, and of its events. Then the next is begun."""
 _BUFFER_BYTES = 1 << 18
+_MAX_WAITING = 1024
+"""Events that wait for `flush`. What can be written together is."""
 _MAX_PROMPTS = 4096
 """How many groups' prompts are remembered, to be written once for all siblings."""
 _INDICES = "of"
 """What names the samples in a line that is about several of a group; its id is the group's number."""
+_IDS, _EACH = "ids", "each"
+"""What names those that a line is about, if there are several, and what is told of each, by name."""
+_TIME = "t"
+_SAME_TIME_S = 1e-3
+"""Within it, events of one line have one time."""
 _CHECKSUM = b',"crc":"'
 """What an event's line has before its checksum, which is that of all before it."""
 
@@ -96,22 +104,48 @@ class Event:
 
 
 class StoredSample(NamedTuple):
-    """Where a sample's bytes, and the ids of its first prompt, lie in a segment's tokens; the checksum of both."""
+    """Where a sample's bytes, and its first prompt, lie in a segment's tokens; the checksum of both."""
 
     at: int
     size: int
     prompt_at: int
     prompt_size: int
+    """Of its ids."""
     crc: int
+    shown_size: int = 0
+    """Of its messages, which follow them."""
 
 
 class _StoredPrompt(NamedTuple):
-    """Where the ids of a prompt lie, how many bytes, and their checksum."""
+    """Where a prompt lies, how many bytes its ids and its messages have, and their checksum."""
 
     ids: tuple[int, ...]
+    shown: tuple[Message, ...]
     at: int
     size: int
+    shown_size: int
     crc: int
+
+
+class _WaitingEvent(NamedTuple):
+    """An event that is not written yet."""
+
+    time_s: float
+    id: str
+    state: str
+    detail: dict[str, Any]
+
+
+class _WaitingSample(NamedTuple):
+    """A sample that has ended and is not written yet."""
+
+    time_s: float
+    id: str
+    trajectory: Trajectory
+    told: Told
+
+
+_Waiting = list[_WaitingEvent] | list[_WaitingSample]
 
 
 class Journal:
@@ -142,6 +176,8 @@ class Journal:
         self._earlier = segments(folder)
         """Those that were there before this one was opened."""
         self._segment: _Segment | None = None
+        self._waiting: list[_WaitingEvent | _WaitingSample] = []
+        """What was recorded and not written, in its order."""
         self.partial = PartialSamples(folder, config=config)
         """What samples that have not ended wrote so far."""
 
@@ -158,29 +194,18 @@ class Journal:
 
     def record(self, sample_id: str, state: str, **detail: Any) -> None:
         """Add one event. Detail values must be plain JSON values."""
-        self._current().record(self._clock(), sample_id, state, detail)
+        self._add(_WaitingEvent(self._time_s(), sample_id, state, detail))
 
     def record_group(self, number: int, indices: Sequence[int], state: str, **detail: Any) -> None:
         """Add the same event for each of these samples of a group."""
         if indices:
-            self._current().record(self._clock(), str(number), state, {_INDICES: indices, **detail})
+            self._add(_WaitingEvent(self._time_s(), str(number), state, {_INDICES: indices, **detail}))
 
     def ended(self, sample_id: str, trajectory: Trajectory) -> None:
         """The sample is scored, and waits to be trained on: keep all of it."""
-        segment = self._current()
-        stored = segment.store(sample_id, trajectory, told=self.partial.packed(sample_id))
+        told = self.partial.told(sample_id)
         self.partial.forget(sample_id)
-        detail = {
-            "reward": trajectory.reward,
-            "status": trajectory.status,
-            "versions": trajectory.versions,
-            "stored": stored,
-        }
-        segment.record(self._clock(), sample_id, SampleState.DONE, detail)
-        if segment.is_full:
-            segment.close()
-            self._segment = self._opened(CONTINUED)
-            self._delete_oldest_tokens()
+        self._add(_WaitingSample(self._time_s(), sample_id, trajectory, told))
 
     def taken(self, groups: Sequence[int]) -> None:
         """A step begins to train on the groups of these numbers."""
@@ -195,12 +220,14 @@ class Journal:
     def flush(self) -> None:
         """Hand what was recorded to the operating system: from then on a crash of this process cannot lose it."""
         if self._segment is not None:
+            self._write_waiting()
             self._segment.flush()
         self.partial.flush()
 
     def close(self) -> None:
         """Flush and close. Safe to call twice."""
         if self._segment is not None:
+            self._write_waiting()
             self._segment.close()
         self.partial.close()
 
@@ -210,16 +237,33 @@ class Journal:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _current(self) -> _Segment:
+    def _time_s(self) -> float:
+        """Of the next event. The first opens the journal."""
         if self._segment is None:
             self._segment = self._opened(BEGUN)
-        return self._segment
+        return self._clock()
+
+    def _add(self, event: _WaitingEvent | _WaitingSample) -> None:
+        self._waiting.append(event)
+        if len(self._waiting) >= _MAX_WAITING:
+            self._write_waiting()
+
+    def _write_waiting(self) -> None:
+        """Write what was recorded since the last time."""
+        waiting, self._waiting = self._waiting, []
+        for run in _runs(waiting):
+            assert self._segment is not None
+            self._segment.write(run)
+            if self._segment.is_full:
+                self._segment.close()
+                self._segment = self._opened(CONTINUED)
+                self._delete_oldest_tokens()
 
     def _opened(self, state: str) -> _Segment:
         last = max((int(path.stem) for path in segments(self.folder)), default=-1)
         segment = _Segment(self.folder / f"{last + 1:06d}{_EVENTS}")
         detail = {"version": self._version, "config": self._config, "attempt": self._attempt}
-        segment.record(self._clock(), "", state, detail)
+        segment.write([_WaitingEvent(self._clock(), "", state, detail)])
         segment.flush()
         return segment
 
@@ -231,6 +275,34 @@ class Journal:
         while len(files) > 2 and sum(sizes) > self._max_bytes:  # The last two hold what a resumed run would take.
             files.pop(0).unlink()
             sizes.pop(0)
+
+
+def _runs(waiting: Sequence[_WaitingEvent | _WaitingSample]) -> list[_Waiting]:
+    """Events that can be told in one line, together. Those of one sample stay in their order."""
+    runs: list[Any] = []
+    scoring: list[_WaitingEvent] = []
+    done: list[_WaitingSample] = []
+    for one in waiting:
+        if type(one) is _WaitingSample:
+            if not done:
+                runs.append(done)
+            done.append(one)
+            continue
+        assert type(one) is _WaitingEvent
+        last = scoring if one.state is SampleState.SCORING else runs[-1] if runs else None
+        if (
+            last
+            and type(last[0]) is _WaitingEvent
+            and last[0].state is one.state
+            and last[0].detail.keys() == one.detail.keys()
+        ):
+            last.append(one)  # Samples that are judged at once: all their scorings began before any has ended.
+            if one.state is SampleState.SCORING:
+                continue
+        else:
+            runs.append([one])
+        scoring, done = runs[-1] if one.state is SampleState.SCORING else [], []
+    return runs
 
 
 class _Segment:
@@ -250,29 +322,56 @@ class _Segment:
     def is_full(self) -> bool:
         return max(self._num_event_bytes, self._num_token_bytes) > _MAX_SEGMENT_BYTES
 
-    def record(self, time_s: float, id: str, state: str, detail: Mapping[str, Any]) -> None:
-        # Put together by hand: several events per sample are on the controller's hot path.
-        more = f",{to_json(detail)[1:-1]}" if detail else ""
-        body = f'{{"t":{time_s:.6f},"id":{encode_basestring_ascii(id)},"state":"{state}"{more}'.encode()
+    def write(self, run: _Waiting) -> None:
+        """Write events as one line. What samples wrote comes before the event that says where."""
+        first, state = run[0], str(SampleState.DONE)
+        told: dict[str, list[Any]]
+        if type(first) is _WaitingSample:
+            told = self._store(cast("list[_WaitingSample]", run))
+        else:
+            events = cast("list[_WaitingEvent]", run)
+            state, told = events[0].state, {name: [one.detail[name] for one in events] for name in events[0].detail}
+        if len(run) == 1:
+            head = f'"id":{encode_basestring_ascii(first.id)}'
+            more = to_json({name: values[0] for name, values in told.items()})[1:-1]
+        else:
+            if run[-1].time_s - first.time_s > _SAME_TIME_S:
+                told[_TIME] = [round(one.time_s, 6) for one in run]
+            head, more = f'"ids":{to_json([one.id for one in run])}', f'"each":{to_json(told)}'
+        body = f'{{"t":{first.time_s:.6f},{head},"state":"{state}"{"," if more else ""}{more}'.encode()
         line = b'%b%b%08x"}\n' % (body, _CHECKSUM, zlib.crc32(body))
         self._write(self._events, line)
         self._num_event_bytes += len(line)
 
-    def store(self, sample_id: str, trajectory: Trajectory, *, told: Mapping[int, PackedTokens]) -> StoredSample:
-        """Write a sample's bytes; an event that says where must come after them."""
-        ids = trajectory.turns[0].prompt_ids if trajectory.turns else ()
-        group = sample_id.partition(".")[0]
+    def _store(self, run: Sequence[_WaitingSample]) -> dict[str, list[Any]]:
+        """Write what these samples wrote; what their events say."""
+        stored = []
+        for ended, data in zip(run, encode_all([(one.trajectory, one.told) for one in run]), strict=True):
+            prompt = self._prompt(ended)
+            at, crc = self._append(data), zlib.crc32(data, prompt.crc)
+            stored.append((at, len(data), prompt.at, prompt.size, crc, prompt.shown_size))
+        samples = [one.trajectory for one in run]
+        return {
+            "reward": [sample.reward for sample in samples],
+            "status": [sample.status for sample in samples],
+            "versions": [sample.versions for sample in samples],
+            "stored": stored,
+        }
+
+    def _prompt(self, ended: _WaitingSample) -> _StoredPrompt:
+        """Where the prompt of a sample lies. It is written with the first of its siblings."""
+        turns = ended.trajectory.turns
+        ids, shown = (turns[0].prompt_ids, turns[0].shown) if turns else ((), ())
+        group = ended.id.partition(".")[0]
         prompt = self._prompts.get(group)
-        if prompt is None or prompt.ids != ids:  # The first of its siblings.
-            prompt = self._prompts[group] = self._store_prompt(ids)
+        if prompt is None or prompt.ids != ids or prompt.shown != shown:
+            data, messages = encode_prompt(turns)
+            crc = zlib.crc32(messages, zlib.crc32(data))
+            prompt = _StoredPrompt(ids, shown, self._append(data + messages), len(data), len(messages), crc)
+            self._prompts[group] = prompt
             if len(self._prompts) > _MAX_PROMPTS:
                 self._prompts.popitem(last=False)
-        data = encode(trajectory, told)
-        return StoredSample(self._append(data), len(data), prompt.at, prompt.size, zlib.crc32(data, prompt.crc))
-
-    def _store_prompt(self, ids: tuple[int, ...]) -> _StoredPrompt:
-        data = encode_ids(ids)
-        return _StoredPrompt(ids, self._append(data), len(data), zlib.crc32(data))
+        return prompt
 
     def flush(self) -> None:
         try:
@@ -384,10 +483,19 @@ def parse_line(line: bytes, segment: Path) -> list[Event]:
     if not body or checksum != b'%08x"}\n' % zlib.crc32(body):
         return []
     row = json.loads(body.decode() + "}")
-    time_s, id, state = row.pop("t"), row.pop("id"), row.pop("state")
-    indices = row.pop(_INDICES, None)
-    ids = [id] if indices is None else [f"{id}.{index}" for index in indices]
-    return [Event(time_s, id, _STATES.get(state, state), row, segment) for id in ids]
+    time_s, state = row.pop(_TIME), row.pop("state")
+    state, events = _STATES.get(state, state), []
+    for id, detail in [(row.pop("id"), row)] if "id" in row else zip(row[_IDS], _details(row), strict=True):
+        at_s, indices = detail.pop(_TIME, time_s), detail.pop(_INDICES, None)
+        ids = [id] if indices is None else [f"{id}.{index}" for index in indices]
+        events += [Event(at_s, id, state, detail, segment) for id in ids]
+    return events
+
+
+def _details(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """What a line tells of each of several."""
+    each = row[_EACH]
+    return [{name: values[place] for name, values in each.items()} for place in range(len(row[_IDS]))]
 
 
 def read_journal(folder: Path) -> Iterator[Event]:
@@ -404,12 +512,13 @@ def read_stored(event: Event, *, text_of: Decode) -> Trajectory | None:
             file.seek(stored.at)
             data = file.read(stored.size)
             file.seek(stored.prompt_at)
-            prompt = file.read(stored.prompt_size)
+            prompt = file.read(stored.prompt_size + stored.shown_size)
     except OSError:
         return None
     if zlib.crc32(data, zlib.crc32(prompt)) != stored.crc:
         return None
-    return decode(data, id=event.sample_id, prompt_ids=decode_ids(prompt), text_of=text_of)
+    prompt_ids, shown = decode_ids(prompt[: stored.prompt_size]), prompt[stored.prompt_size :]
+    return decode(data, id=event.sample_id, prompt_ids=prompt_ids, shown=shown, text_of=text_of)
 
 
 def damage_of(segment: Path) -> str | None:

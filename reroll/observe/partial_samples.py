@@ -10,10 +10,9 @@ from __future__ import annotations
 import math
 import struct
 import zlib
-from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,12 +20,14 @@ from numpy.typing import NDArray
 from reroll.observe.files import UNFINISHED_PREFIX, explained
 from reroll.observe.trajectory_bytes import (
     ID_BYTES,
-    PackedTokens,
+    TokenArrays,
+    Told,
     decode_floats,
     decode_ids,
     decode_routes,
-    encode_float_array,
+    encode_floats,
     encode_id_array,
+    joined,
 )
 from reroll.types import Completion, FinishReason, PartialCompletion, Request, Versions
 
@@ -87,31 +88,24 @@ class PartialTurn(PartialCompletion):
             )
         return self.whole
 
-    def packed(self) -> PackedTokens:
-        """All tokens that were told."""
-        return PackedTokens(_joined(self._ids), _joined(self._logprobs))
+    def arrays(self) -> TokenArrays:
+        """All tokens of a turn that is over."""
+        for _ in self.rest():
+            pass
+        return TokenArrays(self._ids, self._logprobs)
 
-
-class _RowBuffer:
-    """Tokens that are not in the file yet."""
-
-    __slots__ = ("ids", "logprobs", "names", "routes", "rows")
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-        self.rows: list[bytes] = []
-        self.ids: list[NDArray[np.uint32]] = []
-        self.logprobs: list[NDArray[np.float64]] = []
-        self.routes: list[bytes] = []
-
-    def add(self, name: str, turn: PartialTurn, start: int, tokens: _TokenRun) -> None:
-        ids, logprobs, version = tokens
-        if turn.routes is not None and start + len(ids) == turn.num_in_all:
-            self.routes += (_ROUTES.pack(len(self.rows), *turn.routes.shape, turn.routes.itemsize), turn.routes.tobytes())
-        self.names.append(name)
-        self.rows.append(_ROW.pack(turn.prompt, start, len(ids), version, _FINISHES[turn.finish]))
-        self.ids.append(ids)
-        self.logprobs.append(logprobs)
+    def rest(self) -> Iterator[_TokenRun]:
+        """What was not told of the whole completion, added on the way."""
+        assert self.whole is not None
+        token_ids, logprobs, end = self.whole.token_ids, self.whole.logprobs, 0
+        for version, count in self.whole.versions:
+            begin, end = max(end, self.num_tokens), end + count
+            if begin < end or end == len(token_ids):  # The last says that it is over, if nothing else.
+                num = end - begin
+                ids = np.frombuffer(struct.pack(f"<{num}I", *token_ids[begin:end]), dtype=np.uint32)
+                tokens = _TokenRun(ids, np.frombuffer(struct.pack(f"<{num}d", *logprobs[begin:end])), version)
+                yield tokens
+                self.add(*tokens)
 
 
 class PartialSamples:
@@ -126,7 +120,10 @@ class PartialSamples:
         self._config = config
         self._groups: dict[str, dict[str, dict[str, PartialTurn]]] = {}
         """By group, sample and request."""
-        self._rows = _RowBuffer()
+        self._rows: list[_Row] = []
+        """Tokens that are not in the file yet."""
+        self._over: list[tuple[str, PartialTurn]] = []
+        """Turns of which the rest is not, either."""
         self._file: BinaryIO | None = None
         self._num_bytes_left = 0
         self.on_added: Callable[[], None] = lambda: None
@@ -149,7 +146,7 @@ class PartialSamples:
         turn = turns.get(request.id)
         if turn is not None and turn.prompt == prompt:
             return turn, 0
-        num_other = 0 if turn is None else turn.num_tokens
+        num_other = 0 if turn is None else turn.num_in_all
         turns[request.id] = PartialTurn(prompt)
         return turns[request.id], num_other
 
@@ -157,25 +154,21 @@ class PartialSamples:
         self, request_id: str, turn: PartialTurn, ids: NDArray[np.uint32], logprobs: NDArray[np.float64], version: int
     ) -> None:
         """The next tokens of a turn."""
-        self._rows.add(request_id, turn, turn.num_tokens, _TokenRun(ids, logprobs, version))
+        self._rows.append((request_id, turn, turn.num_tokens, ids, logprobs, version, turn.finish))
         turn.add(ids, logprobs, version)
         self.on_added()
 
     def end(self, request_id: str, turn: PartialTurn, completion: Completion) -> None:
-        """A turn is over: add what had not been told of it."""
+        """A turn is over: what had not been told of it is kept, too. Of a sample that is judged before the next flush it need
+        not be."""
         turn.finish, turn.whole, turn.routes = completion.finish_reason, completion, completion.routes
-        end = 0
-        for version, count in completion.versions:
-            begin, end = max(end, turn.num_tokens), end + count
-            if begin < end or end == len(completion.token_ids):  # The last says that it is over, if nothing else.
-                ids = np.frombuffer(array("I", completion.token_ids[begin:end]), dtype=np.uint32)
-                logprobs = np.frombuffer(array("d", completion.logprobs[begin:end]))
-                self.add(request_id, turn, ids, logprobs, version)
+        self._over.append((request_id, turn))
+        self.on_added()
 
-    def packed(self, sample_id: str) -> dict[int, PackedTokens]:
+    def told(self, sample_id: str) -> Told:
         """The tokens of a sample's turns that are over, by the `id` of the completion that was handed out for each."""
         turns = self._sample(sample_id).values()
-        return {id(turn.whole): turn.packed() for turn in turns if turn.whole is not None}
+        return {id(turn.whole): turn.arrays() for turn in turns if turn.whole is not None}
 
     def versions_in_group(self, number: int) -> list[Versions]:
         """For each of its samples that has tokens, the weights that wrote them."""
@@ -184,7 +177,7 @@ class PartialSamples:
 
     def num_tokens(self, sample_id: str) -> int:
         """What is written of a sample."""
-        return sum(turn.num_tokens for turn in self._sample(sample_id).values())
+        return sum(turn.num_in_all for turn in self._sample(sample_id).values())
 
     def versions(self, sample_id: str) -> Versions | None:
         """The weights that wrote a sample's tokens; None if it has none."""
@@ -209,7 +202,11 @@ class PartialSamples:
 
     def flush(self) -> None:
         """Hand all that was added to the operating system."""
-        if not self._rows.names:
+        over, self._over = self._over, []
+        for name, turn in over:
+            if self._sample(name.rpartition(".")[0]).get(name) is turn:
+                self._rows += _rows(name, turn, turn.num_tokens, turn.rest())
+        if not self._rows:
             return
         with explained(self._path):
             if self._file is None or self._num_bytes_left <= 0:
@@ -217,7 +214,7 @@ class PartialSamples:
             else:
                 self._write(self._file, self._rows)
                 self._file.flush()
-        self._rows = _RowBuffer()
+        self._rows = []
 
     def close(self) -> None:
         """Flush and close. Safe to call twice."""
@@ -241,14 +238,9 @@ class PartialSamples:
         unfinished = self._path.with_name(f"{UNFINISHED_PREFIX}{self._path.name}")
         self._file = unfinished.open("wb")
         self._append(self._file, self._config.encode())
-        self._rows = _RowBuffer()
-        for name, turn in self._all_turns():
-            start = 0
-            for tokens in turn.runs():
-                self._rows.add(name, turn, start, tokens)
-                start += len(tokens.ids)
-        if self._rows.names:
-            self._write(self._file, self._rows)
+        rows = [row for name, turn in self._all_turns() for row in _rows(name, turn, 0, turn.runs())]
+        if rows:
+            self._write(self._file, rows)
         self._file.flush()
         self._num_bytes_left = max(self._file.tell(), _MAX_BYTES)
         unfinished.replace(self._path)
@@ -258,12 +250,16 @@ class PartialSamples:
             for turns in samples.values():
                 yield from turns.items()
 
-    def _write(self, file: BinaryIO, rows: _RowBuffer) -> None:
-        is_exact, logprobs = encode_float_array(np.frombuffer(_joined(rows.logprobs)))
-        ids = encode_id_array(np.frombuffer(_joined(rows.ids), dtype=np.uint32))
-        names = "\n".join(rows.names).encode()
-        head = _HEAD.pack(len(rows.names), len(names), len(ids) // ID_BYTES, not is_exact)
-        self._append(file, b"".join((head, names, *rows.rows, ids, logprobs, *rows.routes)))
+    def _write(self, file: BinaryIO, rows: Sequence[_Row]) -> None:
+        is_exact, logprobs = encode_floats(np.frombuffer(joined([row[4] for row in rows])))
+        ids = encode_id_array(np.frombuffer(joined([row[3] for row in rows]), dtype=np.uint32))
+        names = "\n".join([row[0] for row in rows]).encode()
+        table = [
+            _ROW.pack(turn.prompt, start, len(tokens), version, _FINISHES[finish])
+            for _, turn, start, tokens, _, version, finish in rows
+        ]
+        head = _HEAD.pack(len(rows), len(names), len(ids) // ID_BYTES, not is_exact)
+        self._append(file, b"".join((head, names, *table, ids, logprobs, *_packed_routes(rows))))
 
     def _append(self, file: BinaryIO, body: bytes) -> None:
         file.write(_RECORD.pack(len(body), zlib.crc32(body)) + body)
@@ -278,9 +274,21 @@ class _TokenRun(NamedTuple):
     version: int
 
 
-def _joined(arrays: Sequence[NDArray[Any]]) -> bytes:
-    """One after the other: three times as fast as numpy puts hundreds of short arrays together."""
-    return b"".join(cast("Sequence[memoryview]", arrays))  # Arrays are buffers, of which their types say nothing.
+_Row = tuple[str, PartialTurn, int, NDArray[np.uint32], NDArray[np.float64], int, FinishReason | None]
+"""Tokens of a request, by its name: its turn, the place of the first, ids, log-probs, version, and how the turn ended."""
+
+
+def _rows(name: str, turn: PartialTurn, start: int, runs: Iterable[_TokenRun]) -> Iterator[_Row]:
+    for tokens in runs:
+        yield name, turn, start, *tokens, turn.finish
+        start += len(tokens.ids)
+
+
+def _packed_routes(rows: Sequence[_Row]) -> Iterator[bytes]:
+    for number, (_, turn, start, ids, _, _, finish) in enumerate(rows):
+        if turn.routes is not None and finish is not None and start + len(ids) == turn.num_in_all:
+            yield _ROUTES.pack(number, *turn.routes.shape, turn.routes.itemsize)
+            yield turn.routes.tobytes()
 
 
 def _fingerprint(request: Request) -> int:
@@ -292,7 +300,7 @@ def _fingerprint(request: Request) -> int:
 
 
 def _versions(turns: dict[str, PartialTurn]) -> Versions | None:
-    found = [version for turn in turns.values() for version, _ in turn.versions]
+    found = [version for turn in turns.values() for version, _ in (turn.whole or turn).versions]
     return Versions(min(found), max(found)) if found else None
 
 

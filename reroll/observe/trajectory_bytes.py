@@ -1,4 +1,4 @@
-"""A trajectory as bytes for the journal: 7 bytes a token and what its experts take, and back to the bit."""
+"""Trajectories as bytes for the journal: 7 bytes a token and what its experts take, and back to the bit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from json.encoder import encode_basestring_ascii
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,19 +39,26 @@ _LOW_BYTES = np.dtype({"names": ["low"], "formats": [f"V{ID_BYTES}"], "itemsize"
 """Of four bytes the first three: copying a field is twice as fast as slicing a matrix of bytes."""
 
 
-class PackedTokens(NamedTuple):
-    """Tokens of a completion that are in arrays already, as engines tell of them: many times faster to read than objects."""
+class TokenArrays(NamedTuple):
+    """Tokens of a completion as engines tell of them, one array after the other: many times faster to read than objects."""
 
-    ids: bytes
-    """Four bytes each."""
-    logprobs: bytes
-    """Doubles."""
+    ids: Sequence[NDArray[np.uint32]]
+    logprobs: Sequence[NDArray[np.float64]]
+
+
+Told = Mapping[int, TokenArrays]
+"""The tokens of some completions of a trajectory, by the completion's `id`."""
+_NOTHING_TOLD: Told = MappingProxyType({})
 
 
 def encode_ids(ids: Sequence[int]) -> bytes:
     """Three bytes each."""
+    return _low_bytes(_packed_ids(ids))
+
+
+def _packed_ids(ids: Sequence[int]) -> bytes:
     # Sequences of Python numbers go through `struct`, which reads them several times faster than numpy does.
-    return _low_bytes(struct.pack(f"<{len(ids)}I", *ids))
+    return struct.pack(f"<{len(ids)}I", *ids)
 
 
 def _low_bytes(ids: bytes) -> bytes:
@@ -70,27 +77,77 @@ def decode_ids(data: bytes) -> tuple[int, ...]:
     return tuple(wide.reshape(-1).view("<u4").tolist())
 
 
-def encode(trajectory: Trajectory, told: Mapping[int, PackedTokens] = MappingProxyType({})) -> bytes:
-    """All but the ids of the first prompt, which siblings share, and the texts, which follow from the tokens.
+def encode(trajectory: Trajectory, told: Told = _NOTHING_TOLD) -> bytes:
+    """All but the first prompt, which siblings share (`encode_prompt`), and the texts, which follow from the tokens."""
+    [data] = encode_all([(trajectory, told)])
+    return data
 
-    `told`: the tokens of some of its completions, by the completion's `id`.
-    """
-    arrays: list[bytes] = []
+
+def encode_all(samples: Sequence[tuple[Trajectory, Told]]) -> list[bytes]:
+    """As `encode`, many at once: each array is small, and to begin with one takes longer than to go through it."""
+    tokens = _TokenBytes(samples)
+    return [_encode(trajectory, tokens) for trajectory, _ in samples]
+
+
+class _TokenBytes:
+    """The tokens of all turns of many trajectories, in their order."""
+
+    def __init__(self, samples: Sequence[tuple[Trajectory, Told]]) -> None:
+        ids: list[bytes | NDArray[np.uint32]] = []
+        logprobs: list[bytes | NDArray[np.float64]] = []
+        for trajectory, told in samples:
+            for turn in trajectory.turns:
+                completion = turn.completion
+                arrays = told.get(id(completion))
+                if arrays is not None:
+                    ids += arrays.ids
+                    logprobs += arrays.logprobs
+                else:
+                    ids.append(_packed_ids(completion.token_ids))
+                    logprobs.append(struct.pack(f"<{len(completion.logprobs)}d", *completion.logprobs))
+        self._ids = memoryview(_low_bytes(joined(ids)))
+        self._wide = np.frombuffer(joined(logprobs), dtype="<f8")
+        with np.errstate(over="ignore"):  # What is too large is not equal, and kept as it is.
+            self._narrow = self._wide.astype("<f4")
+        self._is_exact = bool((self._narrow == self._wide).all())
+        self._bytes = memoryview(self._narrow.tobytes())
+        self._at = 0
+
+    def take(self, num: int) -> tuple[bool, memoryview, memoryview | bytes]:
+        """The ids and log-probs of so many tokens, and whether the latter lose nothing in single precision."""
+        begin, self._at = self._at, self._at + num
+        is_exact = self._is_exact or bool((self._narrow[begin : self._at] == self._wide[begin : self._at]).all())
+        logprobs = self._bytes[4 * begin : 4 * self._at] if is_exact else self._wide[begin : self._at].tobytes()
+        return is_exact, self._ids[ID_BYTES * begin : ID_BYTES * self._at], logprobs
+
+
+def joined(arrays: Sequence[bytes | NDArray[Any]]) -> bytes:
+    """One after the other: three times as fast as numpy puts hundreds of short arrays together."""
+    return b"".join(cast("Sequence[memoryview]", arrays))  # Arrays are buffers, of which their types say nothing.
+
+
+def _encode(trajectory: Trajectory, tokens: _TokenBytes) -> bytes:
+    arrays: list[bytes | memoryview] = []
     turns: list[dict[str, Any]] = []
     context = trajectory.turns[0].prompt_ids if trajectory.turns else ()
     for turn in trajectory.turns:
         num_shared = _num_shared(context, turn.prompt_ids)
-        own, completion = turn.prompt_ids[num_shared:], turn.completion
-        packed = told.get(id(completion))
-        is_exact, logprobs = _narrowed(packed.logprobs) if packed else encode_floats(completion.logprobs)
-        ids = _low_bytes(packed.ids) if packed else encode_ids(completion.token_ids)
-        arrays += (encode_ids(own) if own else b"", ids, logprobs)
+        num_own, completion = len(turn.prompt_ids) - num_shared, turn.completion
+        is_exact, ids, logprobs = tokens.take(len(completion.token_ids))
+        if num_own:
+            arrays.append(encode_ids(turn.prompt_ids[num_shared:]))
+        arrays += (ids, logprobs)
         if completion.routes is not None:
             arrays.append(completion.routes.tobytes())
-        turns.append(_turn_header(turn, num_shared=num_shared, num_own=len(own), is_exact=is_exact))
+        header = _turn_header(turn, is_exact=is_exact)
+        if turns:
+            _add_what_was_asked(header, turn, num_shared=num_shared, num_own=num_own)
+        turns.append(header)
         if len(turns) < len(trajectory.turns):
             context = turn.prompt_ids + completion.token_ids
-    head: dict[str, Any] = {"status": trajectory.status, "turns": turns}
+    head: dict[str, Any] = {"turns": turns}
+    if trajectory.status is not Status.COMPLETED:
+        head["status"] = trajectory.status
     if trajectory.reward:
         head["reward"] = trajectory.reward
     if trajectory.reason:
@@ -103,25 +160,36 @@ def encode(trajectory: Trajectory, told: Mapping[int, PackedTokens] = MappingPro
         head["info"] = trajectory.reward_info
     if trajectory.answer is not None:
         head["answer"] = trajectory.answer
-    header = to_json(head).encode()
-    return b"".join((_SIZE.pack(len(header)), header, *arrays))
+    head_bytes = to_json(head).encode()
+    return b"".join((_SIZE.pack(len(head_bytes)), head_bytes, *arrays))
 
 
-def decode(data: bytes, *, id: str, prompt_ids: tuple[int, ...], text_of: Decode) -> Trajectory:
+def encode_prompt(turns: Sequence[Turn]) -> tuple[bytes, bytes]:
+    """The ids of the first prompt, and what was shown to the policy as messages, which follows them."""
+    if not turns:
+        return b"", b""
+    shown = turns[0].shown
+    return encode_ids(turns[0].prompt_ids), to_json(shown).encode() if shown else b""
+
+
+def decode(data: bytes, *, id: str, prompt_ids: tuple[int, ...], shown: bytes = b"", text_of: Decode) -> Trajectory:
     """The trajectory that was encoded, given what was left out of it."""
     (size,) = _SIZE.unpack_from(data)
     head = json.loads(data[_SIZE.size : _SIZE.size + size])
     read = _ByteReader(data, _SIZE.size + size)
     turns: list[Turn] = []
     context = prompt_ids
+    if shown:
+        head["turns"][0]["shown"] = json.loads(shown)
     for row in head["turns"]:
-        context = context[: row.get("shared", 0)] + decode_ids(read.take(row.get("own", 0) * ID_BYTES))
+        num_shared = row.get("shared", 0 if turns else len(prompt_ids))
+        context = context[:num_shared] + decode_ids(read.take(row.get("own", 0) * ID_BYTES))
         turns.append(_decode_turn(row, read, prompt_ids=context, text_of=text_of))
         context += turns[-1].completion.token_ids
     return Trajectory(
         id=id,
         turns=tuple(turns),
-        status=Status(head["status"]),
+        status=Status(head.get("status", Status.COMPLETED)),
         reason=head.get("reason", ""),
         reward=head.get("reward", 0.0),
         reward_parts=head.get("parts", {}),
@@ -138,11 +206,12 @@ def _decode_turn(row: dict[str, Any], read: _ByteReader, *, prompt_ids: tuple[in
     logprobs = decode_floats(read.take(num * (8 if is_wide else 4)), is_wide=is_wide)
     *shape, route_bytes = row.get("routes", (0, 0, 0, 0))
     routes = read.take(math.prod(shape) * route_bytes)
+    versions = [(row["version"], num)] if "version" in row else row.get("versions", ())
     completion = Completion(
         token_ids=ids,
         logprobs=tuple(logprobs.tolist()),
-        finish_reason=FinishReason(row["finish"]),
-        versions=tuple((version, count) for version, count in row.get("versions", ())),
+        finish_reason=FinishReason(row.get("finish", FinishReason.STOP)),
+        versions=tuple((version, count) for version, count in versions),
         routes=decode_routes(routes, shape, route_bytes) if route_bytes else None,
     )
     return Turn(
@@ -168,22 +237,21 @@ class _ByteReader:
         return self._data[self._at - size : self._at]
 
 
-def _turn_header(turn: Turn, *, num_shared: int, num_own: int, is_exact: bool) -> dict[str, Any]:
-    """What is 0, empty or None is left out, and read as that."""
+def _turn_header(turn: Turn, *, is_exact: bool) -> dict[str, Any]:
+    """What is 0, empty or None is left out, and read as that; so is what nearly all have."""
     completion = turn.completion
-    header: dict[str, Any] = {"num": len(completion.token_ids), "finish": completion.finish_reason}
-    if completion.versions:
+    num = len(completion.token_ids)
+    header: dict[str, Any] = {"num": num}
+    if completion.finish_reason is not FinishReason.STOP:
+        header["finish"] = completion.finish_reason
+    if len(completion.versions) == 1 and completion.versions[0][1] == num:
+        header["version"] = completion.versions[0][0]
+    elif completion.versions:
         header["versions"] = completion.versions
-    if num_shared:
-        header["shared"] = num_shared
-    if num_own:
-        header["own"] = num_own
     if not is_exact:
         header["wide"] = True
     if completion.routes is not None:
         header["routes"] = [*completion.routes.shape, completion.routes.itemsize]
-    if turn.shown:
-        header["shown"] = turn.shown
     if turn.reply:
         header["reply"] = turn.reply
     if turn.reward:
@@ -193,6 +261,15 @@ def _turn_header(turn: Turn, *, num_shared: int, num_own: int, is_exact: bool) -
     if turn.state is not None:
         header["state"] = turn.state
     return header
+
+
+def _add_what_was_asked(header: dict[str, Any], turn: Turn, *, num_shared: int, num_own: int) -> None:
+    """Of a turn after the first: how many ids of its prompt are those of what came before, and what it was told."""
+    header["shared"] = num_shared
+    if num_own:
+        header["own"] = num_own
+    if turn.shown:
+        header["shown"] = turn.shown
 
 
 def _num_shared(before: tuple[int, ...], now: tuple[int, ...]) -> int:
@@ -210,20 +287,8 @@ def decode_routes(data: bytes, shape: Sequence[int], itemsize: int) -> NDArray[A
     return np.frombuffer(data, dtype=np.uint8 if itemsize == 1 else np.int16).reshape(shape)
 
 
-def encode_floats(values: Sequence[float]) -> tuple[bool, bytes]:
+def encode_floats(values: NDArray[np.float64]) -> tuple[bool, bytes]:
     """In single precision, which is what engines compute in; in double where that would lose anything. Which it was."""
-    return _narrowed(struct.pack(f"<{len(values)}d", *values))
-
-
-def _narrowed(wide: bytes) -> tuple[bool, bytes]:
-    # numpy warns of a number beyond single precision: no log-prob is, and silencing it takes as long as all the rest.
-    narrow = np.frombuffer(wide, dtype="<f8").astype("<f4")
-    is_exact = narrow.astype("<f8").tobytes() == wide
-    return is_exact, narrow.tobytes() if is_exact else wide
-
-
-def encode_float_array(values: NDArray[np.float64]) -> tuple[bool, bytes]:
-    """As `encode_floats`."""
     with np.errstate(over="ignore"):  # What is too large is not equal, and kept as it is.
         narrow = values.astype("<f4")
     is_exact = bool((narrow == values).all())

@@ -107,6 +107,7 @@ def policy_loss_of(config: RlvrConfig, *, kl_coef: float, vocabulary: int | None
         vocabulary=vocabulary if distill else None,
         value=ValueLoss(clip=config.value_loss.clip) if shared else None,
         value_coef=shared.coef if shared else 0.0,
+        exact=config.policy.exact,
     )
 
 

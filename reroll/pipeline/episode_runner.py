@@ -191,6 +191,7 @@ async def spawn_engine(runtime: Runtime, engine: EngineConfig, policy: PolicyCon
         draft=engine.draft if isinstance(engine, EmbeddedEngineConfig) else "off",
         external=None if isinstance(engine, EmbeddedEngineConfig) else engine,
         reads_again=engine.reads_again,
+        exact=policy.exact,
         notes_routes=policy.replay_routes,
     )
     return InferCluster(workers, max_workers=engine.max_workers or 0)

@@ -6,15 +6,45 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, Protocol
 
-from reroll.algo.eval_statistics import Estimate, average, maj_at_k, mean_over_prompts, pass_at_k
 from reroll.config.parts import EvalConfig
+from reroll.config.registry import load_entry
 from reroll.errors import RewardError
 from reroll.observe.metrics import Last, Stats
 from reroll.rollout.replay import Episode, replayed
 from reroll.rollout.scheduler import ScoreOne
 from reroll.types import Prompt, Status, Trajectory
+
+
+class RateEstimate(Protocol):
+    """A rate between 0 and 1 and its 95 % confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+class EvalStatistics(Protocol):
+    """How rates are estimated."""
+
+    def pass_at_k(self, *, num_samples: int, num_passed: int, k: int) -> float:
+        """The chance that k of the n samples, drawn without replacement, hold a pass."""
+
+    def maj_at_k(self, answers: Sequence[str | None], passed: Sequence[bool], *, k: int) -> float:
+        """The chance that the answer given most often by k of the n samples, drawn without replacement, passes."""
+
+    def mean_over_prompts(self, rates: Sequence[float], *, num_draws: int) -> RateEstimate:
+        """The mean of one rate per prompt, each from `num_draws` independent draws, for all such prompts."""
+
+    def average(self, parts: Sequence[RateEstimate]) -> RateEstimate:
+        """The plain mean of independent estimates."""
+
+
+def statistics() -> EvalStatistics:
+    """What the entry point `statistics` of the group `reroll.evaluation` names."""
+    found: EvalStatistics = load_entry("reroll.evaluation", "statistics")
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +60,7 @@ class EvalResult:
     def domains(self) -> list[str]:
         return sorted({prompt.domain for prompt in self.prompts})
 
-    def estimates(self, domain: str | None = None) -> dict[str, Estimate]:
+    def estimates(self, domain: str | None = None) -> dict[str, RateEstimate]:
         """Metrics of a domain's prompts, or of all, with 95 % intervals over prompts: pass@1, 2, 4, … and n; of several
         samples also avg@n, which is pass@1 under the name of its sample count, and maj@k where the reward says what was
         answered. Over several domains, k goes as far as every domain has samples; avg@n needs that all have n."""
@@ -41,16 +71,16 @@ class EvalResult:
             if prompt.domain in domains
         ]
         num, most = (choose(len(passed) for _, passed in rows) for choose in (min, max))
-        found = {}
+        found, about = {}, statistics()
         for k in _powers_of_two(num):
-            rates = [pass_at_k(num_samples=len(passed), num_passed=sum(passed), k=k) for _, passed in rows]
-            found[f"pass@{k}"] = mean_over_prompts(rates, num_draws=num // k)
+            rates = [about.pass_at_k(num_samples=len(passed), num_passed=sum(passed), k=k) for _, passed in rows]
+            found[f"pass@{k}"] = about.mean_over_prompts(rates, num_draws=num // k)
         if num == most > 1:
             found[f"avg@{num}"] = found["pass@1"]
         if num > 1 and all(map(self._has_answers, domains)):
             for k in _powers_of_two(num)[1:]:
-                rates = [maj_at_k(answers, passed, k=k) for answers, passed in rows]
-                found[f"maj@{k}"] = mean_over_prompts(rates, num_draws=num // k)
+                rates = [about.maj_at_k(answers, passed, k=k) for answers, passed in rows]
+                found[f"maj@{k}"] = about.mean_over_prompts(rates, num_draws=num // k)
         return found
 
     @property
@@ -58,9 +88,9 @@ class EvalResult:
         """pass@1 of all prompts."""
         return self.estimates()["pass@1"].value
 
-    def average(self) -> Estimate:
+    def average(self) -> RateEstimate:
         """pass@1, every domain counting alike."""
-        return average([self.estimates(domain)["pass@1"] for domain in self.domains])
+        return statistics().average([self.estimates(domain)["pass@1"] for domain in self.domains])
 
     def stats(self) -> Stats:
         """The estimates and the interval of pass@1, of all and, where there are several, of each domain; mean reward and
@@ -167,11 +197,11 @@ def num_episodes(prompts: Sequence[Prompt], settings: EvalConfig) -> int:
     return sum(settings.of(prompt.domain).samples for prompt in prompts)
 
 
-def _plain(estimates: Mapping[str, Estimate]) -> dict[str, dict[str, float]]:
+def _plain(estimates: Mapping[str, RateEstimate]) -> dict[str, dict[str, float]]:
     return {name: {"value": one.value, "low": one.low, "high": one.high} for name, one in estimates.items()}
 
 
-def _bounds(name: str, estimate: Estimate) -> dict[str, float]:
+def _bounds(name: str, estimate: RateEstimate) -> dict[str, float]:
     return {f"{name}_low": estimate.low, f"{name}_high": estimate.high}
 
 

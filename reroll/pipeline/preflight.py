@@ -2,7 +2,7 @@
 
 Beyond `config.check`, which reads the config and the names of files, this reads the rows, asks the hub for models that are not
 here, reckons whether the GPUs are large enough, and asks what packages registered in the group `reroll.preflight`: functions
-`(config) -> Iterable[Violation]`. Loads neither torch nor ray.
+`(config, *, opens) -> Iterable[Violation]`. Loads neither torch nor ray.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ class Checked:
     """Of all sources, as the config's `reads` gives them, for the run that follows: they are read once."""
 
 
-def preflight(config: PipelineConfig, *, code_folder: Path, may_be_offline: bool = False) -> Checked:
+def preflight(config: PipelineConfig, *, code_folder: Path, only_checks: bool = False) -> Checked:
     """Raise ConfigError with everything that is wrong; else tell what is to be known of the config.
 
-    Modules are looked for in `code_folder` and the working directory. With `may_be_offline` a hub that does not answer is no
-    fault of the config's, but something to know.
+    Modules are looked for in `code_folder` and the working directory. With `only_checks` no run follows: then
+    models and environments are opened as a run would open them, and a hub that does not answer is no fault of the config's, but
+    something to know.
     """
     search_in([code_folder, Path()])
     is_replay = isinstance(config, RlvrConfig) and config.recorded is not None  # It reads no rows and judges nothing.
@@ -46,10 +47,10 @@ def preflight(config: PipelineConfig, *, code_folder: Path, may_be_offline: bool
     absent, unseen = _hub_models(config)
     too_large, tight = memory_violations(config)
     found += [*absent, *_damaged_models(config), *too_large]
-    if not may_be_offline:
+    if not only_checks:
         found += [Violation(where, problem, GET_THE_MODEL) for where, problem in unseen.items()]
     for name in () if is_replay else entry_names("reroll.preflight"):
-        found += load_entry("reroll.preflight", name)(config)
+        found += load_entry("reroll.preflight", name)(config, opens=only_checks)
     if found:
         raise ConfigError(found)
     not_seen = [f"{where}: {problem}; it could not be looked up, and train will need it" for where, problem in unseen.items()]

@@ -31,7 +31,7 @@ from reroll.pipeline.preflight import preflight
 from reroll.pipeline.restarts import Restarts
 from reroll.pipeline.resume import STATE_FILE, finished_before, look_back, read_state
 from reroll.runtime import make_runtime
-from reroll.runtime.cores import busy_remark, core_watch
+from reroll.runtime.cpu import core_watch
 from reroll.runtime.devices import num_usable_cores
 from reroll.runtime.foreground import Foreground
 
@@ -275,7 +275,8 @@ class TrainLoop:
         self._context.restarts.reached(step + 1)
         seconds = time.perf_counter() - started
         values = stats.values_by_name()
-        core_wait = core_watch().take_wait()
+        watch = core_watch()
+        core_wait = watch.take_wait() if watch else 0.0
         values |= {
             "time/step_s": seconds,
             "throughput/tokens_per_s": values["tokens"] / seconds,
@@ -285,7 +286,7 @@ class TrainLoop:
             "run/restarts": self._context.restarts.num,
         }
         self._context.tracker.log(step + 1, values)
-        self._context.view.update(step + 1, values, remark=busy_remark(core_wait))
+        self._context.view.update(step + 1, values, remark=watch.remark(core_wait) if watch else "")
         return step + 1
 
     def _count_updates(self) -> int:

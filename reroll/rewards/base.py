@@ -138,7 +138,10 @@ def _finite(number: object, what: str) -> float:
         return number
     if not isinstance(number, numbers.Real | np.bool_):
         raise RewardError(f"the reward's {what} is a {type(number).__name__}: return a number or a Score")
-    value = float(number)
+    try:
+        value = float(number)
+    except OverflowError:  # A whole number may have any number of digits.
+        raise RewardError(f"the reward's {what} is too large for a float: return a finite number") from None
     if not math.isfinite(value):
         raise RewardError(f"the reward's {what} is {value}: return a finite number")
     return value

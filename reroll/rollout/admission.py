@@ -43,8 +43,8 @@ class AdmittedGroup(Generic[P]):
     """A prompt that was admitted: it holds a slot until it is trained on, dropped or sent back."""
 
     number: int
-    """Counts the admissions of its domain, whatever happens in the others: the samples' seeds depend on it. A group that goes
-    on after it was sent back keeps it."""
+    """Counts the groups of its domain, whatever happens in the others: the samples' seeds depend on it. A group that was sent
+    back keeps it."""
     prompt: P
     domain: str
     version: int
@@ -53,7 +53,7 @@ class AdmittedGroup(Generic[P]):
     """How often this prompt was admitted, this time included."""
     is_finished: bool = False
     goes_on: bool = False
-    """It was sent back, and is admitted again under its number: what is kept of its samples can still be trained on."""
+    """It was sent back, and what is kept of its samples can still be trained on when it is admitted again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -348,7 +348,7 @@ class Admission(Generic[P]):
         self._num_finished -= sum(group.is_finished for group in returned)
         for group in reversed(returned):
             group.goes_on = bool(self._usable_versions(group.number, group.prompt))
-            number = group.number if group.goes_on else None  # A new number means new seeds: what was slow is not drawn again.
-            queued = Queued(prompt=group.prompt, domain=group.domain, num_tries=group.num_tries, number=number)
+            # Its number stays: other seeds would be other samples, quicker ones more often than not.
+            queued = Queued(prompt=group.prompt, domain=group.domain, num_tries=group.num_tries, number=group.number)
             self._queue[group.domain].appendleft(queued)
         return returned

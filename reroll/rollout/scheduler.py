@@ -347,7 +347,7 @@ class RolloutScheduler:
         self._will_flush = False
         try:
             self._journal.flush()
-        except RerollError as error:
+        except Exception as error:  # A full disk, or what JSON has no word for: nobody else hears of it.
             self._break(error)
 
     def _abort_slowest(self, flight: GroupInFlight) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
-from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
+from reroll.config.registry import load_entry
 from reroll.runtime.devices import num_usable_cores
 
 # Parameters of glibc's mallopt(3).
@@ -15,8 +16,8 @@ _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX, _ARENA_MAX = -1, -2, -4, -8
 
 OMP = "OMP_NUM_THREADS"
 """The variable that says how many threads torch starts with."""
-_OMP_PAUSE_HARD = 2
-_TORCH = "torch._C"
+OMP_PAUSE_HARD = 2
+TORCH = "torch._C"
 """Once this module is there, so is the OpenMP that it brings."""
 
 
@@ -45,42 +46,37 @@ def torch_threads(wanted: str | None, *, num_workers: int) -> dict[str, str]:
     return {OMP: str(max(1, num_usable_cores() // num_workers))} if num_workers > 1 else {}
 
 
-class Helpers:
-    """Helper threads of GNU OpenMP that belong to the calling thread, and do nothing."""
-
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self._library = library
-
-    @classmethod
-    def hire(cls, num: int) -> Helpers | None:
-        """So many, for the calling thread. None if this process has no GNU OpenMP, or not yet."""
-        library = _gnu_openmp() if _TORCH in sys.modules else None
-        if library is None:
-            return None
-        run: Callable[[object, None, int, int], None] = library.GOMP_parallel
-        # Any harmless function will do: the helpers stay when it has returned.
-        run(library.omp_get_thread_num, None, num + 1, 0)
-        return cls(library)
-
-    def dismiss(self) -> None:
-        """From the thread that hired them."""
-        self._library.omp_pause_resource_all(_OMP_PAUSE_HARD)
-
-
 def release_helper_threads() -> None:
     """Let go of the OpenMP helpers of the calling thread; they come back with its next parallel operation.
 
     Each thread that computes has helpers of its own. Once they outnumber the cores, idle ones included, GNU OpenMP stops
     spinning between operations and sleeps instead, for everyone: decoding a small model became a third slower. So a
-    worker that has nothing to do lets its helpers go. (`cores.Brake` makes use of the same rule where spinning does harm.)
+    worker that has nothing to do lets its helpers go. (`reroll_zoo/core_watch.py` makes use of the same rule where spinning
+    does harm.)
     """
-    library = _gnu_openmp() if _TORCH in sys.modules else None
+    library = gnu_openmp() if TORCH in sys.modules else None
     if library is not None:
-        library.omp_pause_resource_all(_OMP_PAUSE_HARD)
+        library.omp_pause_resource_all(OMP_PAUSE_HARD)
+
+
+class CoreWatch(Protocol):
+    """Looks whether threads of this process wait for a core that others use, and has them wait for each other kindly then."""
+
+    def take_wait(self) -> float:
+        """The share of its time that the worst-off thread waited for others' cores, on average since the last call."""
+
+    def remark(self, wait: float) -> str:
+        """What to tell the user of such a wait; empty if it is little."""
+
+
+def core_watch() -> CoreWatch | None:
+    """The watch of this process, started by whoever asks first. The entry point `open` of the group `reroll.core_watch`."""
+    start = load_entry("reroll.core_watch", "open")
+    return start() if start else None
 
 
 @functools.cache
-def _gnu_openmp() -> ctypes.CDLL | None:
+def gnu_openmp() -> ctypes.CDLL | None:
     """The copy of GNU OpenMP that torch loaded, if that is what it uses."""
     maps = Path("/proc/self/maps")
     if not maps.exists():

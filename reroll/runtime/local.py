@@ -15,8 +15,7 @@ from reroll.config.host import num_visible_gpus
 from reroll.config.parts import LocalRuntimeConfig
 from reroll.errors import RerollError, WorkerDied, WorkerError
 from reroll.runtime.base import A, Calls, P, Placement, Runtime, T, W, WorkerInfo, Workers
-from reroll.runtime.cores import core_watch
-from reroll.runtime.cpu import keep_freed_memory, release_helper_threads
+from reroll.runtime.cpu import core_watch, keep_freed_memory, release_helper_threads
 from reroll.runtime.failures import as_reroll_error, describe, gather_all
 
 STOP_TIMEOUT_S = 5.0

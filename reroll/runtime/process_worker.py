@@ -19,8 +19,7 @@ from typing import Any
 
 from reroll.runtime.base import WorkerInfo
 from reroll.runtime.children import end_with_all_it_started, follow_parent, outlive_sigterm
-from reroll.runtime.cores import core_watch
-from reroll.runtime.cpu import keep_freed_memory
+from reroll.runtime.cpu import core_watch, keep_freed_memory
 from reroll.runtime.failures import Raised, guarded
 from reroll.runtime.frames import CannotTravel, Frame, FrameReader, Garbled, Kind, pack, send
 from reroll.runtime.watchdog import end_if_it_hangs, print_stacks, print_stacks_when_asked

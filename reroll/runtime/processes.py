@@ -1,7 +1,7 @@
 """Workers as processes of this machine, one each: an interpreter, a crash and a kill of their own, and nothing to install.
 
-A worker's process (`process_worker.py`) is at the other end of a socket. It is a fresh interpreter; or, if it has no GPU and
-runs no user code, what `starts.py` finds, such as a fork of a process that has imported what it needs. Calls are numbered
+A worker's process (`process_worker.py`) is at the other end of a socket. It is a fresh interpreter; or, if it has no GPU,
+what `starts.py` finds, such as a fork of a process that has imported what it needs. Calls are numbered
 frames (`frames.py`); the controller reads and writes them in its event loop. The process leads a session of its own, so that
 Ctrl-C reaches only the controller, and all that it starts is marked, so that whoever ends it ends that too. When the
 controller is gone, its end of the socket closes, and the worker leaves.
@@ -37,8 +37,7 @@ from reroll.runtime.children import (
     sheltered_from_sigterm,
     with_one_thread,
 )
-from reroll.runtime.cores import core_watch
-from reroll.runtime.cpu import OMP, keep_freed_memory, torch_threads
+from reroll.runtime.cpu import OMP, core_watch, keep_freed_memory, torch_threads
 from reroll.runtime.failures import Raised, gather_all
 from reroll.runtime.frames import CannotTravel, Frame, FrameReader, Garbled, Kind, Payload, header, pack, send_some
 from reroll.runtime.starts import Order, RunningProcess, start_otherwise
@@ -239,12 +238,11 @@ class _Process:
     ) -> RunningProcess:
         # -P keeps the working directory off the path until the worker's own imports are done: it may hold a `types.py`.
         command = [sys.executable, "-P", "-m", "reroll.runtime.process_worker", str(theirs.fileno()), self.name]
+        is_user = placement.runs_user_code
         try:
-            if placement.runs_user_code:  # It needs little that is ours, and may have a limit of memory.
-                return Started([*command, "--user-code"], theirs, marked(self._mark, environment), is_silent=True)
-            order = Order(self.name, module, marked(self._mark, environment), self._mark, os.getcwd())
-            forked = None if environment[GPUS] else start_otherwise(order, theirs)
-            return forked or Started(command, theirs, order.environment, is_silent=False)
+            order = Order(self.name, module, marked(self._mark, environment), self._mark, os.getcwd(), is_user)
+            forked = start_otherwise(order, theirs) if is_user or not environment[GPUS] else None
+            return forked or Started([*command, *["--user-code"] * is_user], theirs, order.environment, is_silent=is_user)
         except OSError as error:
             self._link.close()
             raise RerollError(f"no process could be started for worker {self.name}: {error}") from error

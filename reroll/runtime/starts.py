@@ -1,7 +1,7 @@
 """How a worker's process may be started otherwise than as a fresh interpreter: the seam of `processes.py`.
 
 What the entry point `fork` of the group `reroll.process_starts` names is called as `(order, link) -> RunningProcess | None`,
-for workers that have no GPU and run no user code; with None, or where none is installed, an interpreter is started.
+for workers that have no GPU of their own; with None, or where none is installed, an interpreter is started.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ class Order(NamedTuple):
     mark: str
     folder: str
     """The working directory."""
+    runs_user_code: bool = False
+    """Then it prints nowhere, and it must not begin with what it does not need: it may have a limit of memory."""
 
 
 class RunningProcess(Protocol):

@@ -16,6 +16,7 @@ from reroll.algo.reduce import Mode, aggregate
 from reroll.config.formula import find_function
 from reroll.config.imports import import_object
 from reroll.config.losses import CorrectionConfig, LossConfig, RejectionConfig
+from reroll.errors import SamplerMismatch
 from reroll.observe.metrics import Max, Mean, Stats, Sum
 from reroll.tokens.batch import Batch
 from reroll.training.base import Divergence, LossOutput, MicroBatchLoss, Needs, Predictions, Weighting, required
@@ -57,6 +58,8 @@ class PolicyLoss:
     value_coef: float = 0.0
     version: int | None = None
     """The weights that the update starts from: tokens that they wrote are reported on by themselves."""
+    exact: bool = False
+    """Whether the sampler's log-probs of those tokens must be the model's to the bit."""
 
     @property
     def needs(self) -> Needs:
@@ -125,6 +128,8 @@ class PolicyLoss:
         if self.version is None or batch.version is None:
             return Stats()
         gap = (logp.detach() - batch.logp).abs()
+        if self.exact:
+            refuse_gap(gap, logp.detach(), batch, version=self.version)
         is_known = batch.loss_mask & (batch.version >= 0)
         ages = {"current": is_known & (batch.version == self.version), "stale": is_known & (batch.version < self.version)}
         return Stats({f"sampler_gap_{age}": mean_of(gap[mask]) for age, mask in ages.items() if mask.any()})
@@ -134,6 +139,23 @@ class PolicyLoss:
             raise ValueError("the loss has a KL penalty but the batch has no ref_logp: compute it with the reference model")
         kl = KL_ESTIMATORS[self.kl_estimator](tokens.logp, torch.where(tokens.mask, batch.ref_logp, 0.0))
         return kl * tokens.ratio if self.kl_times_ratio else kl
+
+
+def refuse_gap(gap: Tensor, logp: Tensor, batch: Batch, *, version: int) -> None:
+    """Raise SamplerMismatch, which names the first, if the sampler's log-probs of tokens by this version are not `logp`."""
+    assert batch.version is not None
+    wrong = (batch.loss_mask & (batch.version == version) & (gap != 0)).nonzero().squeeze(1)
+    if not len(wrong):
+        return
+    token = int(wrong[0])
+    raise SamplerMismatch(
+        f"policy.exact: the engine's log-probs of {len(wrong):,} tokens by version {version} of the weights are not the "
+        f"trainer's to the bit. The first is token {int(batch.positions[token])} (id {int(batch.ids[token])}) of row "
+        f"{int(batch.sequence_index[token])} of a micro-batch of {len(batch)}: engine {float(batch.logp[token]):.9g}, trainer "
+        f"{float(logp[token]):.9g}, and {float(gap.max()):.3g} nats is the largest gap. Nothing of this step is kept; the last "
+        "checkpoint is intact. Look at what the push left behind if most tokens are off (weights, docs/weights.md); else this "
+        "machine adds up in an order that was not foreseen: set policy.exact to false."
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

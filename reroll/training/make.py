@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from reroll.config.parts import ModelConfig
+from reroll.config.parts import ModelConfig, PolicyConfig
 from reroll.config.strategy import TorchStrategyConfig
 from reroll.errors import ModelError
 from reroll.models.heads import keep_padding_apart, score_head
@@ -33,7 +33,8 @@ class RankModel:
         """The model in the strategy's precision, or, where it is to be copied tensor by tensor, as it lies on disk."""
         config, head, is_fixed = self.config, self.head, self.total_steps == 0
         dtype = (stored_dtype(config.model) if as_stored else None) or DTYPES[config.strategy.precision]
-        model = load_model(config.model, dtype=dtype, device=device, head=head, lora=config.lora)
+        exact = isinstance(config, PolicyConfig) and config.exact
+        model = load_model(config.model, dtype=dtype, device=device, head=head, lora=config.lora, exact=exact)
         if head == "score":
             keep_padding_apart(model, self.tokenizer)
             if is_fixed and not score_head(model).weight.any():

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from reroll.models.attention import Attention, PackedAttention, Scoring, VarlenAttention, hidden_states
+from reroll.models.fused import kernels
 from reroll.models.recurrent import is_recurrent
 from reroll.models.routing import ReplayedRoutes
 from reroll.tokens.batch import Batch
@@ -106,9 +107,7 @@ class SharedPrefixAttention:
 
     def _spread(self, states: Tensor, copies: int) -> Tensor:
         """The states of distinct tokens, at every token of every sequence, each head so many times."""
-        from reroll.models.kernels import Spread
-
-        whole: Tensor = Spread.apply(states, copies, *self._places)  # type: ignore[no-untyped-call]
+        whole: Tensor = kernels().Spread.apply(states, copies, *self._places)
         return whole
 
     @cached_property

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from reroll.config.parts import OptimConfig
 from reroll.config.strategy import TorchStrategyConfig
+from reroll.models.exact import recompute_contexts
 from reroll.models.fused import add_
 from reroll.models.heads import SCORE
 from reroll.models.load import Head, adapter_on, has_adapter, load_model, save_model
@@ -193,5 +194,6 @@ def enable_gradient_checkpointing(model: PreTrainedModel) -> None:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    again = {"use_reentrant": False, "context_fn": partial(recompute_contexts, model)}
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=again)
     model.train()

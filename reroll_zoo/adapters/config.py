@@ -95,6 +95,10 @@ class OpenEnvConfig(EnvConfig):
     timeout_s: float = Field(default=60.0, gt=0)
     """How long a connection or an answer may take."""
 
+    @property
+    def is_remote(self) -> bool:
+        return True
+
 
 class VerifiersConfig(EnvConfig):
     """An environment of verifiers (`SingleTurnEnv`, `MultiTurnEnv`, `ToolEnv`, …), scored by its rubric.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,6 +10,7 @@ from openenv.core import GenericEnvClient
 
 from reroll.envs.base import InvalidAction, StepResult
 from reroll.errors import EnvError
+from reroll.tokens.tool_calls import read_json
 from reroll.types import Message
 from reroll_zoo.adapters.config import OpenEnvConfig
 
@@ -71,8 +71,8 @@ class OpenEnv:
         if self._options.action_field is not None:
             return {self._options.action_field: action}
         try:
-            payload = json.loads(action)
-        except json.JSONDecodeError as error:
+            payload = read_json(action)
+        except ValueError as error:
             raise InvalidAction(f"Answer with one JSON object: {error}.") from error
         if not isinstance(payload, dict):
             raise InvalidAction("Answer with one JSON object, such as {…}.")

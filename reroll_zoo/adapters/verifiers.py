@@ -18,6 +18,7 @@ from verifiers.envs import environment
 
 from reroll.envs.base import InvalidAction, StepResult
 from reroll.errors import EnvError
+from reroll.tokens.tool_calls import CALL_OPENS, MalformedCall, find_calls
 from reroll.types import Message
 from reroll_zoo.adapters.config import VerifiersConfig
 
@@ -160,11 +161,10 @@ def read_answer(text: str) -> dict[str, Any]:
 
 
 def _read_call(block: str, *, number: int) -> dict[str, str]:
-    try:
-        call = json.loads(block)
-        return {"id": f"call_{number}", "name": str(call["name"]), "arguments": json.dumps(call.get("arguments", {}))}
-    except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
-        raise InvalidAction('A tool call is a JSON object such as {"name": "…", "arguments": {…}}.') from error
+    (call,) = find_calls(f"{CALL_OPENS}{block}")
+    if isinstance(call, MalformedCall):
+        raise InvalidAction(call.problem)
+    return {"id": f"call_{number}", "name": call.name, "arguments": json.dumps(call.arguments)}
 
 
 def _with_tools(messages: tuple[Message, ...], tools: Sequence[Any]) -> tuple[Message, ...]:

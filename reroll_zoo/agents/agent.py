@@ -158,6 +158,8 @@ def _failure(work: asyncio.Future[object], conversation: Conversation) -> str:
             conversation.score = reported_score(report)
     except RewardError as problem:
         return str(problem)
+    except Exception as problem:  # A verdict of its own making, which nobody has looked at yet.
+        return f"the agent's verdict cannot be read: {last_lines(problem)}"
     return ""
 
 

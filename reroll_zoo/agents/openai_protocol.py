@@ -151,11 +151,16 @@ def parse_chat_request(body: Json) -> ChatRequest:
         raise _invalid("stop must be a string or a list of strings, none of them empty")
     if body.get("tool_choice") not in (None, "auto", "none"):
         raise _invalid("the policy cannot be made to call a tool: tool_choice must be auto or none")
+    tools = _tools_of(body)
+    try:
+        json.dumps([stops, tools], ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise _invalid(f"stop or tools hold half a character, or are nested too deeply: {error}") from error
     return ChatRequest(
         messages=tuple(map(_message_of, messages)),
         max_tokens=max_tokens,
         stop=tuple(stops),
-        tools=_tools_of(body),
+        tools=tools,
         may_call=body.get("tool_choice") != "none",
     )
 
@@ -181,7 +186,7 @@ def _message_of(message: object) -> Message:
     if not isinstance(content, str):
         raise _invalid(f"the content of a {role} message must be text, or a list of text parts: nothing else is understood")
     try:
-        content.encode()
+        f"{role}{content}".encode()
     except UnicodeEncodeError as error:
         raise _invalid(f"the content of a {role} message holds half a character: {error}") from error
     return {"role": "system" if role == "developer" else role, "content": content}

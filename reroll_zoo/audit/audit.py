@@ -53,6 +53,9 @@ class Audit:
     """Written before, and drawn anew for a reason that the journal gives."""
     staleness: int = 0
     """The largest."""
+    num_metric_rows: int = 0
+    """Steps of which the metrics were compared with what their samples give."""
+    num_metric_values: int = 0
     violations: list[str] = field(default_factory=list)
 
 
@@ -277,3 +280,7 @@ def describe(found: Audit) -> Iterator[tuple[str, str]]:
     yield "tokens discarded", f"{found.num_discarded_tokens:,}: written before, and drawn anew"
     kept = f"{found.num_tokens:,}"
     yield "tokens", f"{kept}; those of {found.num_unkept:,} samples are no longer kept" if found.num_unkept else kept
+    yield (
+        "metrics",
+        f"{found.num_metric_values:,} numbers of {found.num_metric_rows:,} steps compared with what the journal gives",
+    )

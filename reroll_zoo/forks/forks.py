@@ -1,6 +1,7 @@
 """Workers that start in a moment: forks of a process that has already imported what they need (`server.py`).
 
-Here is the controller's side. A controller has one such process, which it starts when the first worker is to be forked.
+Here is the controller's side. A controller has one such process for its own workers, and one for those that run user code:
+it has not loaded torch, is small, and computes with one thread. Each is started when its first worker is to be forked.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 
-from reroll.runtime.children import kill_group, marked, sheltered_from_sigterm
+from reroll.runtime.children import kill_group, marked, sheltered_from_sigterm, with_one_thread
 from reroll.runtime.starts import Order
 
 NUMBER = struct.Struct("!i")
@@ -72,8 +73,9 @@ class Forked:
 class ForkServer:
     """The server as its controller sees it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, runs_user_code: bool) -> None:
         self._environment = _lasting(os.environ)
+        environment = with_one_thread() if runs_user_code else dict(os.environ)
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, "-P", "-m", "reroll_zoo.forks.server", str(theirs.fileno()), _TITLE_ROOM]
         with theirs, sheltered_from_sigterm():
@@ -83,7 +85,7 @@ class ForkServer:
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # What workers print is no output of the run's.
                 start_new_session=True,
-                env=marked(uuid.uuid4().hex, {**os.environ, "CUDA_VISIBLE_DEVICES": ""}),
+                env=marked(uuid.uuid4().hex, environment | {"CUDA_VISIBLE_DEVICES": ""}),
             )
 
     @property
@@ -95,14 +97,16 @@ class ForkServer:
         """Have a worker forked that serves at `link`. Returns at once."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         descriptor = os.memfd_create("order")  # An environment may be longer than a message.
-        with theirs, os.fdopen(descriptor, "wb") as file:
+        with theirs, os.fdopen(descriptor, "wb") as file, open(os.devnull, "w") as nowhere:
             pickle.dump(order, file)
             file.flush()
-            socket.send_fds(self._link, [b"fork"], [descriptor, link.fileno(), theirs.fileno(), 2])
+            stderr = nowhere.fileno() if order.runs_user_code else 2
+            socket.send_fds(self._link, [b"fork"], [descriptor, link.fileno(), theirs.fileno(), stderr])
         return Forked(ours, self)
 
 
-_server: tuple[int, ForkServer] | None = None
+_servers: dict[bool, tuple[int, ForkServer]] = {}
+"""The one whose forks run user code, and the other one; each with the process that has started it."""
 _starting = threading.Lock()
 
 
@@ -112,14 +116,16 @@ def fork_if_possible(order: Order, link: socket.socket) -> Forked | None:
 
 
 def fork(order: Order, link: socket.socket) -> Forked:
-    """Have a worker forked that serves at `link`, by the server of this process, which is started if need be."""
-    global _server
+    """Have a worker forked that serves at `link`, by a server of this process, which is started if need be."""
+    kind = order.runs_user_code
     with _starting:
-        if _server is not None and _server[0] == os.getpid() and _server[1].can_serve:
+        owner, server = _servers.get(kind, (0, None))  # Which may be of the process that this one is a fork of.
+        if server is not None and owner == os.getpid() and server.can_serve:
             with suppress(OSError):  # It is being killed: the next one takes its place.
-                return _server[1].fork(order, link)
-        _server = os.getpid(), ForkServer()  # The one there may be that of the process which this one is a fork of.
-        return _server[1].fork(order, link)
+                return server.fork(order, link)
+        server = ForkServer(runs_user_code=kind)
+        _servers[kind] = os.getpid(), server
+        return server.fork(order, link)
 
 
 @functools.cache

@@ -1,8 +1,9 @@
 """The process that workers are forked from: `python -m reroll_zoo.forks.server FD ROOM`. Its controller: `forks.py`.
 
-A fresh interpreter takes seconds of a core to load torch and transformers. This process loads them once for a controller and
-starts no thread; each worker is a fork of it, in a session, with an environment, a standard error and a title of its own. It
-sees no GPU, since nothing that CUDA has begun may be forked: workers that have one start as fresh interpreters.
+A fresh interpreter takes seconds of a core to load torch and transformers, and a third of one for what a reward needs. This
+process loads once for a controller what its workers need, and starts no thread; each worker is a fork of it, in a session,
+with an environment, a standard error and a title of its own. It sees no GPU, since nothing that CUDA has begun may be forked:
+workers that have one start as fresh interpreters. User code is loaded in forks alone.
 
 Until the controller lets go of a worker that has ended it stays unreaped, so that nobody else gets its number. When the
 controller is gone the server ends, and so does each worker.
@@ -22,6 +23,7 @@ import traceback
 from contextlib import suppress
 from typing import NamedTuple, NoReturn
 
+from reroll.config.registry import entry_names
 from reroll.runtime import process_worker
 from reroll.runtime.children import mark_this_process
 from reroll.runtime.cpu import OMP
@@ -37,6 +39,7 @@ def main() -> None:
     """Serve until the controller is gone."""
     link = socket.socket(fileno=int(sys.argv[1]))
     link.set_inheritable(False)
+    entry_names("reroll.core_watch")  # Packages are looked through here, once, and not in every worker.
     Server(link).serve()
 
 
@@ -143,10 +146,10 @@ class Server:
             os.environ.clear()
             os.environ.update(order.environment)
             sys.argv = [process_worker.__file__, str(link), order.name]
-            _show([sys.executable, "-P", "-m", process_worker.__name__, *sys.argv[1:]])
+            _show([sys.executable, "-P", "-m", process_worker.__name__, *sys.argv[1:], *["--user-code"] * order.runs_user_code])
             _draw_anew()
             _use_threads(order.environment.get(OMP))
-            process_worker.serve_at(link, runs_user_code=False)
+            process_worker.serve_at(link, runs_user_code=order.runs_user_code)
         except BaseException:
             traceback.print_exc()
         finally:

@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from reroll.errors import ModelError
-from reroll.models.load import load_tokenizer, resolve_base
+from reroll.models.load import load_tokenizer, skeleton
 
 BYTES_PER_PARAMETER = 32
 """Two models in fp32, each with its gradients and AdamW's two moments."""
@@ -17,10 +17,7 @@ BYTES_PER_PARAMETER = 32
 
 def check_room(name: str) -> None:
     """Raises ModelError if this machine's memory is too small to check the model."""
-    with torch.device("meta"):
-        config = AutoConfig.from_pretrained(resolve_base(name))
-        model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
-    needed = BYTES_PER_PARAMETER * sum(parameter.numel() for parameter in model.parameters())
+    needed = BYTES_PER_PARAMETER * sum(parameter.numel() for parameter in skeleton(name).parameters())
     room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > room:
         raise ModelError(
@@ -31,7 +28,7 @@ def check_room(name: str) -> None:
 
 def shortened(name: str, folder: Path, *, num_layers: int) -> str:
     """A folder with a random model of the config of `name`, but with so many layers."""
-    config = AutoConfig.from_pretrained(resolve_base(name))
+    config = skeleton(name).config
     text = config.get_text_config()
     if num_layers > text.num_hidden_layers:
         raise ModelError(f"{name} has {text.num_hidden_layers} layers: give --layers up to that, or leave it out")

@@ -168,7 +168,7 @@ class _Handler(BaseHTTPRequestHandler):
             text = json.dumps(answer, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
         except ValueError:  # Rare: to look for what JSON cannot say takes longer than all the rest.
             text = to_line(answer)
-        self._send(status, text.encode(), "application/json")
+        self._send(status, text.encode(errors="backslashreplace"), "application/json")
 
     def _send(self, status: HTTPStatus, content: bytes, kind: str) -> None:
         self.send_response(status)

@@ -39,9 +39,12 @@ def init(
     taken = [name for name in texts if (folder / name).exists()]
     if taken:
         raise typer.BadParameter(f"{folder} holds {', '.join(taken)} already: choose another folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in texts.items():
-        (folder / name).write_text(text, encoding="utf-8")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            (folder / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise typer.BadParameter(f"{folder} cannot be written: {error.strerror}. Choose another folder") from None
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"[green]wrote[/] {', '.join(sorted(texts))} into {folder}")
     console.print(f"next: cd {folder}, and the commands at the top of config.yaml")

@@ -34,8 +34,7 @@ from reroll.runtime.children import (
     sheltered_from_sigterm,
     with_one_thread,
 )
-from reroll.runtime.cores import core_watch
-from reroll.runtime.cpu import OMP, keep_freed_memory, torch_threads
+from reroll.runtime.cpu import OMP, core_watch, keep_freed_memory, torch_threads
 from reroll.runtime.devices import num_usable_cores
 from reroll.runtime.failures import Raised, gather_all, guarded
 from reroll.runtime.watchdog import NUM_LOOKS, Waits, end_if_it_hangs, is_stopped, print_stacks_when_asked

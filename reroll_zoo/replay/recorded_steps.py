@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from reroll_zoo.audit.audit import counted_events
 
 
 @dataclass(slots=True)
-class _RecordedGroup:
+class RecordedGroup:
     """What is known of a group so far."""
 
     prompt_id: str
@@ -40,9 +40,16 @@ def recorded_steps(journal: Path, *, start: int = 0) -> Iterator[tuple[int, list
     Prompts have their id and domain; texts are left out, as no update reads them. Raises RunFolderError where samples were
     deleted or are damaged.
     """
-    groups: dict[int, _RecordedGroup] = {}
-    trained: dict[int, _RecordedGroup] = {}
-    for event in counted_events(journal):
+    for step, trained in trained_groups(counted_events(journal)):
+        if step > start:
+            yield step, read_groups(trained, step=step)
+
+
+def trained_groups(events: Iterable[Event]) -> Iterator[tuple[int, Mapping[int, RecordedGroup]]]:
+    """The number of each step, and what the events that count say of the groups that it was trained on, by their numbers."""
+    groups: dict[int, RecordedGroup] = {}
+    trained: dict[int, RecordedGroup] = {}
+    for event in events:
         match event.state:
             case SampleState.QUEUED:
                 if event.group not in groups or event.index == 0:
@@ -54,23 +61,26 @@ def recorded_steps(journal: Path, *, start: int = 0) -> Iterator[tuple[int, list
             case SampleState.FILTERED:
                 groups.pop(event.group, None)
             case _ if event.state == STEPPED:
-                step = event.detail["version"]
-                if step > start:
-                    yield step, [_read(number, group, step=step) for number, group in trained.items()]
+                yield event.detail["version"], trained
                 for number in trained:
                     del groups[number]
                 trained = {}
 
 
-def _group(queued: Event) -> _RecordedGroup:
+def read_groups(trained: Mapping[int, RecordedGroup], *, step: int) -> list[Group]:
+    """The groups that a step was trained on, token by token."""
+    return [_read(number, group, step=step) for number, group in trained.items()]
+
+
+def _group(queued: Event) -> RecordedGroup:
     about = queued.detail
     try:
-        return _RecordedGroup(about["prompt"], about["domain"], about["version"], about.get("baseline"))
+        return RecordedGroup(about["prompt"], about["domain"], about["version"], about.get("baseline"))
     except KeyError as error:
         raise RunFolderError(f"{queued.segment} has no {error} of its groups: it was written by an earlier version") from None
 
 
-def _read(number: int, recorded: _RecordedGroup, *, step: int) -> Group:
+def _read(number: int, recorded: RecordedGroup, *, step: int) -> Group:
     siblings: list[Trajectory] = []
     baseline: float | None = None
     for index in recorded.trained:

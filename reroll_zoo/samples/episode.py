@@ -186,12 +186,12 @@ def shade(logp: float | None) -> int:
 
 
 def printable(text: str) -> str:
-    """Control characters as pictures: what a model writes must not steer a terminal."""
+    """Control characters and halves of characters as pictures: what a model writes must not steer a terminal, or stop it."""
     return text.translate(_PICTURES)
 
 
 _PICTURES = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"}
-_PICTURES |= dict.fromkeys(range(0x80, 0xA0), ord(UNKNOWN)) | {0x7F: ord("␡")}
+_PICTURES |= dict.fromkeys((*range(0x80, 0xA0), *range(0xD800, 0xE000)), ord(UNKNOWN)) | {0x7F: ord("␡")}
 
 
 def render_messages(messages: tuple[Message, ...]) -> str:

@@ -87,6 +87,10 @@ class ToolEnvConfig(ToolLimitsConfig):
     tools: list[ToolConfig] = Field(min_length=1)
     """What the policy may call."""
 
+    @property
+    def is_remote(self) -> bool:
+        return any(isinstance(tool, McpHttpConfig) for tool in self.tools)
+
     def prepare(self) -> None:
         self.make().close()  # It opens the sandbox of its tools, or says what the machine lacks.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,7 @@ from reroll.models.load import Precision, load_tokenizer, resolve_base
 from reroll_zoo.external_engine.engine import ExternalEngine
 from reroll_zoo.external_engine.weights import HFWeightAssembler
 from reroll_zoo.vllm.config import VllmEngineConfig
+from reroll_zoo.vllm.internals import check_engine, checked_options
 from reroll_zoo.vllm.sampling import SamplingProcessor, sampling_args
 from reroll_zoo.vllm.steps import SamplingExecutor, StepQueue, TakenStep
 
@@ -56,8 +58,10 @@ class VllmEngine(ExternalEngine):
     ) -> VllmEngine:
         """Load `model` into a vLLM of its own, on `device` and, for tensor parallelism, those that follow it."""
         source, tokenizer = resolve_base(model), load_tokenizer(model)
+        llm = open_llm(source, config, precision=precision, device=device)
+        check_engine(llm)
         engine = cls(
-            open_llm(source, config, precision=precision, device=device),
+            llm,
             tokenizer,
             HFWeightAssembler(model, lora=lora),
             end_ids=end_ids(source, tokenizer),
@@ -139,27 +143,28 @@ def open_llm(folder: str, config: VllmEngineConfig, *, precision: Precision, dev
     """vLLM's engine with its core in this process. With tensor parallelism, vLLM starts a process per device."""
     where = torch.device(device)
     is_cuda = where.type == "cuda"
-    arguments = EngineArgs(
-        model=folder,
-        dtype={"fp32": "float32", "bf16": "bfloat16"}[precision],
-        tensor_parallel_size=config.tp,
+    made: dict[str, Any] = {
+        "model": folder,
+        "dtype": {"fp32": "float32", "bf16": "bfloat16"}[precision],
+        "tensor_parallel_size": config.tp,
         # In a Ray actor vLLM would ask Ray for workers of its own; the GPUs are this actor's already.
-        distributed_executor_backend="mp" if config.tp > 1 else None,
-        device_ids=[(where.index or 0) + rank for rank in range(config.tp)] if is_cuda else None,
-        max_model_len=config.max_model_len,
-        max_num_seqs=config.max_running,
-        enforce_eager=config.enforce_eager,
-        enable_prefix_caching=True,
-        block_size=None if is_cuda else _CPU_BLOCK_TOKENS,
-        gpu_memory_utilization=config.gpu_memory_utilization,
-        kv_cache_memory_bytes=None if is_cuda else int(config.cpu_cache_gib * 2**30),
-        enable_sleep_mode=is_cuda,
-        logits_processors=[SamplingProcessor],
-        logprobs_mode="processed_logits",
-        async_scheduling=is_cuda and config.tp == 1,  # On a CPU there is no other device to keep busy.
-        disable_log_stats=True,
-        use_tqdm_on_load=False,
-    )
+        "distributed_executor_backend": "mp" if config.tp > 1 else None,
+        "device_ids": [(where.index or 0) + rank for rank in range(config.tp)] if is_cuda else None,
+        "max_model_len": config.max_model_len,
+        "max_num_seqs": config.max_running,
+        "enforce_eager": config.enforce_eager,
+        "enable_prefix_caching": True,
+        "block_size": None if is_cuda else _CPU_BLOCK_TOKENS,
+        "gpu_memory_utilization": config.gpu_memory_utilization,
+        "kv_cache_memory_bytes": None if is_cuda else int(config.cpu_cache_gib * 2**30),
+        "enable_sleep_mode": is_cuda,
+        "logits_processors": [SamplingProcessor],
+        "logprobs_mode": "processed_logits",
+        "async_scheduling": is_cuda and config.tp == 1,  # On a CPU there is no other device to keep busy.
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+    }
+    arguments = EngineArgs(**made | checked_options(config.options, EngineArgs))
     _hush()
     settings = arguments.create_engine_config(UsageContext.LLM_CLASS)  # Prompts are read in large batches.
     _hush()  # Again: some versions have set up logging anew.

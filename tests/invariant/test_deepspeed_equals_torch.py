@@ -143,7 +143,9 @@ def test_a_critic_is_trained_alike_by_two_ranks(ranks: Executor, models: dict[st
     assert_same(played_by_ranks(ranks, Scenario(config=config, **scenario)), played_alone(config, **scenario))
 
 
-@pytest.mark.parametrize(("stage", "next_stage", "next_ranks"), [(3, 3, 1), (2, 3, 2), (3, 1, 2)])
+@pytest.mark.parametrize(
+    ("stage", "next_stage", "next_ranks"), [(3, 3, 1), pytest.param(2, 3, 2, marks=pytest.mark.slow), (3, 1, 2)]
+)
 def test_a_checkpoint_opens_with_plain_transformers_and_goes_on_with_other_ranks_and_stages(
     ranks: Executor, models: dict[str, Path], tmp_path: Path, stage: int, next_stage: int, next_ranks: int
 ) -> None:

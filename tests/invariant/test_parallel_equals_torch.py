@@ -39,12 +39,20 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "qwen3": make_tiny(root / "qwen3", family="qwen3", hidden=32, tie_embeddings=False),
         "qwen2": make_tiny(root / "qwen2", family="qwen2", hidden=32),
         "qwen3_5_text": make_tiny(root / "qwen3_5", family="qwen3_5_text", hidden=32, **DELTA),
+        "falcon_h1": make_tiny(root / "falcon_h1", family="falcon_h1", hidden=32, **MAMBA),
+        "nemotron_h": make_tiny(root / "nemotron_h", family="nemotron_h", hidden=32, **NEMOTRON),
     }
 
 
 DELTA = {
     "linear_key_head_dim": 8, "linear_value_head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
     "layer_types": ["linear_attention", "full_attention"],
+}  # fmt: skip
+
+MAMBA = {"mamba_n_heads": 4, "mamba_d_ssm": 32, "mamba_d_state": 16, "mamba_chunk_size": 16}
+NEMOTRON = {
+    "mamba_num_heads": 4, "mamba_head_dim": 8, "ssm_state_size": 16, "n_groups": 2, "chunk_size": 16, "head_dim": 8,
+    "layers_block_type": ["linear_attention", "full_attention"],
 }  # fmt: skip
 
 
@@ -60,7 +68,11 @@ LAYOUTS: dict[str, tuple[int, str, dict[str, int]]] = {
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+IN_OTHERS = ("two split layers", "two halves of each sequence")
+"""Layouts whose parts are all in quick ones of four ranks."""
+
+
+@pytest.mark.parametrize("layout", [pytest.param(name, marks=[pytest.mark.slow] * (name in IN_OTHERS)) for name in LAYOUTS])
 def test_ranks_together_learn_what_one_process_learns(models: dict[str, Path], layout: str) -> None:
     num_ranks, family, options = LAYOUTS[layout]
     config = model_config(models[family], fsdp2(**options))
@@ -74,6 +86,8 @@ def test_ranks_together_learn_what_one_process_learns(models: dict[str, Path], l
 @pytest.mark.parametrize(
     ("num_ranks", "family", "options"),
     [
+        (2, "falcon_h1", {}),
+        (2, "nemotron_h", {}),
         (3, "qwen2", {}),
         (4, "llama", {"gradient_checkpointing": True, "reshard_after_forward": False}),
         (4, "qwen2", {"tp": 2, "replicas": 2, "gradient_checkpointing": True}),
@@ -127,7 +141,7 @@ def test_four_ranks_share_long_sequences_and_some_get_nothing_of_short_ones(mode
     assert_same(ours, expected)
 
 
-@pytest.mark.parametrize("options", [{"tp": 2}, {"sp": 2}])
+@pytest.mark.parametrize("options", [{"tp": 2}, pytest.param({"sp": 2}, marks=pytest.mark.slow)])  # sp moves no weight.
 def test_a_checkpoint_of_four_ranks_goes_on_with_two_and_opens_with_plain_transformers(
     models: dict[str, Path], tmp_path: Path, options: dict[str, int]
 ) -> None:

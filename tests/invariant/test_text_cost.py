@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from reroll.config.actions import LastLineActionConfig, RegexActionConfig, TagActionConfig, TextActionConfig
+from reroll.config.reward_base import RewardConfig
 from reroll.envs.actions import parse_action
 from reroll.envs.base import InvalidAction
 from reroll.rewards.base import Verifier
@@ -138,6 +139,11 @@ READERS: dict[str, Read] = {
     "shop": lambda text: (_ACTION.fullmatch(text), query_words(text)),
 }
 
+MEASURED_AS = {"code": "program", "judge": "judge's score", "instructions": "keywords:existence"}
+"""Rewards that have several readers, each with one of them."""
+READ_NO_TEXT = {"overlong", "length", "env_reward", "reward_model", "stack", "cascade"}
+"""They count tokens, hand the text to a worker, or to the rewards that they consist of."""
+
 UNITS = (
     " ", "\n", "\t", "$", "`", "```", "*", "(", "[", "{", r"\boxed{", r"\boxed{A} ", "boxed", "A ", "a", "1", "1,", "1,000,",
     "1/", ".", "- ", "the ", "answer is ", "option ", r"\text{", r"\text{a}", "<", "<<", ">>", "<|", "<think>", "<answer>",
@@ -176,6 +182,12 @@ def test_no_text_costs_a_reader_more_than_its_length(name: str) -> None:
     for (what, short), (_, long) in zip(texts(NUM_CHARS), texts(4 * NUM_CHARS), strict=True):
         if cost_s(read, long) > QUICK_S:
             assert not grows_too_fast(read, short, long), what
+
+
+def test_every_reward_that_judges_on_the_event_loop_is_measured() -> None:
+    there = {kind for kind, node in RewardConfig.kinds().items() if not node.in_process}
+    assert there >= READ_NO_TEXT
+    assert {MEASURED_AS.get(kind, kind) for kind in there - READ_NO_TEXT} <= set(READERS)
 
 
 def test_the_measure_finds_a_pattern_that_tries_again_from_every_place() -> None:

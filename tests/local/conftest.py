@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from reroll.config.pipeline import PipelineConfig
-from reroll.config.tree import RlvrConfig
 from reroll.errors import Violation
 from reroll_zoo import rehearsal
 from reroll_zoo.rehearsal import FIX, code_problems
@@ -34,18 +33,16 @@ def _user_code_is_tried_in_this_process(
 ) -> Iterator[None]:
     """Not in one that starts for it, as every training does: tests/unit/pipeline/test_preflight.py is about that one."""
 
-    def violations(config: PipelineConfig) -> Iterator[Violation]:
-        if not isinstance(config, RlvrConfig):
-            return
-        for where, problem in code_problems(config).items():
+    def violations(config: PipelineConfig, *, opens: bool) -> Iterator[Violation]:
+        for where, problem in code_problems(config, opens=opens).items():
             yield Violation(where, problem, FIX)
 
     monkeypatch.setattr(rehearsal, "code_violations", violations)
-    before = list(sys.path)
+    before, loaded = list(sys.path), {*sys.modules}
     yield
     folders = {*sys.path} - {*before}
     sys.path[:] = before
-    for name, module in list(sys.modules.items()):
-        file = str(getattr(module, "__file__", None))
+    for name in {*sys.modules} - loaded:  # Those alone: thousands were there before.
+        file = str(getattr(sys.modules[name], "__file__", None))
         if file.startswith(str(tmp_path_factory.getbasetemp())) or str(Path(file).parent) in folders:
             del sys.modules[name]  # The user's, or an example's: another test has others of the same name.

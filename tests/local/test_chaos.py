@@ -1,4 +1,8 @@
-"""The chaos bench in short: a few faults to a run, which ends as the undisturbed one."""
+"""The chaos bench in short: a few faults to a run, which ends as the undisturbed one.
+
+It is slow: each of these faults has a quick test of its own (test_healing_run.py: the controller; test_agentic_run.py: an
+environment; tests/contract: environments and rewards).
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,7 @@ FAULTS = [(JUDGE, ""), (STOP, "policy"), (KILL, "reward"), (KILL, "controller")]
 QUICK = [(KILL, "env"), (KILL, "reward"), (STOP, "controller")]
 
 
+@pytest.mark.slow
 def test_a_run_in_threads_gets_over_lost_workers_and_ends_as_if_there_had_been_none(tmp_path: Path) -> None:
     verdict = play(SCENARIOS["local"], 1, num_faults=len(QUICK), folder=tmp_path, only=QUICK)
     assert verdict.problems == []

@@ -32,6 +32,7 @@ from reroll_zoo.supervisor import SPARE
 
 Tree = dict[str, Any]
 NUM_STEPS = 4
+SPARE_AT_ONCE = "from reroll_zoo import supervisor; supervisor.SPARE_AFTER_S = 0; from reroll.cli import main; main()"
 
 
 @pytest.fixture(autouse=True)
@@ -97,13 +98,16 @@ def score(prompt, trajectory):
             if entry.name.isdigit():
                 try:
                     title = (entry / "cmdline").read_bytes().split(b"\\0")
-                    parent = parent_of(entry.name)
-                    above = {{parent, parent_of(parent)}}  # A worker may be a fork of a process beside the controller.
+                    above = above_of(entry.name)
                 except OSError:
                     continue
-                if VICTIM in title and os.getppid() in above:
+                if VICTIM in title and above & above_of(os.getpid()):
                     os.kill(int(entry.name), signal.SIGKILL)
     return has_digit(prompt, trajectory)
+
+def above_of(pid):
+    """A worker may be a fork of a process beside the controller."""
+    return {{parent_of(pid), parent_of(parent_of(pid))}}
 
 def parent_of(pid):
     return int(pathlib.Path(f"/proc/{{pid}}/stat").read_text().rpartition(")")[2].split()[1])
@@ -152,12 +156,12 @@ def test_a_run_that_loses_a_worker_at_the_same_step_again_and_again_ends(tree: T
 
 @pytest.fixture
 def started(tree: Tree, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """`reroll train` as a user types it, in a process group of its own."""
+    """`reroll train` as a user types it, in a process group of its own; with `has_spare` there is a spare from the start."""
     made: list[subprocess.Popen[str]] = []
 
-    def start(*words: str) -> subprocess.Popen[str]:
+    def start(*, has_spare: bool = False) -> subprocess.Popen[str]:
         (tmp_path / "run.yaml").write_text(yaml.safe_dump(tree))
-        command = [sys.executable, "-m", "reroll", "train", "run.yaml", *words]
+        command = [sys.executable, *(["-c", SPARE_AT_ONCE] if has_spare else ["-m", "reroll"]), "train", "run.yaml"]
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         made.append(subprocess.Popen(command, cwd=tmp_path, start_new_session=True, **pipes))
         return made[-1]
@@ -195,7 +199,7 @@ def test_a_killed_controller_is_followed_by_the_spare_if_there_is_one_and_goes_o
     tree: Tree, tmp_path: Path, whole: Outcome, started: Callable[..., subprocess.Popen[str]], has_spare: bool
 ) -> None:
     folder = tmp_path / "runs" / "test"
-    process = started()
+    process = started(has_spare=True)
     until(lambda: len(rows(folder)) >= 1, process)
     controller = children_of(process)[0]
     os.kill(controller, signal.SIGSTOP)  # It shall not end before there is a spare.

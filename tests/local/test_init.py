@@ -36,6 +36,14 @@ def test_init_overwrites_nothing(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
 
 
+def test_a_place_that_is_no_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    result = CliRunner().invoke(app, ["init", str(tmp_path / "file")], env={"COLUMNS": "300"})
+    assert result.exit_code == 2
+    assert "cannot be written" in result.output
+    assert (tmp_path / "file").read_text() == "mine"
+
+
 def test_no_held_out_row_is_trained_on(tmp_path: Path) -> None:
     CliRunner().invoke(app, ["init", str(tmp_path)])
     train_rows, held_out = ((tmp_path / name).read_text().splitlines() for name in ("train.jsonl", "held_out.jsonl"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,11 @@ from reroll.cli import app
 from reroll.config.load import parse_config
 from reroll.errors import ConfigError, RunFolderError
 from reroll.observe.journal import segments
+from reroll.observe.run_folder import RunFolder
 from reroll.pipeline import build
 from reroll.pipeline.base import Outcome
 from reroll.pipeline.run import train
+from reroll_zoo.audit.run_audit import audit_run
 from reroll_zoo.replay.pipeline import compare_weights, drawn_again, replay_config
 from reroll_zoo.replay.recorded_steps import recorded_steps
 
@@ -85,6 +88,35 @@ def test_a_replay_that_was_stopped_is_resumed(recorded: Path) -> None:
     replayed(recorded, name="in_parts", stop=2)
     outcome = replayed(recorded, name="in_parts", resume=True)
     assert differences(outcome, recorded) == {1: 0.0, 2: 0.0, 3: 0.0}
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda rows: rows[1].update({"reward/mean": 0.75}), "metrics: step 2 says reward/mean 0.75, and its samples 0."),
+        (lambda rows: rows[2].update(tokens=7), "metrics: step 3 says tokens 7, and its samples "),
+        (
+            lambda rows: rows[0].update({"rollout/trained_samples": 15}),
+            "step 1 says rollout/trained_samples 15, and its samples 16",
+        ),
+        (lambda rows: rows.append(rows[2]), "metrics: step 3 has 2 rows"),
+        (lambda rows: rows.append(rows[2] | {"step": 4}), "metrics: step 4 has a row, and the journal does not know of it"),
+    ],
+    ids=["reward", "tokens", "fates", "twice", "unknown"],
+)
+def test_an_audit_finds_metrics_that_the_journal_does_not_bear_out(
+    recorded: Path, tmp_path: Path, change: Callable[[list[Tree]], None], told: str
+) -> None:
+    found = audit_run(RunFolder(recorded))
+    assert (found.violations, found.num_metric_rows) == ([], 3)
+    assert found.num_metric_values >= 3 * 12
+    shutil.copytree(recorded / "journal", tmp_path / "journal")
+    shutil.copy(recorded / "config.yaml", tmp_path)
+    rows = [row for row in metrics(recorded) if "reward/mean" in row]
+    change(rows)
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    [violation] = audit_run(RunFolder(tmp_path)).violations
+    assert told in violation
 
 
 def test_another_loss_learns_something_else_from_the_same_samples(recorded: Path) -> None:

@@ -21,10 +21,10 @@ from reroll.errors import RerollError, RunFolderError, TooManyFailures, Training
 from reroll.models.tiny import make_tiny
 from reroll.observe.files import read_jsonl
 from reroll.observe.journal import SampleState, read_journal
-from reroll.pipeline import run as run_module
 from reroll.pipeline.base import Outcome
 from reroll.pipeline.run import train
 from reroll.training.torch_strategy import TorchStrategy
+from reroll_zoo import folder_lock
 from reroll_zoo.audit.audit import audit
 from reroll_zoo.samples.folders import failure_of
 
@@ -139,7 +139,7 @@ def until_it_has_done(num_steps: int, tree: Tree, other: WarmProcess) -> None:
 def test_a_run_that_another_process_works_on_is_neither_resumed_nor_overwritten(
     tree: Tree, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(run_module, "WAIT_S", 0.2)
+    monkeypatch.setattr(folder_lock, "WAIT_S", 0.2)
     tree["run"]["steps"] = 100_000
     other = in_another_process(tree)
     try:
@@ -546,8 +546,9 @@ def test_with_other_settings_nothing_is_taken_from_the_journal(tree: Tree) -> No
     assert set(recalled(run(tree, resume=True))) == {0}
 
 
-def test_the_audit_of_a_run_is_a_command(tree: Tree, reroll: Callable[..., Any]) -> None:
+def test_the_audit_of_a_run_is_a_command(tree: Tree, reroll: Callable[..., Any], unaudited: set[Path]) -> None:
     outcome = run(tree)
+    unaudited.add(outcome.folder)
     done = reroll("audit", str(outcome.folder))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "every group has one fate" in done.stdout

@@ -41,7 +41,7 @@ def one_ray() -> Any:
     ray.shutdown()
 
 
-@pytest.fixture(params=["processes", "ray"])
+@pytest.fixture(params=["processes", pytest.param("ray", marks=pytest.mark.slow)])
 def kind(request: pytest.FixtureRequest) -> str:
     if request.param == "ray":
         request.getfixturevalue("one_ray")

@@ -1,6 +1,8 @@
 """Whole runs on device maps, on a Ray cluster of three nodes with eight logical GPUs: the curve does not tell who sits where.
 
-Ray hands out GPU ids without touching one; the workers behind them are told to compute on the CPU.
+Ray hands out GPU ids without touching one; the workers behind them are told to compute on the CPU. All of it is slow: places on
+Ray have quick tests in test_ray_placement.py, turns on shared devices in tests/unit/runtime, and the curve of a run on Ray in
+tests/invariant/test_runtimes_agree.py.
 """
 
 from __future__ import annotations
@@ -93,7 +95,13 @@ COLOCATED_MOVES = [("engine sleeps", (0,)), ("policy to", None), ("policy to", "
         pytest.param(0, {"devices": 0}, [("policy to", "cpu"), *COLOCATED_MOVES * 2], id="colocated", marks=pytest.mark.slow),
         pytest.param(0, {"devices": [4, 6], "num_workers": 2}, [], id="disjoint", marks=pytest.mark.slow),
         # Of the workers on GPUs 1 and 5, only the one on GPU 1 makes room.
-        pytest.param(1, {"devices": [1, 5], "num_workers": 2}, [("policy to", "cpu"), *COLOCATED_MOVES * 2], id="overlapping"),
+        pytest.param(
+            1,
+            {"devices": [1, 5], "num_workers": 2},
+            [("policy to", "cpu"), *COLOCATED_MOVES * 2],
+            id="overlapping",
+            marks=pytest.mark.slow,
+        ),
         pytest.param("auto", {"devices": "auto", "num_workers": 2}, None, id="auto", marks=pytest.mark.slow),
     ],
 )
@@ -138,6 +146,7 @@ def test_a_sharded_trainer_and_an_engine_that_shrinks_around_it_give_the_curve_o
     assert [ranks for what, ranks in moves if what.startswith("engine")] == [(0, 1)] * 4
 
 
+@pytest.mark.slow
 async def test_auto_is_planned_for_the_gpus_that_the_cluster_has(cluster: Cluster, rlvr_tree: dict[str, Any]) -> None:
     rlvr_tree["policy"]["devices"] = rlvr_tree["engine"]["devices"] = "auto"
     rlvr_tree["rollout"]["max_staleness"] = 1

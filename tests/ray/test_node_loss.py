@@ -109,6 +109,7 @@ def trained(outcome: Outcome) -> dict[str, int]:
     return collections.Counter(event.sample_id for event in events if event.state is SampleState.TRAINED)
 
 
+@pytest.mark.slow  # test_dead_engine.py has a run that loses an engine, and the next quick test here a node that is lost.
 def test_a_run_goes_on_without_an_engines_node_and_the_engine_comes_back_on_a_spare_gpu(
     cluster: Cluster,
     nodes: list[Any],

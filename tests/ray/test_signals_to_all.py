@@ -61,7 +61,7 @@ WORKERS = {"processes": "reroll.runtime.process_worker", "ray": "ray::_Actor"}
 """What the processes of workers are called, by runtime."""
 
 
-@pytest.fixture(params=WORKERS)
+@pytest.fixture(params=["processes", pytest.param("ray", marks=pytest.mark.slow)])
 def kind(request: pytest.FixtureRequest) -> str:
     return request.param
 

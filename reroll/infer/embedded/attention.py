@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from reroll.infer.embedded.cache import LENGTH_BLOCK, SlotCache
+from reroll.models import exact
 from reroll.models.attention import Attention, PackedAttention, Scoring, attend_visible
 
 _MAX_SCORES = 1 << 25
@@ -120,12 +121,13 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, visible: Tensor, scorin
     # Heads that share a key are rows of one query.
     rows = query.permute(0, 2, 3, 1, 4).flatten(2, 3)
     mask = visible[:, None] if num_steps == 1 else visible[:, None].repeat(1, 1, num_sharing, 1)
-    is_plain = scoring.softcap is None and scoring.sinks is None
+    is_plain = scoring.softcap is None and scoring.sinks is None and not exact.is_exact()
     if is_plain and num_steps <= _SHORT and keys.dtype == torch.bfloat16 and keys.device.type == "cpu":
         output = _attend_by_products(rows, keys, values, mask, scaling=scoring.scaling)
     else:
         sinks = None if scoring.sinks is None else scoring.sinks.view(keys.shape[1], -1).repeat_interleave(num_steps, 1)
-        output = attend_visible(rows, keys, values, mask, scoring, None if sinks is None else sinks[..., None])
+        attend = exact.attend if exact.is_exact() else attend_visible
+        output = attend(rows, keys, values, mask, scoring, None if sinks is None else sinks[..., None])
     return output.reshape(*output.shape[:2], num_sharing, num_steps, dim).permute(0, 3, 1, 2, 4)
 
 

@@ -20,7 +20,6 @@ from reroll.infer.embedded.attention import work_kind
 from reroll.infer.embedded.backend import CacheBackend, PendingTokens
 from reroll.infer.embedded.drafts import MAX_DRAFT, NO_DRAFT, DraftedTokens, Drafter, DraftPace
 from reroll.infer.embedded.model_runner import ModelRunner
-from reroll.infer.embedded.recurrent import RecurrentBackend
 from reroll.infer.embedded.sampler import RowSampling
 from reroll.infer.embedded.slots import SlotBackend
 from reroll.infer.prefixes import PrefixIndex, WholePrefixIndex
@@ -541,11 +540,11 @@ class EmbeddedEngine(Engine):
 
 
 def make_backend(runner: ModelRunner, end_ids: Sequence[int], *, max_bytes: int | None = None) -> CacheBackend[Any]:
-    """The one that `reroll.cache_backends` names for this kind of device (pages and CUDA graphs on a GPU); else dense slots.
-    Layers that carry a state have those on any device."""
-    if runner.is_recurrent:
-        return RecurrentBackend(runner, max_bytes=max_bytes)
-    opened = load_entry("reroll.cache_backends", runner.device.type)
+    """The one that `reroll.cache_backends` names for this kind of device (pages and CUDA graphs on a GPU), or as
+    `recurrent` for models whose layers carry a state; else dense slots."""
+    opened = load_entry("reroll.cache_backends", "recurrent" if runner.is_recurrent else runner.device.type)
+    if opened is None and runner.is_recurrent:
+        raise ModelError("models whose layers carry a state need the cache backend `recurrent`: install reroll with its zoo")
     if opened is None:
         return SlotBackend(runner, max_bytes=max_bytes)
     backend: CacheBackend[Any] = opened(runner, end_ids, max_bytes=max_bytes)

@@ -13,6 +13,7 @@ from reroll.errors import ModelError
 from reroll.infer.embedded.packed import PackedLinear, pack_linears, packing_available
 from reroll.infer.hf_weights import WeightChecker
 from reroll.models.attention import Attention, hidden_states, logits
+from reroll.models.exact import can_be_exact
 from reroll.models.recurrent import attention_layers, is_recurrent
 from reroll.models.routing import NotedRoutes, RouteShape, route_shape
 
@@ -38,7 +39,7 @@ class ModelRunner:
         self._own = set(self._parameters)
         self._packed: list[PackedLinear] = []
         if packing_available(self.device, self.dtype):
-            self._packed = pack_linears(model)
+            self._packed = pack_linears(model, if_exact=can_be_exact(model))
 
     @property
     def num_layers(self) -> int:

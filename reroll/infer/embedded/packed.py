@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cache
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from reroll.models import exact
 
 _FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Siblings that read the same input in the families we know: one product serves them all."""
+
+_MOST_TRIED = 64
+"""Rows up to which a packed product is compared with the plain one."""
 
 _TYPICAL_ROWS = 32
 """The batch that the layout is chosen for; others run too."""
@@ -27,8 +34,9 @@ class PackedLinear:
     The packed copy is made from the original layers by `repack`, so whoever changes those calls it.
     """
 
-    def __init__(self, layers: Sequence[nn.Linear]) -> None:
-        self._layers = layers
+    def __init__(self, layers: Sequence[nn.Linear], *, row_step: int = 1) -> None:
+        """Rows are filled up to a multiple of `row_step`."""
+        self._layers, self._row_step = layers, row_step
         self._sizes = [layer.out_features for layer in layers]
         self._input: Tensor | None = None
         self._outputs: tuple[Tensor, ...] = ()
@@ -49,14 +57,21 @@ class PackedLinear:
     def output(self, index: int, x: Tensor) -> Tensor:
         """What layer `index` makes of x. The first of the siblings to ask computes for all; the last one asking lets go."""
         if x is not self._input:
-            product = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
+            product = self.product(x)
             if len(self._sizes) == 1:
-                return product  # type: ignore[no-any-return]
-            self._input, self._outputs = x, product.split(self._sizes, -1)
+                return product
+            self._input, self._outputs = x, torch.split(product, self._sizes, -1)
         output = self._outputs[index]
         if index == len(self._sizes) - 1:
             self._input, self._outputs = None, ()
         return output
+
+    def product(self, x: Tensor) -> Tensor:
+        """What all layers make of x [..., T, K], side by side."""
+        spare = -x.shape[-2] % self._row_step
+        filled = pad(x, (0, 0, 0, spare)) if spare else x
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(filled, self._weight, self._bias, "none", [], "")
+        return product[..., : x.shape[-2], :] if spare else product
 
 
 class PackedSlice(nn.Module):
@@ -72,10 +87,11 @@ class PackedSlice(nn.Module):
         return self._packed.output(self._index, x)
 
 
-def pack_linears(model: nn.Module) -> list[PackedLinear]:
+def pack_linears(model: nn.Module, *, if_exact: bool = False) -> list[PackedLinear]:
     """Replace every linear layer of the model by a packed one; siblings with a common input become one product.
 
-    Under an adapter, that is the layer it adapts. The adapter's own matrices are thin, and change with every push.
+    Under an adapter, that is the layer it adapts. The adapter's own matrices are thin, and change with every push. `if_exact`:
+    only where the packed product is the one of `models.exact` to the bit.
     """
     packed = []
     inside_adapted = {part for module in model.modules() if _base_layer(module) for part in module.modules()}
@@ -87,12 +103,40 @@ def pack_linears(model: nn.Module) -> list[PackedLinear]:
         groups = [group for group in groups if len({linears[name].bias is None for name in group}) == 1]
         fused = {name for group in groups for name in group}
         for group in [*groups, *([name] for name in linears if name not in fused)]:
-            product = PackedLinear([linears[name] for name in group])
+            layers = [linears[name] for name in group]
+            step = _exact_row_step(*_kind_of(layers)) if if_exact else 1
+            if not step:
+                continue
+            product = PackedLinear(layers, row_step=step)
             packed.append(product)
             for index, name in enumerate(group):
                 owner, attribute = (children[name], "base_layer") if _base_layer(children[name]) else (parent, name)
                 setattr(owner, attribute, PackedSlice(linears[name], product, index))
     return packed
+
+
+def _kind_of(layers: Sequence[nn.Linear]) -> tuple[tuple[int, ...], int, torch.dtype, bool]:
+    first = layers[0]
+    return tuple(layer.out_features for layer in layers), first.in_features, first.weight.dtype, first.bias is not None
+
+
+@cache
+def _exact_row_step(sizes: tuple[int, ...], num_inputs: int, dtype: torch.dtype, has_bias: bool) -> int:
+    """The least number of rows of whose multiples packed layers like these make what `models.exact` makes. 0: of none."""
+    rows, weight = exact.telling_product(sum(sizes), num_inputs, dtype)
+    layers = []
+    for part in torch.split(weight, list(sizes)):
+        layer = nn.Linear(num_inputs, len(part), bias=has_bias, dtype=dtype, device="meta")
+        layer.weight = nn.Parameter(part, requires_grad=False)
+        if has_bias:
+            layer.bias = nn.Parameter(part[:, 0].contiguous(), requires_grad=False)
+        layers.append(layer)
+    product = PackedLinear(layers).product
+    plain = torch.cat([exact.linear(rows[:_MOST_TRIED], layer.weight, layer.bias) for layer in layers], -1)
+    for step in exact.ROW_STEPS:
+        if all(torch.equal(product(rows[:num]), plain[:num]) for num in range(step, _MOST_TRIED + 1, step)):
+            return step
+    return 0
 
 
 def _base_layer(module: nn.Module) -> nn.Module | None:

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
+from reroll.models import exact
+
 _BLOCK = 256
 """Probabilities are summed in blocks first: two short searches in place of one cumulative sum over the vocabulary."""
 
@@ -56,7 +58,8 @@ def sample_on_device(logits: Tensor, rows: Sequence[RowSampling], positions: Seq
     The log-prob is that of the whole distribution: neither top-p, top-k nor forbidden tokens change it. Greedy rows
     (temperature 0) report it at temperature 1.
     """
-    probs = _probabilities(logits, [row.temperature or 1.0 for row in rows])
+    temperatures = [row.temperature or 1.0 for row in rows]
+    probs = _probabilities(logits, temperatures)
     weights = _without_forbidden(probs, [row.forbidden for row in rows])
     uniform = torch.from_numpy(uniforms([row.seed for row in rows], positions)).to(probs.device)
     tokens = invert(weights, uniform)
@@ -64,6 +67,9 @@ def sample_on_device(logits: Tensor, rows: Sequence[RowSampling], positions: Seq
         tokens[cut] = _sample_cut(weights[cut], uniform[cut], [rows[i] for i in cut])
     if greedy := [i for i, row in enumerate(rows) if not row.temperature]:
         tokens[greedy] = weights[greedy].argmax(-1)
+    if exact.is_exact():
+        scale = torch.tensor(temperatures, dtype=torch.float32, device=logits.device)[:, None]
+        return tokens, exact.logprobs_of(logits.float() / scale, tokens)
     return tokens, probs.gather(1, tokens[:, None])[:, 0].log()
 
 

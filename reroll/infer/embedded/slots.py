@@ -17,6 +17,7 @@ from reroll.infer.embedded.cache import SlotCache
 from reroll.infer.embedded.model_runner import ModelRunner
 from reroll.infer.embedded.sampler import RowSampling, sample
 from reroll.infer.embedded.slot_routes import SlotRoutes
+from reroll.models.exact import exact_forward
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,9 @@ class SlotBackend(CacheBackend[SavedSlot]):
         logits = self._runner.logits(hidden)
         if leaders:
             logits = logits[torch.tensor([*range(num_read), *leaders], device=device)]
-        return KnownTokens(*sample(logits, rows, [starts[slot] + place + 1 for slot, place in zip(slots, places, strict=True)]))
+        drawn_at = [starts[slot] + place + 1 for slot, place in zip(slots, places, strict=True)]
+        with exact_forward(self._runner.model):
+            return KnownTokens(*sample(logits, rows, drawn_at))
 
     def _attention(self, starts: Sequence[int], lengths: Sequence[int]) -> StepAttention:
         return StepAttention(self._cache, starts=starts, lengths=lengths)

@@ -120,3 +120,21 @@ def test_experts_are_replayed_only_of_engines_that_tell_of_them_and_of_families_
     dense = rlvr_tree | {"policy": rlvr_tree["policy"] | {"replay_routes": True}}
     with pytest.raises(ConfigError, match=r"policy.replay_routes: is set, but .*families afmoe, .* not llama"):
         parse(dense)
+
+
+@pytest.mark.usefixtures("with_vllm")
+def test_options_of_vllm_are_passed_on_unless_reroll_makes_them_itself(rlvr_tree: dict[str, Any]) -> None:
+    assert parse(rlvr_tree, kind="vllm", options={"kv_cache_dtype": "fp8"}).engine.options == {"kv_cache_dtype": "fp8"}
+    with pytest.raises(ConfigError, match=r"engine.options: dtype, max_num_seqs: reroll makes this setting itself"):
+        parse(rlvr_tree, kind="vllm", options={"max_num_seqs": 3, "dtype": "float16", "seed": 1})
+
+
+def test_drafts_are_refused_for_layers_that_carry_a_state_before_anything_starts(
+    rlvr_tree: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = make_tiny(tmp_path / "mamba", family="falcon_h1", hidden=16, mamba_n_heads=2, mamba_d_ssm=16, mamba_d_state=8)
+    tree = rlvr_tree | {"policy": rlvr_tree["policy"] | {"model": str(folder)}}
+    assert parse(tree)
+    with pytest.raises(ConfigError, match=r"engine\.draft: is auto, but a wrong draft .* layers of falcon_h1 carry"):
+        parse(tree, draft="auto")
+    assert parse(rlvr_tree, draft="auto")

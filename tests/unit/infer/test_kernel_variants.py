@@ -17,7 +17,7 @@ from triton.runtime.jit import create_function_from_signature
 
 from reroll_zoo.paged_cache.sample_kernel import _sample, _weigh
 from reroll_zoo.paged_cache.kernels import _attend, _store
-from reroll.models.kernels import _rms_norm, _rms_norm_backward
+from reroll_zoo.fused_kernels import _rms_norm, _rms_norm_backward
 
 BACKEND = make_backend(GPUTarget("cuda", 90, 32))
 BUFFER = torch.zeros(64, dtype=torch.int32)

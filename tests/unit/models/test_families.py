@@ -10,11 +10,11 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))  # scripts, no pa
 from model_families import FAMILIES, measure
 
 REFUSED = {
-    "bamba", "deepseek_v32", "diffllama", "doge", "falcon_h1", "hrm_text", "kimi_linear", "llama4_text", "minimax", "nemotron",
-    "nemotron_h", "phimoe", "recurrent_gemma", "stablelm",
+    "deepseek_v32", "diffllama", "doge", "hrm_text", "kimi_linear", "llama4_text", "minimax", "nemotron", "phimoe",
+    "recurrent_gemma", "stablelm",
 }  # fmt: skip
 REFUSED_BY_ENGINE = {"gemma4_text", "mimo_v2_flash"}
-QUICK = {"deepseek_v3", "gpt_oss", "gpt_neox", "gemma3_text", "qwen3_next"}
+QUICK = {"deepseek_v3", "gpt_oss", "gpt_neox", "gemma3_text", "qwen3_next", "nemotron_h"}
 """What no other test has: latent attention, sinks, heads that share no keys, norms of queries under windows, states beside
 experts."""
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from reroll.config.parts import LoraConfig
 from reroll.errors import ModelError
 from reroll.models.attention import PackedAttention, hidden_states, logits
 from reroll.models.load import load_model
@@ -29,9 +30,14 @@ DELTA = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny(tmp_path_factory.mktemp("tiny"), family="qwen3_5_text", hidden=32, initializer_range=0.2, **DELTA)
+MAMBA = {"mamba_n_heads": 4, "mamba_d_ssm": 32, "mamba_d_state": 16, "mamba_chunk_size": 16}
+FAMILIES: dict[str, dict[str, Any]] = {"qwen3_5_text": DELTA, "falcon_h1": MAMBA}
+
+
+@pytest.fixture(scope="module", params=list(FAMILIES))
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place, options = tmp_path_factory.mktemp("tiny"), FAMILIES[request.param]
+    return make_tiny(place, family=request.param, hidden=32, initializer_range=0.1, **options)
 
 
 @pytest.fixture
@@ -136,5 +142,17 @@ def test_ranks_that_would_share_a_sequence_or_a_layer_are_refused(ours: PreTrain
 
 
 def test_keys_and_values_are_kept_for_layers_with_attention_alone(ours: PreTrainedModel) -> None:
-    assert list(recurrent_layers(ours)) == [0]
-    assert attention_layers(ours) == [1]
+    are_apart = ours.config.model_type == "qwen3_5_text"
+    assert list(recurrent_layers(ours)) == ([0] if are_apart else [0, 1])
+    assert attention_layers(ours) == ([1] if are_apart else [0, 1])
+
+
+def test_an_adapter_leaves_out_what_a_kernel_would_take_past_it(folder: Path) -> None:
+    adapted = load_model(str(folder), dtype=torch.float32, device="cpu", lora=LoraConfig(rank=2))
+    names = {name.partition(".lora_A")[0].rpartition(".")[2] for name, _ in adapted.named_parameters() if ".lora_A." in name}
+    assert "q_proj" in names
+    if adapted.config.model_type == "qwen3_5_text":
+        assert {"in_proj_qkv", "out_proj"} <= names
+    else:
+        assert "in_proj" in names
+        assert "out_proj" not in names

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +27,7 @@ from reroll.observe.journal import (
     read_stored,
     segments,
 )
-from reroll.observe.trajectory_bytes import decode, encode
+from reroll.observe.trajectory_bytes import decode, encode, encode_all, encode_ids, encode_prompt
 from reroll.types import Completion, FinishReason, Request, SamplingParams, Status, Trajectory, Turn, Versions
 
 
@@ -80,6 +81,51 @@ def test_what_happens_to_a_group_is_one_line_and_an_event_of_each_of_its_samples
         (f"12.{index}", SampleState.TRAINED, {"version": 4}) for index in (0, 1, 3)
     ]
     assert damage_of(path) is None
+
+
+def test_samples_that_begin_together_are_one_line(tmp_path: Path) -> None:
+    with Journal(tmp_path) as journal:
+        for id in ("1.0", "1.1", "2.0"):
+            journal.record(id, SampleState.GENERATING)
+        journal.record("2.1", SampleState.GENERATING, kept=3)
+        journal.record("2.2", SampleState.GENERATING)
+        journal.flush()
+        journal.record("2.3", SampleState.GENERATING)
+    assert len(only_segment(tmp_path).read_bytes().splitlines()) == 5
+    _, *events = read_journal(tmp_path)
+    ids = ["1.0", "1.1", "2.0", "2.1", "2.2", "2.3"]
+    assert [(event.sample_id, event.state) for event in events] == [(id, SampleState.GENERATING) for id in ids]
+    assert [event.detail for event in events if event.detail] == [{"kept": 3}]
+
+
+def test_samples_that_are_judged_at_once_are_two_lines_and_each_has_its_events_in_their_order(tmp_path: Path) -> None:
+    with Journal(tmp_path) as journal:
+        journal.ended("0.0", sample())
+        for index in (1, 2):
+            journal.record(f"0.{index}", SampleState.SCORING, tokens=index)
+            journal.ended(f"0.{index}", sample(f"0.{index}", reward=float(index)))
+        journal.record_group(0, [0, 1], SampleState.TRAINED, version=1)
+        journal.record("0.3", SampleState.SCORING, tokens=3)
+        journal.ended("0.3", sample("0.3", reward=3.0))
+    assert len(only_segment(tmp_path).read_bytes().splitlines()) == 1 + 3 + 1 + 2
+    _, *events = read_journal(tmp_path)
+    assert [(event.sample_id, str(event.state)) for event in events] == [
+        ("0.0", "done"), ("0.1", "scoring"), ("0.2", "scoring"), ("0.1", "done"), ("0.2", "done"),
+        ("0.0", "trained"), ("0.1", "trained"), ("0.3", "scoring"), ("0.3", "done"),
+    ]  # fmt: skip
+    assert [event.detail["reward"] for event in events if event.state is SampleState.DONE] == [1.0, 1.0, 2.0, 3.0]
+    assert [event.detail["tokens"] for event in events if event.state is SampleState.SCORING] == [1, 2, 3]
+
+
+def test_events_of_one_line_have_their_own_times_where_those_differ(tmp_path: Path) -> None:
+    times = iter([0.0, 1.0, 1.0001, 1.0002, 2.0, 2.5])
+    with Journal(tmp_path, clock=lambda: next(times)) as journal:
+        for id in ("1.0", "1.1"):
+            journal.record(id, SampleState.GENERATING)
+        journal.flush()
+        for id in ("1.2", "1.3"):
+            journal.record(id, SampleState.GENERATING)
+    assert [event.time_s for event in read_journal(tmp_path)] == [0.0, 1.0, 1.0, 1.0002, 2.0]
 
 
 def test_nothing_is_written_before_the_first_event(tmp_path: Path) -> None:
@@ -149,6 +195,7 @@ def test_what_follows_a_damaged_line_is_not_believed_and_the_damage_is_named(tmp
     with Journal(tmp_path) as journal:
         for index in range(3):
             journal.record(f"0.{index}", SampleState.QUEUED)
+            journal.flush()
     path = only_segment(tmp_path)
     path.write_bytes(path.read_bytes().replace(b'"0.1"', b'"0.7"'))
     assert states(tmp_path) == [("", BEGUN), ("0.0", "queued")]
@@ -204,7 +251,7 @@ def test_events_are_gathered_before_they_are_written(tmp_path: Path) -> None:
     sizes = set()
     with Journal(tmp_path) as journal:
         for number in range(10_000):
-            journal.record(f"{number}.0", SampleState.SCORING, tokens=number)
+            journal.record(f"{number}.0", SampleState.SCORING, tokens=number, note="x" * 30)
             sizes.add(only_segment(tmp_path).stat().st_size)
     assert 1 < len(sizes) < 20
     assert only_segment(tmp_path).stat().st_size > 500_000
@@ -215,6 +262,7 @@ def test_full_segments_are_followed_by_others_and_the_oldest_tokens_go(tmp_path:
     with Journal(tmp_path, max_bytes=4000) as journal:
         for number in range(100):
             journal.ended(f"{number}.0", sample(f"{number}.0"))
+            journal.flush()
     files = segments(tmp_path)
     assert [next(read_events(file)).state for file in files] == [BEGUN] + [CONTINUED] * (len(files) - 1)
     kept = [file for file in files if file.with_suffix(".tokens").exists()]
@@ -228,14 +276,26 @@ def test_full_segments_are_followed_by_others_and_the_oldest_tokens_go(tmp_path:
 
 
 def test_siblings_share_one_copy_of_their_prompt(tmp_path: Path) -> None:
-    prompt = tuple(range(1000))
+    prompt, shown = tuple(range(1000)), ({"role": "user", "content": "a long question " * 100},)
+    samples = [sample(f"0.{index}", turn(prompt, (index,), shown=shown)) for index in range(8)]
+    samples.append(sample("0.8", turn(prompt, (9,), shown=({"role": "user", "content": "another"},))))
     with Journal(tmp_path) as journal:
-        for index in range(8):
-            journal.ended(f"0.{index}", sample(f"0.{index}", turn(prompt, (index,))))
-    assert only_segment(tmp_path).with_suffix(".tokens").stat().st_size < 3 * 1000 + 8 * 400
+        for one in samples:
+            journal.ended(one.id, one)
+    assert only_segment(tmp_path).with_suffix(".tokens").stat().st_size < 2 * 3 * 1000 + 1700 + 9 * 100
     done = [event for event in read_journal(tmp_path) if event.state is SampleState.DONE]
-    for index, event in enumerate(done):
-        assert read_stored(event, text_of=text_of) == sample(f"0.{index}", turn(prompt, (index,)))
+    assert [read_stored(event, text_of=text_of) for event in done] == samples
+
+
+def test_what_earlier_versions_wrote_is_read(tmp_path: Path) -> None:
+    """Each sample with its own copy of what it was told, and all that is left out now."""
+    head = {"status": "completed", "reward": 1.0, "turns": [
+        {"num": 2, "finish": "stop", "versions": [[0, 2]], "shared": 3, "shown": [{"role": "user", "content": "hi"}]}
+    ]}  # fmt: skip
+    header = json.dumps(head).encode()
+    data = len(header).to_bytes(4, "little") + header + encode_ids((4, 5)) + np.array([0.0, -0.5], "<f4").tobytes()
+    read = decode(data, id="0.0", prompt_ids=(1, 2, 3), text_of=text_of)
+    assert read == sample("0.0", turn((1, 2, 3), (4, 5), shown=({"role": "user", "content": "hi"},)))
 
 
 def test_a_token_takes_at_most_eight_bytes(tmp_path: Path) -> None:
@@ -298,7 +358,15 @@ def turns(draw: st.DrawFn) -> Turn:
 )
 def test_any_trajectory_comes_back_to_the_bit(trajectory: Trajectory) -> None:
     prompt_ids = trajectory.turns[0].prompt_ids if trajectory.turns else ()
-    assert decode(encode(trajectory), id="3.1", prompt_ids=prompt_ids, text_of=text_of) == trajectory
+    _, shown = encode_prompt(trajectory.turns)
+    assert decode(encode(trajectory), id="3.1", prompt_ids=prompt_ids, shown=shown, text_of=text_of) == trajectory
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
+@given(st.lists(turns(), max_size=4))
+def test_samples_that_are_encoded_together_come_out_as_each_alone(some: list[Turn]) -> None:
+    samples = [sample("0.0", one) for one in some]
+    assert encode_all([(one, {}) for one in samples]) == [encode(one) for one in samples]
 
 
 def test_what_an_agent_has_seen_is_stored_once_however_long_its_context_grows() -> None:

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from reroll.config.load import parse_config
 from reroll.config.tree import RlvrConfig
 from reroll.errors import ConfigError
 from reroll.pipeline.preflight import preflight
+from reroll_zoo import rehearsal
 from reroll_zoo.rehearsal import code_problems
 
 USER_CODE = """
@@ -36,6 +38,13 @@ class NoStep:
     def reset(self, seed): ...
 
     def close(self): ...
+
+
+class NoStart(NoStep):
+    def __init__(self):
+        raise OSError("no board")
+
+    def step(self, action): ...
 
 
 def good(t, *, scale=1.0):
@@ -122,12 +131,15 @@ def test_a_hub_that_cannot_be_reached_is_a_note_of_check_and_stops_train(
     tree: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    asked: list[bool] = []
+    monkeypatch.setattr(rehearsal, "code_violations", lambda config, *, opens: asked.append(opens) or [])
     tree["rewards"] = {"default": {"kind": "exact"}}
     tree["policy"]["model"] = "reroll-tests/no-such-model"
-    [note] = preflight(parse_config(tree), code_folder=tmp_path, may_be_offline=True).notes
+    [note] = preflight(parse_config(tree), code_folder=tmp_path, only_checks=True).notes
     assert note.startswith("policy.model: reroll-tests/no-such-model is not on this machine")
     assert note.endswith("could not be looked up, and train will need it")
     assert "is not on this machine" in found(tree, tmp_path)["policy.model"]
+    assert asked == [True, False]  # What check opens, train opens anyway.
 
 
 def test_weights_that_were_cut_short_are_found_before_a_model_is_loaded(tree: dict[str, Any], tmp_path: Path) -> None:
@@ -187,3 +199,76 @@ def test_a_warm_up_longer_than_the_run_is_pointed_out(tree: dict[str, Any], tmp_
     tree["policy"]["optim"]["warmup_steps"] = 1000
     [note] = notes_of(parse_config(tree, folder=tmp_path))
     assert "warmup_steps is 1000 and the run has 3" in note
+
+
+def edited(folder: Path, name: str, edit: Callable[[Path], object], model: str) -> str:
+    """A copy of the model with something wrong."""
+    shutil.copytree(model, folder / name)
+    edit(folder / name)
+    return str(folder / name)
+
+
+def set_in_config(folder: Path, **fields: Any) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+
+MODEL_FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "do not fit its config.json, or are not there"),
+    "more layers than weights": (lambda folder: set_in_config(folder, num_hidden_layers=9), "lacks weights of the model"),
+    "other shapes": (lambda folder: set_in_config(folder, intermediate_size=8), "do not fit its config.json"),
+    "unknown family": (lambda folder: set_in_config(folder, model_type="foo"), "model type `foo`"),
+    "a config that is a list": (lambda folder: (folder / "config.json").write_text("[]"), "cannot load the tokenizer"),
+    "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "cannot load the tokenizer"),
+    "no chat template": (lambda folder: (folder / "chat_template.jinja").unlink(), "no chat template"),
+    "a broken template": (lambda folder: (folder / "chat_template.jinja").write_text("{% for m in %}"), "chat template"),
+}
+
+
+@pytest.mark.parametrize("fault", MODEL_FAULTS)
+def test_check_finds_a_model_that_no_run_could_open(tree: dict[str, Any], tmp_path: Path, fault: str) -> None:
+    edit, says = MODEL_FAULTS[fault]
+    tree["rewards"] = {"default": {"kind": "exact"}}
+    tree["policy"]["model"] = edited(tmp_path, "faulty", edit, tree["policy"]["model"])
+    problems = code_problems(parse_config(tree), opens=True)
+    assert problems.keys() == {"policy.model"}
+    assert says in problems["policy.model"]
+
+
+def test_check_opens_what_a_run_would_open_and_judges_the_first_rows(tree: dict[str, Any], tmp_path: Path) -> None:
+    rows = tmp_path / "no_answers.jsonl"
+    rows.write_text('{"prompt": "a question that is not short"}\n' * 4)
+    tree["data"]["train"] = [
+        {"kind": "jsonl", "path": str(rows), "domain": domain} for domain in ("math", "program", "shape", "spoken")
+    ] + [{"kind": "env", "domain": "game", "num": 3}]
+    tree["data"]["eval"], tree["eval"] = [], {"every": 0}
+    tree["rewards"] = {
+        "math": {"kind": "stack", "parts": {"right": {"kind": "exact"}, "short": {"kind": "length", "max_tokens": 9}}},
+        "program": {"kind": "code"},
+        "shape": {"kind": "json_schema"},
+        "spoken": {"kind": "language", "scripts": ["latin"]},
+    }
+    tree["envs"] = {"game": {"env": {"kind": "import", "path": "preflight_code:NoStart"}}}
+    tree["agents"] = {"spoken": {"kind": "command", "argv": ["reroll-tests-no-such-program"]}}
+    tree["rollout"]["max_prompt_tokens"] = 8
+    tree["run"]["runs_dir"] = str(rows / "runs")
+    problems = code_problems(parse_config(tree, folder=tmp_path), opens=True)
+    assert "is a file: name a folder" in problems.pop("run.runs_dir")
+    assert "raised OSError: no board" in problems.pop("envs.game.env")
+    assert "is not installed here" in problems.pop("agents.spoken")
+    assert "raise it, or drop long ones" in problems.pop("rollout.max_prompt_tokens")
+    assert "has no reference answer" in problems.pop("rewards.math.parts.right")
+    assert "has no column `tests`" in problems.pop("rewards.program")
+    assert "has no JSON Schema" in problems.pop("rewards.shape")
+    assert not problems
+
+
+def test_what_check_opens_passes_where_nothing_is_wrong(tree: dict[str, Any], tmp_path: Path) -> None:
+    rows = tmp_path / "sums.jsonl"
+    rows.write_text('{"prompt": "1+1", "answer": "2"}\n')
+    tree["data"]["train"] = [{"kind": "jsonl", "path": str(rows)}, {"kind": "env", "domain": "lake", "num": 3}]
+    tree["rewards"] = {"default": {"kind": "numeric"}}
+    tree["envs"] = {"lake": {"env": {"kind": "frozen_lake"}}}
+    tree["teachers"] = {"self": {"model": tree["policy"]["model"]}}
+    tree["policy"]["lora"] = {"rank": 2}
+    assert code_problems(parse_config(tree), opens=True) == {}

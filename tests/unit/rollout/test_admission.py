@@ -152,7 +152,7 @@ def test_prompts_that_were_stopped_come_first_and_in_order():
     admission.release(numbers(take(admission).groups), version=1)
     again = admission.admit()
     assert [ticket.prompt for ticket in again] == [0, 2, 4, 5]
-    assert numbers(again) == [4, 5, 6, 7], "a new ticket means new seeds: a slow sample is not drawn again"
+    assert numbers(again) == [0, 2, 4, 5], "with other seeds it would be another sample, and a quicker one more often than not"
 
 
 def test_a_finished_surplus_group_is_kept_for_the_next_step_if_the_budget_allows():
@@ -258,7 +258,7 @@ def test_a_group_that_is_sent_back_goes_on_under_its_number_if_something_of_it_c
     # At version 2, nothing of version 0 can be trained on: 0 goes on with the sample of version 1, and 1 begins anew.
     assert [(ticket.number, ticket.goes_on) for ticket in take(admission).returned] == [(0, True), (1, False)]
     admission.release([4, 5], version=2)
-    assert [(ticket.prompt, ticket.number, ticket.version) for ticket in admission.admit()][:2] == [(0, 0, 1), (1, 8, 2)]
+    assert [(ticket.prompt, ticket.number, ticket.version) for ticket in admission.admit()][:2] == [(0, 0, 1), (1, 1, 2)]
 
 
 def test_a_restored_prompt_has_the_tries_it_had():

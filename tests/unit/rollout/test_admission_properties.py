@@ -48,7 +48,6 @@ class AdmissionMachine(RuleBasedStateMachine):
         )
 
     def forget(self, tickets):
-        self.issued -= {ticket.number for ticket in tickets if ticket.goes_on}
         self.running = [ticket for ticket in self.running if ticket not in tickets]
         self.finished = [ticket for ticket in self.finished if ticket not in tickets]
 
@@ -98,13 +97,16 @@ class AdmissionMachine(RuleBasedStateMachine):
         if self.options["oversample"] == 1.0 and (self.options["take_window"] == 1 or not was_reassigned):
             assert self.versions_jumped or self.has_kept or decision.returned == [], "without surplus nothing is ever wasted"
         self.forget(self.taken + decision.returned)
+        self.issued -= {ticket.number for ticket in decision.returned}
 
     @precondition(lambda self: self.taken)
     @rule(version_step=st.sampled_from([1, 1, 1, 2, 3]))
     def release(self, version_step):
         version = self.admission.version + version_step
         self.versions_jumped |= version_step > 1
-        self.forget(self.admission.release([ticket.number for ticket in self.taken], version=version))
+        returned = self.admission.release([ticket.number for ticket in self.taken], version=version)
+        self.forget(returned)
+        self.issued -= {ticket.number for ticket in returned}
         self.spent += [ticket.prompt for ticket in self.taken]
         self.taken = []
 

@@ -60,7 +60,7 @@ async def life(folder, saved, trained, *, rng, is_killed, **config):
             lengths, rewards = [], []
     for _ in range(rng.randrange(30)):
         await asyncio.sleep(0)
-    journal.partial._rows = type(journal.partial._rows)()  # Of what was not flushed nothing is left.
+    journal.partial._rows, journal.partial._over = [], []  # Of what was not flushed nothing is left.
     await one.scheduler.close()
     journal.close()
     return saved, one.scheduler.stats()["rollout/continued_tokens"].value
@@ -75,8 +75,10 @@ async def life(folder, saved, trained, *, rng, is_killed, **config):
         {"max_staleness": 2, "take_window": 2},
         {"max_staleness": 2, "drop_zero_variance_groups": True},
         {"max_staleness": 3, "take_window": 3, "drop_zero_variance_groups": True},
+        {"max_staleness": 0, "oversample": 1.5},
+        {"max_staleness": 2, "oversample": 1.5},
     ],
-    ids=["synchronous", "stale", "window", "filter", "window-and-filter"],
+    ids=["synchronous", "stale", "window", "filter", "window-and-filter", "over-sampling", "stale-over-sampling"],
 )
 async def test_with_fifty_kills_lengths_and_rewards_of_what_is_trained_are_those_without(tmp_path, config):
     rng = random.Random(0)

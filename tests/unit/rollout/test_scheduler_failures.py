@@ -217,3 +217,13 @@ async def test_a_reward_that_raises_on_one_text_fails_that_sample_only(journal):
     groups = await scheduler.take(2)
     assert [item.id for item in groups[0].trajectories] == ["0.1", "0.2"]
     await scheduler.close()
+
+
+async def test_what_the_journal_cannot_write_down_ends_the_run_and_is_not_passed_over(journal):
+    async def score(prompt, trajectory):
+        return Score(value=1.0, info={"odd": object()})
+
+    scheduler = make(journal, score=score)
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        await asyncio.wait_for(scheduler.take(2), timeout=30)
+    await scheduler.close()

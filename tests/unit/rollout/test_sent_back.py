@@ -1,13 +1,20 @@
 """Groups that are sent back, too old or one too many: what was written for them is not lost while it is fresh enough."""
 
 import asyncio
+import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 from token_runs import TokenRun, length_of, token
 
 from reroll.observe.journal import SampleState, read_journal
 from reroll.rollout.seeds import stable_seed
 from reroll_zoo.audit.audit import audit
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))  # scripts, no package
+
+from two_sample import p_value
 
 
 def trained_rows(groups):
@@ -65,12 +72,23 @@ async def test_what_goes_on_is_written_again_only_as_far_as_it_was_not_told(jour
     assert all(num <= num_tries[sample] for sample, num in again)
 
 
-async def test_without_a_budget_over_sampled_groups_begin_anew_under_new_numbers(journal):
+@pytest.mark.parametrize("max_staleness", [0, 1, 3])
+async def test_over_sampling_trains_on_what_was_drawn_slow_or_quick(journal, max_staleness):
+    _, trained, _ = await run(journal, num_steps=60, max_staleness=max_staleness, oversample=2.0)
+    begun = {event.sample_id for event in read_journal(journal.folder) if event.state is SampleState.QUEUED}
+    # All but the groups of the coming steps and the surplus, three samples each.
+    assert len(begun - trained.keys()) <= 3 * 3 * (max_staleness + 2)
+    lengths = [trajectory.num_completion_tokens for trajectory in trained.values()]
+    seeds = [stable_seed(0, number, index) for number in range(1000) for index in range(3)]
+    assert p_value(lengths, [length_of(seed) for seed in seeds], rng=np.random.default_rng(0)) > 0.01
+
+
+async def test_without_a_budget_over_sampled_groups_begin_anew_with_their_seeds(journal):
     _, _, stats = await run(journal, num_steps=20, max_staleness=0, oversample=2.0)
     assert stats["rollout/continued_tokens"].value == stats["rollout/recalled_samples"].value == 0
     assert stats["rollout/discarded_tokens"].value > 0
     queued = [event for event in read_journal(journal.folder) if event.state is SampleState.QUEUED]
-    assert len({event.sample_id for event in queued}) == len(queued)
+    assert len({event.sample_id for event in queued}) < len(queued)
     found = audit(journal.folder, max_staleness=0)
     assert found.violations == []
     assert found.num_discarded_tokens == stats["rollout/discarded_tokens"].value

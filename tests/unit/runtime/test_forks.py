@@ -24,6 +24,7 @@ from reroll.runtime.starts import Order
 from reroll_zoo.forks.forks import fork
 
 TWO = Placement("probe", ("cpu", "cpu"))
+NEED_TORCH = ("reroll.training.cluster", "reroll.infer.worker")
 
 
 class Fork(Probe):
@@ -86,19 +87,34 @@ async def test_workers_end_with_a_server_that_is_killed_and_the_next_come_from_a
     assert await workers.one(0, Fork.parent) != parent
 
 
-def test_what_workers_are_forked_from_has_loaded_what_they_need_and_has_one_thread() -> None:
+async def test_user_code_runs_in_forks_of_a_process_of_its_own_that_has_not_loaded_torch(runtime: ProcessRuntime) -> None:
+    plain, user = await pair(runtime), await runtime.spawn(Fork, Placement("reward", ("cpu", "cpu"), runs_user_code=True))
+    [parent] = {*await user.broadcast(Fork.parent)}
+    assert {parent} != {*await plain.broadcast(Fork.parent)}
+    assert "libtorch" not in Path(f"/proc/{parent}/maps").read_text()
+    assert len({*await user.broadcast(Fork.draw)}) == 2
+    assert [title.split("\0")[-2:] for _, title in await user.broadcast(Fork.place)] == [
+        ["reward[0]", "--user-code"],
+        ["reward[1]", "--user-code"],
+    ]
+
+
+@pytest.mark.parametrize("runs_user_code", [False, True])
+def test_what_workers_are_forked_from_has_loaded_what_they_need_and_has_one_thread(runs_user_code: bool) -> None:
     """Locks that another thread holds would never open in a fork."""
     mark = uuid.uuid4().hex
     ours, theirs = socket.socketpair()
+    needed = {"reroll.rewards.worker": "numpy"} if runs_user_code else dict.fromkeys(NEED_TORCH, "libtorch")
     with ours, theirs:
-        for module in ("reroll.training.cluster", "reroll.infer.worker"):
-            worker = fork(Order("probe[0]", module, marked(mark, os.environ), mark, os.getcwd()), theirs)
+        for module, library in needed.items():
+            order = Order("probe[0]", module, marked(mark, os.environ), mark, os.getcwd(), runs_user_code)
+            worker = fork(order, theirs)
             end = threading.Thread(target=worker.wait)
             end.start()
             while worker.pid is None:
                 time.sleep(0.01)
             parent = Path(f"/proc/{worker.pid}/stat").read_text().rpartition(")")[2].split()[1]
-            assert "libtorch" in Path(f"/proc/{parent}/maps").read_text()
+            assert library in Path(f"/proc/{parent}/maps").read_text()
             assert len(os.listdir(f"/proc/{parent}/task")) == 1
             worker.kill()
             end.join()

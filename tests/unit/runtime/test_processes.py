@@ -251,6 +251,7 @@ async def test_workers_that_were_started_end_where_one_cannot_be(
             super().__init__(*args, **kwargs)
             started.append(self)
 
+    monkeypatch.setattr("reroll.runtime.processes.start_otherwise", lambda order, link: None)
     monkeypatch.setattr("reroll.runtime.processes.subprocess.Popen", OnlyTwo)
     with pytest.raises(RerollError, match=r"no process could be started for worker probe\[2\]: no more processes"):
         await runtime.spawn(Probe, Placement("probe", ("cpu",) * 3, runs_user_code=True))

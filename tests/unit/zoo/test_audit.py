@@ -173,8 +173,9 @@ def test_a_resume_from_a_step_that_never_was_is_found(run: Writer) -> None:
 
 
 def test_damage_is_found(run: Writer) -> None:
-    run.admit(0)
-    run.admit(1)
+    for number in range(2):
+        run.admit(number)
+        run.journal.flush()
     run.journal.close()
     [segment] = segments(run.folder)
     segment.write_bytes(segment.read_bytes().replace(b"p/0", b"p/9"))

@@ -69,9 +69,11 @@ def test_what_memory_does_not_hold_is_refused_and_can_be_checked_with_fewer_laye
         room.shortened(name, tmp_path / "long", num_layers=4)
 
 
-@pytest.mark.parametrize("name", ["nowhere/at/all", "empty"])
+@pytest.mark.parametrize("name", ["nowhere/at/all", "empty", "broken"])
 def test_a_folder_without_a_model_is_refused(tmp_path: Path, reroll: Callable[..., Any], name: str) -> None:
-    (tmp_path / "empty").mkdir()
+    for folder in ("empty", "broken"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "broken" / "config.json").write_text("{")
 
     result = reroll("models", "check", name, cwd=tmp_path)
 

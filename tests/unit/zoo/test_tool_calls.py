@@ -13,9 +13,13 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from reroll.config.actions import ActionConfig
+from reroll.config.envs import EnvConfig
 from reroll.envs.actions import parsed
 from reroll.envs.base import InvalidAction
+from reroll.envs.worker import HostedEnv, LoopThread
 from reroll.errors import ConfigError, DataError, EnvError
+from reroll.models.tiny import tiny_tokenizer
+from reroll.tokens.renderer import Renderer
 from reroll.tokens.tool_calls import Call, MalformedCall, find_calls, write_call
 from reroll_zoo.tool_use.answers import final_answer, same_answer, same_number
 from reroll_zoo.tool_use.config import ToolEnvConfig, ToolLimitsConfig
@@ -67,6 +71,7 @@ def test_calls_come_back_as_they_were_written_whatever_stands_between_them(calls
         ('<tool_call>{"name": "f"}</tool_call>', Call("f", {})),
         ('<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', Call("f", {"a": 1})),
         ('<tool_call>{"name": "f", "arguments": {"code": "x\n\ty"}}</tool_call>', Call("f", {"code": "x\n\ty"})),
+        (r'<tool_call>{"name": "f", "arguments": {"a": "\ud83d\ude00"}}</tool_call>', Call("f", {"a": "\U0001f600"})),
     ],
 )
 def test_calls_are_read_as_models_write_them(block: str, call: Call) -> None:
@@ -86,6 +91,10 @@ def test_calls_are_read_as_models_write_them(block: str, call: Call) -> None:
         ('{"name": 3}', "no JSON object with a name"),
         ('{"name": "f", "arguments": [1]}', "arguments of this call are no JSON object"),
         ('{"name": "f", "arguments": "x"}', "not JSON"),
+        (r'{"name": "f", "arguments": {"\uD800": 1}}', "surrogates not allowed"),
+        (r'{"name": "\udc00"}', "surrogates not allowed"),
+        (r'{"name": "f", "arguments": "{\"a\": \"\\ud800\"}"}', "surrogates not allowed"),
+        ('{"name": "f", "arguments": {"a": ' + "[" * 400 + "]" * 400 + "}}", "nested more than 50 deep"),
     ],
 )
 def test_a_malformed_call_is_found_and_says_what_is_right(block: str, problem: str) -> None:
@@ -93,6 +102,7 @@ def test_a_malformed_call_is_found_and_says_what_is_right(block: str, problem: s
     assert isinstance(call, MalformedCall)
     assert problem in call.problem
     assert '<tool_call>{"name": ' in call.problem
+    call.problem.encode()  # The policy is told so.
 
 
 def test_words_without_the_tag_are_no_call() -> None:
@@ -459,3 +469,15 @@ def test_without_the_mcp_package_the_install_line_is_given(node: dict[str, Any],
     env = make({**node, "tools": [{"kind": "mcp_stdio", "command": "x"}]})
     with pytest.raises(ConfigError, match=r"pip install 'reroll\[mcp\]'"):
         env.reset(0)
+
+
+def test_what_a_tool_answers_to_half_a_character_can_be_shown_to_the_policy() -> None:
+    renderer = Renderer(tiny_tokenizer())
+    env = HostedEnv(
+        TypeAdapter(EnvConfig).validate_python({"kind": "retrieval_qa", "num_people": 10}), LoopThread(), max_message_chars=2000
+    )
+    env.open(0)
+    for arguments in (r'{"query": "x", "\ud800": 1}', r'{"query": "\udfff"}', '{"query": ' + "[" * 940 + "]" * 940 + "}"):
+        answers = env.step(f'<tool_call>{{"name": "search", "arguments": {arguments}}}</tool_call>').messages
+        assert renderer.extend((1,), (2,), answers)[:2] == (1, 2)
+    env.close()

@@ -208,6 +208,9 @@ async def test_a_completion_cut_short_says_so():
             "invalid_request",
         ),
         ({"messages": [{"role": "user", "content": "half \ud800"}]}, "invalid_request"),
+        ({"messages": [{"role": "half \ud800", "content": "hi"}]}, "invalid_request"),
+        (CHAT | {"stop": "half \ud800"}, "invalid_request"),
+        (CHAT | {"tools": [{"type": "function", "function": {"name": "half \ud800"}}]}, "invalid_request"),
     ],
 )
 async def test_a_malformed_request_is_refused_and_is_no_turn(body, code):
@@ -367,6 +370,7 @@ async def test_a_reward_is_reported_with_the_episodes_key_and_the_last_one_count
         {"reward": "1"},
         {"reward": math.nan},
         {"reward": math.inf},
+        {"reward": 10**400},
         {"reward": 1, "parts": 3},
         {"reward": 1, "parts": {"a": -math.inf}},
         {"reward": 1, "parts": {"a": "b"}},

@@ -32,8 +32,9 @@ def test_a_follower_gives_each_event_once_as_it_is_written(tmp_path: Path) -> No
 
 def test_a_follower_waits_for_the_rest_of_a_line(tmp_path: Path) -> None:
     with Journal(tmp_path) as journal:
-        journal.record("0.0", SampleState.QUEUED)
-        journal.record("0.1", SampleState.QUEUED)
+        for id in ("0.0", "0.1"):
+            journal.record(id, SampleState.QUEUED)
+            journal.flush()  # Or both were one line.
     segment = only_segment(tmp_path)
     whole = segment.read_bytes()
     follower = JournalFollower(tmp_path)
@@ -48,6 +49,7 @@ def test_a_follower_reads_a_bounded_part_at_a_time_and_only_the_newest_segments(
         with Journal(tmp_path) as journal:
             for index in range(20):
                 journal.record(f"{group}.{index}", SampleState.QUEUED)
+                journal.flush()
     size = segments(tmp_path)[-1].stat().st_size
     follower = JournalFollower(tmp_path, max_bytes=int(2.5 * size))
     parts = []
@@ -62,6 +64,7 @@ def test_a_follower_believes_nothing_after_a_damaged_line_and_notices_another_jo
     with Journal(tmp_path) as journal:
         for index in range(3):
             journal.record(f"0.{index}", SampleState.QUEUED)
+            journal.flush()
     segment = only_segment(tmp_path)
     segment.write_bytes(segment.read_bytes().replace(b'"0.1"', b'"0.7"'))
     follower = JournalFollower(tmp_path)

@@ -8,15 +8,17 @@ result, unlike the number of threads, so it may follow the load in the middle of
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
+import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from reroll.runtime.cpu import Helpers
+from reroll.runtime.cpu import OMP_PAUSE_HARD, TORCH, gnu_openmp
 from reroll.runtime.devices import num_usable_cores
 
 LOOK_EVERY_S = 0.5
@@ -99,7 +101,7 @@ def wait_for_others(before: Look, after: Look) -> float | None:
     return longest_wait(before.uses, after.uses, seconds=seconds)
 
 
-class CoreWatch:
+class ThreadWatch:
     """Looks, twice a second, whether threads of this process wait for a core that others use, and has OpenMP's helpers sleep
     while they do. Where there is no /proc it never finds that they do.
 
@@ -123,6 +125,13 @@ class CoreWatch:
         with self._lock:
             waits, self._waits = self._waits, []
         return sum(waits) / len(waits) if waits else 0.0
+
+    def remark(self, wait: float) -> str:
+        """What to tell the user when threads waited this share of their time for a core; empty if that is little."""
+        if wait < WORTH_TELLING:
+            return ""
+        load = f"load {os.getloadavg()[0]:.0f} on {num_usable_cores()} cores, " if hasattr(os, "getloadavg") else ""
+        return f"the machine is busy: {load}{wait:.0%} of the time was spent waiting for one"
 
     def _run(self) -> None:
         brake, look = Brake(), Look.now()
@@ -156,6 +165,28 @@ class Crowding:
             self.is_on = False
 
 
+class Helpers:
+    """Helper threads of GNU OpenMP that belong to the calling thread, and do nothing."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+
+    @classmethod
+    def hire(cls, num: int) -> Helpers | None:
+        """So many, for the calling thread. None if this process has no GNU OpenMP, or not yet."""
+        library = gnu_openmp() if TORCH in sys.modules else None
+        if library is None:
+            return None
+        run: Callable[[object, None, int, int], None] = library.GOMP_parallel
+        # Any harmless function will do: the helpers stay when it has returned.
+        run(library.omp_get_thread_num, None, num + 1, 0)
+        return cls(library)
+
+    def dismiss(self) -> None:
+        """From the thread that hired them."""
+        self._library.omp_pause_resource_all(OMP_PAUSE_HARD)
+
+
 class Brake:
     """Idle helpers of one thread, more than there are cores.
 
@@ -176,15 +207,7 @@ class Brake:
             self._helpers = None
 
 
-def busy_remark(wait: float) -> str:
-    """What to tell the user when threads waited this share of their time for a core; empty if that is little."""
-    if wait < WORTH_TELLING:
-        return ""
-    load = f"load {os.getloadavg()[0]:.0f} on {num_usable_cores()} cores, " if hasattr(os, "getloadavg") else ""
-    return f"the machine is busy: {load}{wait:.0%} of the time was spent waiting for one"
-
-
 @functools.cache
-def core_watch() -> CoreWatch:
+def core_watch() -> ThreadWatch:
     """The watch of this process, started by whoever asks first."""
-    return CoreWatch()
+    return ThreadWatch()

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from reroll.runtime.cores import NUM_ROOMY_LOOKS, CoreWatch, Crowding, Look, Use, busy_remark, longest_wait, wait_for_others
 from reroll.runtime.devices import num_usable_cores
+from reroll_zoo.core_watch import NUM_ROOMY_LOOKS, Crowding, Look, ThreadWatch, Use, longest_wait, wait_for_others
 
 SECOND = 1_000_000_000
 
@@ -52,7 +52,7 @@ def test_a_process_that_idles_beside_others_does_not_take_the_machine_for_roomy(
 @pytest.mark.skipif(not os.path.exists("/proc/self/schedstat"), reason="the kernel does not tell how long threads wait")
 def test_a_machine_with_more_work_than_cores_is_noticed():
     crowd = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * num_usable_cores())]
-    watch = CoreWatch()
+    watch = ThreadWatch()
     try:
         deadline_s = time.monotonic() + 60
         while not watch.is_crowded and time.monotonic() < deadline_s:
@@ -70,7 +70,7 @@ SPIN = """
 import json, os, time
 from concurrent.futures import ThreadPoolExecutor
 import torch
-from reroll.runtime.cores import Brake, thread_uses
+from reroll_zoo.core_watch import Brake, thread_uses
 
 before = set(thread_uses())
 numbers = torch.ones(200_000)
@@ -108,5 +108,5 @@ def test_under_the_brake_a_helper_sleeps_where_it_would_spin():
 
 
 def test_the_user_is_told_of_a_busy_machine_and_not_of_an_idle_one():
-    assert busy_remark(0.1) == ""
-    assert f"on {num_usable_cores()} cores, 60% of the time" in busy_remark(0.6)
+    assert ThreadWatch().remark(0.1) == ""
+    assert f"on {num_usable_cores()} cores, 60% of the time" in ThreadWatch().remark(0.6)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reroll.algo.eval_statistics import Estimate, average, maj_at_k, mean_over_prompts, pass_at_k, wilson
+from reroll_zoo.evaluation.statistics import Estimate, average, maj_at_k, mean_over_prompts, pass_at_k, wilson
 
 
 @pytest.mark.parametrize(("num_samples", "num_passed", "k"), list(itertools.product([6], range(7), range(1, 7))))

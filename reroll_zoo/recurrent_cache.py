@@ -125,7 +125,7 @@ class RecurrentStep(StepAttention):
 class RecurrentBackend(SlotBackend):
     """Dense slots on any device. What a slot or a saved prefix holds is good at its exact length only."""
 
-    def __init__(self, runner: ModelRunner, *, max_bytes: int | None = None) -> None:
+    def __init__(self, runner: ModelRunner, end_ids: Sequence[int] = (), *, max_bytes: int | None = None) -> None:
         if max_bytes is None and runner.device.type == "cuda":
             max_bytes = int(_SHARE_OF_FREE * torch.cuda.mem_get_info(runner.device)[0])
         super().__init__(runner, max_bytes=max_bytes)

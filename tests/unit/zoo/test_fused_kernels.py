@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from reroll.models.kernels import GatedSilu, RmsNorm, Rotation, Spread, add_, chosen_logprobs, logits_gradient_
+from reroll_zoo.fused_kernels import GatedSilu, RmsNorm, Rotation, Spread, add_, chosen_logprobs, logits_gradient_
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [(torch.float32, 2e-6), (torch.bfloat16, 1e-2)]
@@ -44,7 +44,7 @@ def test_rotation_turns_both_halves(heads, dim, dtype, tolerance):
 @pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)
 @pytest.mark.parametrize("shape", [(1, 37, 3, 24), (5000, 16), (3, 4100), (1, 1, 8)])
 def test_a_norm_divides_by_the_root_mean_square(shape, dtype, tolerance, monkeypatch):
-    monkeypatch.setattr("reroll.models.kernels._MAX_NORM_PROGRAMS", 3)  # So that each takes more than one tile.
+    monkeypatch.setattr("reroll_zoo.fused_kernels._MAX_NORM_PROGRAMS", 3)  # So that each takes more than one tile.
 
     def plain(states, weight):
         return states * torch.rsqrt(states.square().mean(-1, keepdim=True) + 1e-3) * weight
