@@ -14,6 +14,7 @@ from safetensors import safe_open
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from reroll.errors import WorkerError
 from reroll.models.load import save_model
 from reroll.observe.files import sync
 
@@ -61,15 +62,24 @@ class Export:
 
         Returns the files that this rank has written, which are on disk.
         """
-        is_first = dist.get_rank(group) == 0
-        folder.mkdir(parents=True, exist_ok=True)
-        written, names = self._write_part(tokenizer, folder, is_first=is_first)
-        num_bytes = sum(tensor.nbytes for tensor in self.weights.values())
-        everyone: list[tuple[str | None, list[str], int]] = [(None, [], 0)] * dist.get_world_size(group)
-        dist.all_gather_object(everyone, (self.file, names, num_bytes), group=group)
-        if is_first and len([file for file, _, _ in everyone if file]) > 1:
-            weight_map = {name: where for where, names, _ in everyone for name in names}
-            index = {"metadata": {"total_size": sum(size for _, _, size in everyone)}, "weight_map": weight_map}
+        is_first, failure = dist.get_rank(group) == 0, None
+        written, names = list[Path](), list[str]()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            written, names = self._write_part(tokenizer, folder, is_first=is_first)
+        except Exception as error:  # The others wait for this rank, and must hear of it.
+            failure = error
+        mine = _Part(self.file, names, sum(tensor.nbytes for tensor in self.weights.values()), failure and repr(failure))
+        parts = [mine] * dist.get_world_size(group)
+        dist.all_gather_object(parts, mine, group=group)
+        if failure is not None:
+            raise failure
+        for rank, part in enumerate(parts):
+            if part.failure:
+                raise WorkerError(f"rank {rank} could not write its part of {folder}: {part.failure}")
+        if is_first and len([part for part in parts if part.file]) > 1:
+            weight_map = {name: part.file for part in parts for name in part.names}
+            index = {"metadata": {"total_size": sum(part.num_bytes for part in parts)}, "weight_map": weight_map}
             (folder / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
             written.append(folder / INDEX_FILE)
         for path in written:
@@ -89,6 +99,16 @@ class Export:
                 if is_mine or is_first:
                     written.append(path.rename(folder / (self.file if is_mine and self.file else path.name)))
         return written, names
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What a rank tells the others of the file that it has written."""
+
+    file: str | None
+    names: list[str]
+    num_bytes: int
+    failure: str | None
 
 
 def _names_in(path: Path) -> list[str]:

@@ -147,6 +147,7 @@ def test_a_checkpoint_of_four_ranks_goes_on_with_two_and_opens_with_plain_transf
 ) -> None:
     four, two = (model_config(models["qwen3"], fsdp2(**how)) for how in (options, {}))
     saved = played_by_ranks(Scenario(config=four, steps=range(1), save=tmp_path), 4)
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 1  # Of several ranks.
     plain = AutoModelForCausalLM.from_pretrained(tmp_path).state_dict()
     assert all(torch.equal(plain[name], weight) for name, weight in saved.weights.items())
     resumed = played_by_ranks(Scenario(config=two, steps=range(1, 2), load=tmp_path), 2)

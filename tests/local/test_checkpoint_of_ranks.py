@@ -17,7 +17,7 @@ import pytest_asyncio
 import torch
 
 from reroll.config.parts import CheckpointConfig, ModelConfig, OptimConfig, RunConfig
-from reroll.errors import RunFolderError, WorkerDied
+from reroll.errors import RunFolderError, WorkerDied, WorkerError
 from reroll.models.tiny import make_tiny
 from reroll.observe import manifest
 from reroll.observe.manifest import FileSum, Sums, find_damage, sums_of
@@ -156,6 +156,18 @@ async def test_a_rank_lost_while_it_writes_is_named_and_the_earlier_checkpoint_s
     await policy.close()
     assert [checkpoint.step for checkpoint in folder.all_checkpoints()] == [1]
     assert not list(folder.checkpoints_path.glob(".unfinished*"))
+
+
+async def test_what_one_rank_cannot_write_is_told_and_all_ranks_write_the_next(policy: TrainCluster, tmp_path: Path) -> None:
+    in_the_way = tmp_path / "first" / "model-00002-of-00002.safetensors" / "folder"
+    in_the_way.mkdir(parents=True)
+    await policy.stage(tmp_path / "first")
+    with pytest.raises(WorkerError, match=r"rank 1 could not write .*IsADirectoryError"):
+        await asyncio.wait_for(policy.written(), 60)
+    assert not (tmp_path / "first" / "model.safetensors.index.json").exists()
+    await policy.stage(tmp_path / "second")
+    names = await asyncio.wait_for(policy.written(), 60)
+    assert {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"} <= names.keys()
 
 
 async def test_a_disk_that_is_full_is_told_with_the_path_and_the_fix_and_the_ranks_stay_whole(

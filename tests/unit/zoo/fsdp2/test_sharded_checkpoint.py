@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from reroll.config.parts import ModelConfig
 from reroll.errors import RunFolderError
-from reroll.models.load import load_model, stored_dtype
+from reroll.models.load import load_model, load_tokenizer, save_model, stored_dtype
 from reroll.models.tiny import make_tiny
 from reroll.runtime.base import WorkerInfo
 from reroll.training.cluster import TrainWorker
@@ -70,3 +70,19 @@ def test_a_model_that_is_read_as_it_lies_on_disk_has_the_weights_of_one_read_in_
     assert stored_dtype(folder) == torch.float32
     plain = dict(load_model(folder, dtype=torch.bfloat16, device="cpu").named_parameters())
     assert all(torch.equal(weight, plain[name]) for name, weight in weights.items())
+
+
+def test_what_a_router_remembers_beside_its_weights_is_exported(tmp_path: Path) -> None:
+    sizes = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "first_k_dense_replace": 1}
+    folder = make_tiny(tmp_path / "tiny", family="glm4_moe", hidden=32, **sizes)  # type: ignore[arg-type]
+    model = load_model(str(folder), dtype=torch.float32, device="cpu")
+    bias = model.get_buffer("model.layers.1.mlp.gate.e_score_correction_bias")
+    bias += torch.arange(4)
+    save_model(model, load_tokenizer(str(folder)), folder)
+    config = ModelConfig(model=str(folder), strategy=Fsdp2StrategyConfig(kind="fsdp2"), devices="cpu")
+    try:
+        TrainWorker(WorkerInfo("policy", 0, 1, "cpu"), config, total_steps=1).save(tmp_path / "saved")
+    finally:
+        dist.destroy_process_group()
+    opened = load_model(str(tmp_path / "saved"), dtype=torch.float32, device="cpu")
+    assert torch.equal(opened.get_buffer("model.layers.1.mlp.gate.e_score_correction_bias"), bias)
