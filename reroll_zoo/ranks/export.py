@@ -69,7 +69,9 @@ class Export:
             written, names = self._write_part(tokenizer, folder, is_first=is_first)
         except Exception as error:  # The others wait for this rank, and must hear of it.
             failure = error
-        mine = _Part(self.file, names, sum(tensor.nbytes for tensor in self.weights.values()), failure and repr(failure))
+        mine = _Part(
+            self.file, names, sum(tensor.nbytes for tensor in self.weights.values()), repr(failure) if failure else None
+        )
         parts = [mine] * dist.get_world_size(group)
         dist.all_gather_object(parts, mine, group=group)
         if failure is not None:
