@@ -20,7 +20,7 @@ from reroll.models.heads import score_head
 from reroll.models.load import has_adapter, load_model, load_tokenizer, resolve_model, save_model
 from reroll.models.logprobs import token_logprobs
 from reroll.models.lora import read_adapter
-from reroll.models.tiny import make_tiny
+from reroll_zoo.tiny_models import make_tiny
 
 IDS, POSITIONS, BOUNDS = torch.tensor([5, 9, 30, 7, 8]), torch.tensor([0, 1, 2, 0, 1]), torch.tensor([0, 3, 5])
 LORA = LoraConfig(rank=4, alpha=8)
