@@ -84,12 +84,16 @@ class PackedSlice(nn.Module):
 
 
 def pack_linears(model: nn.Module, *, if_exact: bool = False) -> list[PackedLinear]:
-    """Replace every linear layer of the model by a packed one; siblings with a common input become one product.
+    """Replace every linear layer of the model by a packed one, where this build, machine and kind of weight have it; siblings
+    with a common input become one product.
 
     Under an adapter, that is the layer it adapts. The adapter's own matrices are thin, and change with every push. `if_exact`:
     only where the packed product is the one of `models.exact` to the bit.
     """
-    packed = []
+    packed: list[PackedLinear] = []
+    first = next(model.parameters())
+    if not packing_available(first.device, first.dtype):
+        return packed
     inside_adapted = {part for module in model.modules() if _base_layer(module) for part in module.modules()}
     for parent in [module for module in model.modules() if module not in inside_adapted]:
         children = dict(parent.named_children())
