@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,6 +18,8 @@ from hypothesis import settings
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # A test that reaches for the hub must fail at once, not wait for it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # Tiny models: threads would only wait for each other.
 os.environ.setdefault("TRITON_INTERPRET", "1" if shutil.which("nvidia-smi") is None else "0")  # Kernels run on a CPU, slowly.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # As whoever starts the tests in the background of a script has it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("reroll", deadline=None)  # A busy machine is no failure: no property is about the clock.
 settings.load_profile("reroll")
@@ -32,7 +35,7 @@ def _same_numbers_every_time() -> None:
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from reroll.models.tiny import make_tiny
+    from reroll_zoo.tiny_models import make_tiny
 
     return make_tiny(tmp_path_factory.mktemp("models") / "tiny", hidden=32, layers=2, heads=4, kv_heads=2, seed=3)
 

@@ -356,7 +356,7 @@ def test_ctrl_c_ends_a_simulation_in_the_middle_and_leaves_nothing_running(tmp_p
         simulation = Simulation(rollout, workload(), system(), tmp_path)
         asyncio.get_running_loop().call_later(0.25, signal.raise_signal, signal.SIGINT)
         try:
-            await simulation.run(10_000)
+            await simulation.run(1_000)
         finally:
             left.extend(task for task in asyncio.all_tasks() if task is not asyncio.current_task())
 
