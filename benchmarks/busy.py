@@ -170,8 +170,8 @@ def make_work(folder: Path, model: str) -> dict[str, Any]:
     sys.path.insert(0, str(HERE.parent / "examples"))
     from quickstart import make_tasks
 
-    from reroll.models.tiny import make_tiny
     from reroll_zoo.fetch.fetch import fetch
+    from reroll_zoo.tiny_models import make_tiny
 
     rows = make_tasks(2000, random.Random(0), set())
     (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

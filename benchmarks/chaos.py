@@ -33,9 +33,9 @@ from chaos_nodes import HEAD, NO_OTHER_FAULTS, TROUBLES, TwoNodes, two_nodes, wh
 from chaos_use import UseLog, slopes
 from report import arguments, report
 
-from reroll.models.tiny import make_tiny
 from reroll.observe.files import append_jsonl, read_jsonl
 from reroll_zoo.audit.audit import Audit, audit
+from reroll_zoo.tiny_models import make_tiny
 
 STEPS_PER_FAULT = 3
 """How long a run is."""

@@ -24,9 +24,9 @@ from chaos_use import UseLog, slopes
 from report import arguments, report
 from two_sample import p_value
 
-from reroll.models.tiny import make_tiny
 from reroll.observe.journal import SampleState, read_stored
 from reroll_zoo.audit.audit import audit, counted_events
+from reroll_zoo.tiny_models import make_tiny
 
 EVERY_S = 60.0
 """Between two faults."""

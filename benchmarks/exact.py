@@ -20,11 +20,11 @@ from reroll.config.parts import OptimConfig
 from reroll.config.strategy import TorchStrategyConfig
 from reroll.infer.embedded.engine import EmbeddedEngine
 from reroll.models.load import DTYPES, Precision, load_model, load_tokenizer
-from reroll.models.tiny import make_tiny
 from reroll.tokens.batch import pack
 from reroll.training.loss import SFT_LOSS
 from reroll.training.torch_strategy import TorchStrategy
 from reroll.types import Completion, Request, Sample, SamplingParams
+from reroll_zoo.tiny_models import make_tiny
 
 PROMPTS, SIBLINGS, PROMPT_TOKENS = 4, 8, 48
 SHAPE = {"hidden": 576, "layers": 30, "heads": 9, "kv_heads": 3, "vocab_size": 49152, "intermediate_size": 1536}

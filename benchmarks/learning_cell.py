@@ -16,8 +16,8 @@ from learning_rows import ROWS, SHARED_SETTINGS, TEACHER, TEACHER_PASS_RATE, WAR
 
 from reroll.config.load import load_config
 from reroll.errors import RerollError
-from reroll.models.tiny import make_tiny
 from reroll.pipeline.run import evaluate, train
+from reroll_zoo.tiny_models import make_tiny
 
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent / "examples"))

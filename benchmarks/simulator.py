@@ -27,13 +27,13 @@ import yaml
 from report import arguments, report
 
 from reroll.config.parts import RolloutConfig
-from reroll.models.tiny import make_tiny
 from reroll.rollout.seeds import stable_seed
 from reroll_zoo.simulate.compare import Case, calibrated, run_case
 from reroll_zoo.simulate.engines import EngineModel
 from reroll_zoo.simulate.recorded import RecordedRun, read_run
 from reroll_zoo.simulate.run import Prediction, System
 from reroll_zoo.simulate.workload import Drawn, Workload, fixed, parse_drawn
+from reroll_zoo.tiny_models import make_tiny
 
 MAX_GROUPS = 4096
 WARM_STEPS = 4

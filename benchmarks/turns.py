@@ -20,8 +20,8 @@ from report import arguments, report
 from reroll.infer.base import EngineCounts
 from reroll.infer.embedded.engine import EmbeddedEngine
 from reroll.models.load import load_model, load_tokenizer
-from reroll.models.tiny import make_tiny
 from reroll.types import Request, SamplingParams
+from reroll_zoo.tiny_models import make_tiny
 
 NUM_EPISODES, NUM_TURNS, NUM_REPLY, NUM_WRITTEN = 64, 6, 32, 8
 NUM_PROMPTS, NUM_SIBLINGS, NUM_PROMPT_TOKENS, NUM_LONG = 64, 4, 40, 32

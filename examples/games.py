@@ -23,11 +23,11 @@ from reroll.config.envs import EnvDomainConfig
 from reroll.config.load import load_config
 from reroll.config.tree import RlvrConfig
 from reroll.envs.make import make_env
-from reroll.models.tiny import make_tiny
 from reroll.pipeline.run import train
 from reroll_zoo.games.frozen_lake import FrozenLakeConfig
 from reroll_zoo.games.grid import ACTIONS, grammar
 from reroll_zoo.games.sokoban import SokobanConfig
+from reroll_zoo.tiny_models import make_tiny
 
 HERE = Path(__file__).parent / "games"
 FIRST_DEMONSTRATION = 500_000

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 import reroll
-from reroll.models.tiny import make_tiny
+from reroll_zoo.tiny_models import make_tiny
 
 
 def even(prompt: reroll.Prompt, trajectory: reroll.Trajectory) -> float:

@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from reroll.config.load import load_config
-from reroll.models.tiny import make_tiny
 from reroll.pipeline.run import evaluate, train
+from reroll_zoo.tiny_models import make_tiny
 
 HERE = Path(__file__).parent / "quickstart"
 DATA = Path("runs/quickstart-data")

@@ -15,8 +15,8 @@ from typing import Any
 import transformers
 from transformers.utils import logging
 
-from reroll.models.tiny import make_tiny
 from reroll_zoo.model_check import contract
+from reroll_zoo.tiny_models import make_tiny
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 

@@ -35,7 +35,7 @@ def _same_numbers_every_time() -> None:
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from reroll.models.tiny import make_tiny
+    from reroll_zoo.tiny_models import make_tiny
 
     return make_tiny(tmp_path_factory.mktemp("models") / "tiny", hidden=32, layers=2, heads=4, kv_heads=2, seed=3)
 

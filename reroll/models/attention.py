@@ -156,7 +156,9 @@ class PackedAttention:
         outputs = []
         for index in pad_indices:
             q, k, v = (tensor[index].transpose(1, 2) for tensor in (query, key, value))  # [N, heads, L, D]
-            outputs.append(exact.attend_causal(q, k, v, scoring, _causal) if exact.is_exact() else _causal(q, k, v, scoring))
+            outputs.append(
+                exact.arithmetic().attend_causal(q, k, v, scoring, _causal) if exact.is_exact() else _causal(q, k, v, scoring)
+            )
         flat = torch.cat([output.transpose(1, 2).flatten(0, 1) for output in outputs])
         return flat[unpad_index]
 

@@ -10,9 +10,9 @@ from reroll.infer.embedded.drafts import DraftedTokens
 from reroll.infer.embedded.engine import EmbeddedEngine
 from reroll.models.attention import PackedAttention, hidden_states, logits
 from reroll.models.load import load_model, load_tokenizer
-from reroll.models.tiny import make_tiny
 from reroll.types import Request, SamplingParams
 from reroll_zoo.drafts import SiblingDrafter, SteadyPace
+from reroll_zoo.tiny_models import make_tiny
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE = 1e-5 if DEVICE == "cpu" else 2e-5

@@ -7,12 +7,12 @@ from engine_probe import FAMILIES, Stray, ask, finish, perturbed, tiny_folder
 
 from reroll.config.parts import LoraConfig
 from reroll.infer.embedded.engine import EmbeddedEngine
-from reroll.models import exact
 from reroll.models.load import load_model, load_tokenizer
 from reroll.tokens.batch import pack
 from reroll.training.base import Needs
 from reroll.training.predict import predict
 from reroll.types import Sample
+from reroll_zoo import exact_sums
 from reroll_zoo.drafts import SteadyPace
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="exact runs on CPUs")
@@ -133,9 +133,9 @@ def test_a_product_is_told_to_depend_on_its_rows_where_it_does():
     """What `exact` rests on: the trial finds that this machine's products of few rows add up in another way, where they do."""
     for dtype in (torch.bfloat16, torch.float32):
         for shape in ((8, 64), (64, 64), (576, 1536)):
-            x, weight = exact.telling_product(*shape, dtype)
-            whole = exact.linear(x, weight)
+            x, weight = exact_sums.telling_product(*shape, dtype)
+            whole = exact_sums.linear(x, weight)
             for num in (1, 2, 3, 7, 16, 31):
-                assert torch.equal(exact.linear(x[:num], weight), whole[:num])
+                assert torch.equal(exact_sums.linear(x[:num], weight), whole[:num])
             other = torch.stack([(row * weight).float().sum(-1) for row in x[:4]]).to(dtype)
             assert not torch.equal(other, whole[:4]), "the rows show an order of sums"

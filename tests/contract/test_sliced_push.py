@@ -14,9 +14,9 @@ from weights_probe import Pair, spawn_pair
 
 from reroll.config.parts import ModelConfig
 from reroll.config.weights import WeightsKind
-from reroll.models.tiny import make_tiny
 from reroll_zoo.fsdp2.config import Fsdp2StrategyConfig
 from reroll_zoo.fsdp2.layout import RankLayout
+from reroll_zoo.tiny_models import make_tiny
 
 BUCKET_MB = 0.08
 LAYOUTS = {

@@ -20,7 +20,6 @@ from reroll.config.strategy import TorchStrategyConfig
 from reroll.errors import ModelError, RunFolderError, TrainingDiverged
 from reroll.models.load import DTYPES, load_model, load_tokenizer
 from reroll.models.lora import add_lora
-from reroll.models.tiny import make_tiny
 from reroll.observe.metrics import Stats
 from reroll.tokens.batch import Batch, pack
 from reroll.training.base import LossOutput, Needs, Predictions, Strategy, required
@@ -32,6 +31,7 @@ from reroll_zoo.fsdp2.config import Fsdp2StrategyConfig
 from reroll_zoo.fsdp2.strategy import Fsdp2Strategy
 from reroll_zoo.ranks.empty_model import skeleton
 from reroll_zoo.ranks.group import join_process_group
+from reroll_zoo.tiny_models import make_tiny
 
 KINDS: dict[str, dict[str, Any]] = {
     "torch-fp32": {"precision": "fp32"},

@@ -17,8 +17,8 @@ from reroll.config.parts import LoraConfig, ModelConfig
 from reroll.config.strategy import StrategyConfig, TorchStrategyConfig
 from reroll.config.weights import WeightsKind
 from reroll.models.load import Precision
-from reroll.models.tiny import make_tiny
 from reroll_zoo.fsdp2.config import Fsdp2StrategyConfig
+from reroll_zoo.tiny_models import make_tiny
 
 KINDS: list[WeightsKind] = ["ipc", "broadcast", "disk", "store"]
 

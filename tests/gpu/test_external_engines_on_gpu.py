@@ -9,9 +9,9 @@ import torch
 
 from reroll.models.attention import PackedAttention, hidden_states, logits
 from reroll.models.load import load_model
-from reroll.models.tiny import make_tiny
 from reroll.types import Request, SamplingParams
 from reroll_zoo.sglang.config import SglangConfig
+from reroll_zoo.tiny_models import make_tiny
 from reroll_zoo.vllm.config import VllmEngineConfig
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

@@ -14,13 +14,13 @@ import torch.distributed as dist
 
 from reroll.config.parts import ModelConfig, OptimConfig
 from reroll.config.strategy import TorchStrategyConfig
-from reroll.models.tiny import make_tiny
 from reroll.runtime.base import WorkerInfo
 from reroll.tokens.batch import Batch, pack
 from reroll.training.cluster import TrainWorker, train_jobs
 from reroll.training.loss import SFT_LOSS
 from reroll.types import Sample
 from reroll_zoo.fsdp2.config import Fsdp2StrategyConfig
+from reroll_zoo.tiny_models import make_tiny
 
 pytestmark = pytest.mark.gpu
 

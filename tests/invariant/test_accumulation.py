@@ -12,13 +12,13 @@ from reroll.config.losses import Aggregation
 from reroll.config.parts import OptimConfig
 from reroll.config.strategy import TorchStrategyConfig
 from reroll.models.load import load_model, load_tokenizer
-from reroll.models.tiny import make_tiny
 from reroll.tokens.batch import Batch, pack
 from reroll.tokens.packing import balance, micro_batches, order_of
 from reroll.training.base import Needs, Weighting, required
 from reroll.training.loss import PolicyLoss
 from reroll.training.torch_strategy import TorchStrategy
 from reroll.types import Sample
+from reroll_zoo.tiny_models import make_tiny
 
 LENGTHS = (5, 21, 9, 13, 30, 4, 17, 8)
 

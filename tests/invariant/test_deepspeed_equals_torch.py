@@ -30,7 +30,6 @@ from warm import FORKS
 
 from reroll.config.parts import LoraConfig, ModelConfig
 from reroll.errors import TrainingDiverged
-from reroll.models.tiny import make_tiny
 from reroll.pipeline.spawn import spawn_fixed, spawn_model
 from reroll.runtime.base import WorkerInfo
 from reroll.training.base import Needs, required
@@ -38,6 +37,7 @@ from reroll.training.cluster import Rendezvous, TrainWorker
 from reroll.training.loss import PolicyLoss, ValueLoss
 from reroll_zoo.deepspeed.config import DeepspeedConfig
 from reroll_zoo.ray.config import RayRuntimeConfig
+from reroll_zoo.tiny_models import make_tiny
 
 pytest.importorskip("ray")
 pytest.importorskip("deepspeed")

@@ -24,7 +24,6 @@ from warm import FORKS
 from reroll.config.parts import LoraConfig, ModelConfig, OptimConfig
 from reroll.config.strategy import TorchStrategyConfig
 from reroll.models.load import load_model, load_tokenizer, save_model
-from reroll.models.tiny import make_tiny
 from reroll.observe.metrics import Stats
 from reroll.runtime.base import WorkerInfo
 from reroll.tokens.batch import Batch, pack
@@ -35,6 +34,7 @@ from reroll.training.loss import PolicyLoss
 from reroll.training.make import make_strategy
 from reroll.types import Sample
 from reroll_zoo.fsdp2.config import Fsdp2StrategyConfig
+from reroll_zoo.tiny_models import make_tiny
 
 STEP = 1e-3
 OPTIM = OptimConfig(lr=STEP, clip_norm=0.5, weight_decay=0.1, eps=1e-6)

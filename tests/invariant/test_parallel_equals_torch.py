@@ -20,7 +20,6 @@ from transformers import AutoModelForCausalLM
 from reroll.config.load import parse_config
 from reroll.config.parts import ProcessesRuntimeConfig
 from reroll.errors import WorkerDied, WorkerError
-from reroll.models.tiny import make_tiny
 from reroll.pipeline.run import train
 from reroll.pipeline.spawn import spawn_model
 from reroll.runtime import make_runtime
@@ -29,6 +28,7 @@ from reroll.training import cluster as cluster_module
 from reroll.training.base import Divergence, LossOutput, Needs, Predictions, required
 from reroll.training.loss import ValueLoss
 from reroll_zoo.offline.preference_losses import RankingLoss
+from reroll_zoo.tiny_models import make_tiny
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,6 @@ from reroll.config.load import parse_config
 from reroll.config.parts import LocalRuntimeConfig, ModelConfig, ProcessesRuntimeConfig, RuntimeConfig
 from reroll.config.strategy import TorchStrategyConfig
 from reroll.errors import WorkerError
-from reroll.models.tiny import make_tiny
 from reroll.pipeline.run import train
 from reroll.pipeline.spawn import reference_of, spawn_model
 from reroll.runtime import make_runtime
@@ -29,6 +28,7 @@ from reroll.runtime.base import Placement, WorkerInfo
 from reroll.training import cluster as cluster_module
 from reroll.training.cluster import FollowJob, PartShape, TrainCluster
 from reroll_zoo.ray.config import RayRuntimeConfig
+from reroll_zoo.tiny_models import make_tiny
 
 RUNTIMES: dict[str, RuntimeConfig] = {
     "local": LocalRuntimeConfig(),

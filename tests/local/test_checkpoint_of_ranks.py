@@ -18,7 +18,6 @@ import torch
 
 from reroll.config.parts import CheckpointConfig, ModelConfig, OptimConfig, RunConfig
 from reroll.errors import RunFolderError, WorkerDied
-from reroll.models.tiny import make_tiny
 from reroll.observe import manifest
 from reroll.observe.manifest import FileSum, Sums, find_damage, sums_of
 from reroll.observe.run_folder import RunFolder
@@ -32,6 +31,7 @@ from reroll.training.loss import SFT_LOSS
 from reroll.training.offload import in_background
 from reroll.types import Sample
 from reroll_zoo.fsdp2.config import Fsdp2StrategyConfig
+from reroll_zoo.tiny_models import make_tiny
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")  # Two ranks serve most tests.
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import reroll
-from reroll.models.tiny import make_tiny
 from reroll.observe.metrics import Last, Stats
+from reroll_zoo.tiny_models import make_tiny
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

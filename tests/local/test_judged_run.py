@@ -13,9 +13,9 @@ from episode_fakes import trained_samples
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from reroll.config.load import parse_config
-from reroll.models.tiny import make_tiny
 from reroll.pipeline.base import Outcome
 from reroll.pipeline.run import train
+from reroll_zoo.tiny_models import make_tiny
 
 MAX_TOKENS = 128
 """Of a judge that ends its reply by chance: shorter ones would all be cut off."""

@@ -15,10 +15,10 @@ from transformers import AutoModelForCausalLM
 
 from reroll.config.load import parse_config
 from reroll.infer.worker import InferWorker
-from reroll.models.tiny import make_tiny
 from reroll.pipeline.base import Outcome
 from reroll.pipeline.run import evaluate, train
 from reroll.training.cluster import TrainWorker
+from reroll_zoo.tiny_models import make_tiny
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from reroll.config.load import parse_config
-from reroll.models.tiny import make_tiny
 from reroll.pipeline.base import Outcome
 from reroll.pipeline.run import train
+from reroll_zoo.tiny_models import make_tiny
 
 
 @pytest.fixture

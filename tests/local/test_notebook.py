@@ -11,7 +11,7 @@ import pytest
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 
-from reroll.models.tiny import make_tiny
+from reroll_zoo.tiny_models import make_tiny
 
 SETUP = """
 import reroll

@@ -16,7 +16,6 @@ from transformers import AutoModelForCausalLM
 from reroll.config.load import parse_config
 from reroll.errors import ModelError
 from reroll.models.load import load_model, load_tokenizer
-from reroll.models.tiny import make_tiny
 from reroll.pipeline import rlvr
 from reroll.pipeline.base import Outcome
 from reroll.pipeline.run import train
@@ -26,6 +25,7 @@ from reroll.tokens.samples import sft_sample
 from reroll.training.base import Divergence, Needs, required
 from reroll.training.predict import predict
 from reroll.types import Group
+from reroll_zoo.tiny_models import make_tiny
 
 DIGITS = [{"prompt": f"digit {digit}", "answer": "7"} for digit in range(10)]
 LETTERS = [{"prompt": f"letter {letter}", "answer": "e"} for letter in "abcdefghij"]

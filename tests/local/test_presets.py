@@ -14,8 +14,8 @@ from reroll.config.load import dump_config, parse_config
 from reroll.config.presets import presets
 from reroll.config.tree import RlvrConfig
 from reroll.errors import ConfigError
-from reroll.models.tiny import make_tiny
 from reroll.pipeline.run import train
+from reroll_zoo.tiny_models import make_tiny
 
 REPRESENTATIVES = {
     "dapo": "drops groups without a signal, masks what was cut off",

@@ -12,9 +12,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from reroll.config.load import parse_config
-from reroll.models.tiny import make_tiny
 from reroll.pipeline.base import Outcome
 from reroll.pipeline.run import train
+from reroll_zoo.tiny_models import make_tiny
 
 DELTA = {
     "linear_key_head_dim": 8, "linear_value_head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4,

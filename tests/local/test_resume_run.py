@@ -18,7 +18,6 @@ from warm import WarmProcess
 
 from reroll.config.load import parse_config
 from reroll.errors import RerollError, RunFolderError, TooManyFailures, TrainingDiverged
-from reroll.models.tiny import make_tiny
 from reroll.observe.files import read_jsonl
 from reroll.observe.journal import SampleState, read_journal
 from reroll.pipeline.base import Outcome
@@ -27,6 +26,7 @@ from reroll.training.torch_strategy import TorchStrategy
 from reroll_zoo import folder_lock
 from reroll_zoo.audit.audit import audit
 from reroll_zoo.samples.folders import failure_of
+from reroll_zoo.tiny_models import make_tiny
 
 Tree = dict[str, Any]
 

@@ -14,13 +14,13 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from reroll.config.load import parse_config
 from reroll.models.load import load_model
-from reroll.models.tiny import END, make_tiny
 from reroll.pipeline.base import Outcome
 from reroll.pipeline.run import train
 from reroll.tokens.batch import pack
 from reroll.tokens.samples import sft_sample
 from reroll.training.base import Needs
 from reroll.training.predict import predict
+from reroll_zoo.tiny_models import END, make_tiny
 
 STEPS = 30
 

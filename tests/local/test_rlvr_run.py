@@ -205,7 +205,7 @@ def test_an_empty_dataset_is_refused(rlvr_tree: dict[str, Any]) -> None:
 
 
 def test_a_tokenizer_without_a_chat_template_is_refused(rlvr_tree: dict[str, Any], tmp_path: Path) -> None:
-    from reroll.models.tiny import make_tiny
+    from reroll_zoo.tiny_models import make_tiny
 
     model = make_tiny(tmp_path / "plain")
     (model / "chat_template.jinja").unlink()

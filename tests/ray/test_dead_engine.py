@@ -17,7 +17,6 @@ from reroll.config.load import parse_config
 from reroll.config.parts import ProcessesRuntimeConfig
 from reroll.infer.cluster import CONCURRENCY, InferCluster
 from reroll.infer.worker import InferWorker
-from reroll.models.tiny import make_tiny
 from reroll.observe.journal import SampleState, read_journal
 from reroll.pipeline.base import Outcome
 from reroll.pipeline.run import train
@@ -25,6 +24,7 @@ from reroll.runtime import make_runtime
 from reroll.runtime.base import Placement
 from reroll.types import Completion, Request, SamplingParams
 from reroll_zoo.ray.config import RayRuntimeConfig
+from reroll_zoo.tiny_models import make_tiny
 
 
 class MortalWorker(InferWorker):

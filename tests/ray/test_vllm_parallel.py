@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from reroll.config.load import parse_config
-from reroll.models.tiny import make_tiny
 from reroll.pipeline.base import Outcome
 from reroll.pipeline.run import train
+from reroll_zoo.tiny_models import make_tiny
 
 pytest.importorskip("vllm", reason="vllm is not installed: make test-vllm")
 

@@ -23,10 +23,10 @@ from reroll.config.rewards import ImportRewardConfig
 from reroll.config.tree import RlvrConfig
 from reroll.data.sources import load_source
 from reroll.errors import ConfigError, DataError
-from reroll.models.tiny import make_tiny
 from reroll_zoo.games.frozen_lake import FrozenLakeConfig
 from reroll_zoo.offline.config import OfflineConfig
 from reroll_zoo.text.match import ExactRewardConfig
+from reroll_zoo.tiny_models import make_tiny
 
 ROWS = [{"prompt": "1 + 1 =", "answer": "2"}, {"prompt": "1 + 2 =", "answer": "3"}]
 

@@ -126,7 +126,7 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, visible: Tensor, scorin
         output = _attend_by_products(rows, keys, values, mask, scaling=scoring.scaling)
     else:
         sinks = None if scoring.sinks is None else scoring.sinks.view(keys.shape[1], -1).repeat_interleave(num_steps, 1)
-        attend = exact.attend if exact.is_exact() else attend_visible
+        attend = exact.arithmetic().attend if exact.is_exact() else attend_visible
         output = attend(rows, keys, values, mask, scoring, None if sinks is None else sinks[..., None])
     return output.reshape(*output.shape[:2], num_sharing, num_steps, dim).permute(0, 3, 1, 2, 4)
 

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from reroll.config.registry import load_entry
 from reroll.errors import ModelError
-from reroll.infer.embedded.packed import PackedLinear, pack_linears, packing_available
 from reroll.infer.hf_weights import WeightChecker
 from reroll.models.attention import Attention, hidden_states, logits
 from reroll.models.exact import can_be_exact
 from reroll.models.recurrent import attention_layers, is_recurrent
 from reroll.models.routing import NotedRoutes, RouteShape, route_shape
+
+
+class PackedWeights(Protocol):
+    """A copy of linear layers in a layout that is quicker to multiply by. The layers themselves keep the parameters."""
+
+    def reads(self, parameters: Iterable[Tensor]) -> bool:
+        """Whether the copy is made from some of these."""
+
+    def repack(self) -> None:
+        """Make it anew."""
 
 
 class ModelRunner:
@@ -37,9 +47,8 @@ class ModelRunner:
         self.address_version = 0
         """Counts up whenever a weight has moved in memory."""
         self._own = set(self._parameters)
-        self._packed: list[PackedLinear] = []
-        if packing_available(self.device, self.dtype):
-            self._packed = pack_linears(model, if_exact=can_be_exact(model))
+        pack_linears = load_entry("reroll.kernels", "cpu")
+        self._packed: list[PackedWeights] = pack_linears(model, if_exact=can_be_exact(model)) if pack_linears else []
 
     @property
     def num_layers(self) -> int:

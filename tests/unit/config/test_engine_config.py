@@ -10,8 +10,8 @@ import pytest
 from reroll.config.load import parse_config
 from reroll.config.parts import EmbeddedEngineConfig
 from reroll.errors import ConfigError
-from reroll.models.tiny import make_tiny
 from reroll_zoo.sglang.config import SglangConfig
+from reroll_zoo.tiny_models import make_tiny
 from reroll_zoo.vllm.config import VllmEngineConfig
 
 

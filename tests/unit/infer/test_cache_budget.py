@@ -12,8 +12,8 @@ import reroll.infer.embedded.engine as engine_module
 from reroll.errors import ModelError
 from reroll.infer.embedded.engine import EmbeddedEngine
 from reroll.models.load import load_model, load_tokenizer
-from reroll.models.tiny import make_tiny
 from reroll.types import Completion, FinishReason, Request, SamplingParams
+from reroll_zoo.tiny_models import make_tiny
 
 NUM_LAYERS, NUM_KV_HEADS, HEAD_DIM = 2, 2, 8
 BYTES_PER_TOKEN = NUM_LAYERS * 2 * NUM_KV_HEADS * HEAD_DIM * 4

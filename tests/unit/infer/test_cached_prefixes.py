@@ -3,8 +3,8 @@ import torch
 
 from reroll.infer.embedded.engine import EmbeddedEngine
 from reroll.models.load import load_model, load_tokenizer
-from reroll.models.tiny import make_tiny
 from reroll.types import Request, SamplingParams
+from reroll_zoo.tiny_models import make_tiny
 
 
 @pytest.fixture(scope="module")

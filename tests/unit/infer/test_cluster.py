@@ -10,10 +10,10 @@ from reroll.infer.base import Finished
 from reroll.infer.cluster import CONCURRENCY, MAX_RESTARTS, InferCluster
 from reroll.infer.worker import Abort, EngineReport, EngineStatus, Failed, InferWorker, Submit
 from reroll.models.load import load_model
-from reroll.models.tiny import make_tiny
 from reroll.runtime.base import Placement, Workers
 from reroll.runtime.local import LocalRuntime
 from reroll.types import Completion, FinishReason, Request, SamplingParams, TokenBlock, WrittenTokens
+from reroll_zoo.tiny_models import make_tiny
 
 
 def ask(name, *, prompt=(5, 9), max_tokens=5, min_tokens=5):

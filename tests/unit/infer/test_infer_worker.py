@@ -8,9 +8,9 @@ from reroll.errors import WorkerError
 from reroll.infer.base import Finished
 from reroll.infer.worker import REPORT_EVERY, Abort, Failed, InferWorker, Submit
 from reroll.models.load import load_model
-from reroll.models.tiny import make_tiny
 from reroll.runtime.base import WorkerInfo
 from reroll.types import FinishReason, Request, SamplingParams, TokenBlock
+from reroll_zoo.tiny_models import make_tiny
 
 INFO = WorkerInfo(role="engine", rank=0, world_size=1, device="cpu")
 

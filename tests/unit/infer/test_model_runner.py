@@ -2,11 +2,11 @@ import pytest
 import torch
 
 from reroll.infer.embedded.model_runner import ModelRunner
-from reroll.infer.embedded.packed import packing_available
 from reroll.infer.sequence import completes_stop
 from reroll.models.attention import PackedAttention, hidden_states, logits
 from reroll.models.load import load_model
-from reroll.models.tiny import make_tiny, tiny_tokenizer
+from reroll_zoo.packed_linears import packing_available
+from reroll_zoo.tiny_models import make_tiny, tiny_tokenizer
 
 IDS, POSITIONS, BOUNDS = torch.tensor([5, 9, 30, 7, 8]), torch.tensor([0, 1, 2, 0, 1]), torch.tensor([0, 3, 5])
 

@@ -17,13 +17,13 @@ from reroll.infer.embedded.drafts import DraftedTokens
 from reroll.infer.embedded.engine import EmbeddedEngine
 from reroll.infer.sequence import SequenceState
 from reroll.models.load import load_model, load_tokenizer
-from reroll.models.tiny import make_tiny
 from reroll.tokens.batch import Batch, pack
 from reroll.tokens.samples import rows_of
 from reroll.training.base import Needs, required
 from reroll.training.predict import predict
 from reroll.types import Completion, Group, Prompt, Request, SamplingParams, Status, Trajectory, Turn, WrittenTokens
 from reroll_zoo.drafts import SiblingDrafter, SteadyPace
+from reroll_zoo.tiny_models import make_tiny
 
 PROMPT = tuple(range(5, 35))
 

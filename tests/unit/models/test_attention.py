@@ -5,7 +5,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from reroll.errors import ModelError
 from reroll.models.attention import PackedAttention, Scoring, check_supported, hidden_states, logits
 from reroll.models.load import load_model
-from reroll.models.tiny import make_tiny
+from reroll_zoo.tiny_models import make_tiny
 
 FAMILIES = ["llama", "qwen2", "qwen3", "qwen3_moe", "smollm3", "mistral", "gemma2"]
 

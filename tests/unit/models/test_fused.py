@@ -6,7 +6,7 @@ from reroll.models.attention import PackedAttention, hidden_states, logits
 from reroll.models.fused import fuse, fuse_gates, fuse_norms, fuse_rotations
 from reroll.models.load import load_model
 from reroll.models.logprobs import token_logprobs
-from reroll.models.tiny import make_tiny
+from reroll_zoo.tiny_models import make_tiny
 
 
 def scores(model):

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from reroll.models.attention import logits
 from reroll.models.heads import add_score_head, entropy, map_logprobs, score_head, score_norm, sequence_scores, token_values
 from reroll.models.load import load_model, load_tokenizer, save_model
-from reroll.models.tiny import make_tiny
+from reroll_zoo.tiny_models import make_tiny
 
 MODELS: dict[str, dict[str, Any]] = {
     "tied": {"family": "llama"},

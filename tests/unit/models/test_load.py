@@ -8,7 +8,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from reroll.config.host import models_dir
 from reroll.errors import ModelError
 from reroll.models.load import load_model, load_tokenizer, resolve_model, save_model, stored_dtype
-from reroll.models.tiny import make_tiny
+from reroll_zoo.tiny_models import make_tiny
 
 
 def test_an_existing_folder_is_itself(tmp_path):

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from reroll.models.attention import PackedAttention, hidden_states, logits
 from reroll.models.load import load_model
 from reroll.models.logprobs import token_logprobs
-from reroll.models.tiny import make_tiny
+from reroll_zoo.tiny_models import make_tiny
 
 MODELS: dict[str, dict[str, Any]] = {
     "tied": {"family": "llama"},

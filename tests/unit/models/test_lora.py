@@ -14,13 +14,13 @@ from reroll.config.load import parse_config
 from reroll.config.parts import LoraConfig
 from reroll.errors import ConfigError, ModelError
 from reroll.infer.embedded.model_runner import ModelRunner
-from reroll.infer.embedded.packed import packing_available
 from reroll.models.attention import PackedAttention, hidden_states, logits
 from reroll.models.heads import score_head
 from reroll.models.load import has_adapter, load_model, load_tokenizer, resolve_model, save_model
 from reroll.models.logprobs import token_logprobs
 from reroll.models.lora import read_adapter
-from reroll.models.tiny import make_tiny
+from reroll_zoo.packed_linears import packing_available
+from reroll_zoo.tiny_models import make_tiny
 
 IDS, POSITIONS, BOUNDS = torch.tensor([5, 9, 30, 7, 8]), torch.tensor([0, 1, 2, 0, 1]), torch.tensor([0, 3, 5])
 LORA = LoraConfig(rank=4, alpha=8)
@@ -198,7 +198,7 @@ def test_packed_layers_carry_adapters_and_only_what_changed_is_packed_again(fold
     trainer, runner = taught(load(folder, torch.bfloat16, lora=lora)), ModelRunner(load(folder, torch.bfloat16, lora=lora))
     assert len(runner._packed) == 2 * 4 + 1, "one product for q, k and v, and one for gate and up"
     repacked = []
-    monkeypatch.setattr("reroll.infer.embedded.packed.PackedLinear.repack", repacked.append)
+    monkeypatch.setattr("reroll_zoo.packed_linears.PackedLinear.repack", repacked.append)
     runner.load({name: weight for name, weight in trainer.named_parameters() if weight.requires_grad})
     assert not repacked
     with torch.inference_mode():

@@ -16,13 +16,13 @@ from reroll.errors import ModelError
 from reroll.models.attention import PackedAttention, hidden_states, logits
 from reroll.models.load import load_model
 from reroll.models.recurrent import attention_layers, recurrent_layers
-from reroll.models.tiny import make_tiny
 from reroll.tokens.batch import Batch, pack
 from reroll.training.shared_prefix import SharedPrefixAttention, distinct_tokens, token_states
 from reroll.training.torch_strategy import enable_gradient_checkpointing
 from reroll.types import Sample
 from reroll_zoo.fsdp2.sequence import check_shares
 from reroll_zoo.fsdp2.tensor import check_splits
+from reroll_zoo.tiny_models import make_tiny
 
 DELTA = {
     "linear_key_head_dim": 8, "linear_value_head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4,

@@ -22,12 +22,12 @@ from reroll.infer.embedded.engine import EmbeddedEngine
 from reroll.models.attention import PackedAttention, hidden_states
 from reroll.models.load import load_model, load_tokenizer
 from reroll.models.routing import ReplayedRoutes, route_shape, unknown
-from reroll.models.tiny import make_tiny
 from reroll.tokens.batch import Batch, pack
 from reroll.training.base import Needs, required
 from reroll.training.loss import SFT_LOSS
 from reroll.training.torch_strategy import TorchStrategy
 from reroll.types import Completion, Request, Sample, SamplingParams
+from reroll_zoo.tiny_models import make_tiny
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))  # scripts, no package
 

@@ -4,7 +4,7 @@ import pytest
 
 from reroll.errors import ModelError
 from reroll.models.load import shared_vocabulary
-from reroll.models.tiny import make_tiny
+from reroll_zoo.tiny_models import make_tiny
 
 
 def tiny(folder: Path, **options: object) -> str:

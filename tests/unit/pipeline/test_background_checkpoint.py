@@ -17,7 +17,6 @@ from torch import Tensor
 
 from reroll.config.parts import CheckpointConfig, OptimConfig, PolicyConfig, RunConfig
 from reroll.errors import RunFolderError, WorkerError
-from reroll.models.tiny import make_tiny
 from reroll.observe.run_folder import RunFolder
 from reroll.pipeline.checkpoints import Checkpoints
 from reroll.runtime.base import Placement
@@ -27,6 +26,7 @@ from reroll.training import torch_strategy
 from reroll.training.cluster import TrainCluster, TrainWorker
 from reroll.training.loss import SFT_LOSS
 from reroll.types import Sample
+from reroll_zoo.tiny_models import make_tiny
 
 
 @pytest.fixture(scope="module")

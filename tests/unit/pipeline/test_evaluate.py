@@ -11,6 +11,7 @@ from reroll.errors import RewardError
 from reroll.pipeline.evaluate import EvalResult, evaluate, num_episodes
 from reroll.types import Completion, FinishReason, Prompt, Score, Status, Trajectory, Turn
 from reroll_zoo.evaluation.command import how_drawn
+from reroll_zoo.evaluation.result import Evaluation
 
 COMPLETION = Completion(token_ids=(1,), logprobs=(0.0,), finish_reason=FinishReason.STOP, versions=((0, 1),))
 
@@ -123,7 +124,7 @@ async def test_an_environment_that_tells_success_has_the_say() -> None:
 
 def test_the_report_says_how_the_samples_were_drawn() -> None:
     prompts = (Prompt(id="a", messages=(), domain="math"), Prompt(id="b", messages=(), domain="code"))
-    greedy = EvalResult(prompts, ((), ()), EvalConfig())
+    greedy = Evaluation(prompts, ((), ()), EvalConfig())
     assert how_drawn(greedy) == "2 prompts, greedy"
     mixed = EvalConfig(samples=4, temperature=0.6, domains={"code": DomainEvalConfig(samples=1, temperature=0.0)})
-    assert how_drawn(EvalResult(prompts, ((), ()), mixed)) == "2 prompts, code greedy, math 4 samples each at temperature 0.6"
+    assert how_drawn(Evaluation(prompts, ((), ()), mixed)) == "2 prompts, code greedy, math 4 samples each at temperature 0.6"

@@ -5,11 +5,11 @@ import pytest
 
 from reroll.envs.base import SingleTurn, StepResult
 from reroll.errors import EnvError
-from reroll.models.tiny import tiny_tokenizer
 from reroll.rollout.play import play
 from reroll.rollout.seeds import stable_seed
 from reroll.tokens.renderer import Renderer
 from reroll.types import Completion, FinishReason, Prompt, SamplingParams, Status
+from reroll_zoo.tiny_models import tiny_tokenizer
 
 PROMPT = Prompt(id="p/0", messages=({"role": "user", "content": "abc"},), domain="d")
 SAMPLING = SamplingParams(max_tokens=4, seed=5, stop_token_ids=(9,))

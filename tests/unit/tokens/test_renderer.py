@@ -7,9 +7,9 @@ from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
 from reroll.errors import DataError, ModelError
-from reroll.models.tiny import CHARACTERS, tiny_tokenizer
 from reroll.tokens.renderer import Renderer
 from reroll.types import Message
+from reroll_zoo.tiny_models import CHARACTERS, tiny_tokenizer
 
 CHATML = (
     "{% for message in messages %}"

@@ -10,13 +10,13 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from reroll.models.load import load_model
-from reroll.models.tiny import make_tiny
 from reroll.tokens.batch import Batch, pack
 from reroll.tokens.packing import micro_batches
 from reroll.tokens.samples import sft_sample
 from reroll.training.base import Divergence, Needs, required
 from reroll.training.loss import PolicyLoss
 from reroll.training.predict import predict
+from reroll_zoo.tiny_models import make_tiny
 
 ROWS = [[5, 6, 7, 8, 9, 10, 11], [12, 13, 14, 15], [20, 21, 22, 23, 24, 25, 26, 27, 28]]
 PROMPT = 2

@@ -10,11 +10,11 @@ import torch
 
 from reroll.config.parts import ModelConfig
 from reroll.errors import ModelError
-from reroll.models.tiny import make_tiny
 from reroll.pipeline.spawn import reference_of, spawn_model
 from reroll.runtime.local import LocalRuntime
 from reroll.training import cluster as cluster_module
 from reroll.training.cluster import PartShape, TrainCluster, _buckets
+from reroll_zoo.tiny_models import make_tiny
 
 
 def test_buckets_keep_the_order_and_hold_the_parts_of_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:

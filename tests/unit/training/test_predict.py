@@ -11,12 +11,12 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from reroll.models.load import load_model
-from reroll.models.tiny import make_tiny
 from reroll.tokens.batch import Batch, pack
 from reroll.training.base import Divergence, Needs, Predictions, required
 from reroll.training.loss import PolicyLoss
 from reroll.training.predict import predict
 from reroll.types import Sample
+from reroll_zoo.tiny_models import make_tiny
 
 FAMILIES = ["llama", "gemma2"]  # The second caps its logits.
 LENGTHS = (9, 4, 14)

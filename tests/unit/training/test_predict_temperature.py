@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from reroll.models.load import load_model
-from reroll.models.tiny import make_tiny
 from reroll.tokens.batch import Batch, pack
 from reroll.training.base import Needs, required
 from reroll.training.predict import predict
 from reroll.types import Sample
+from reroll_zoo.tiny_models import make_tiny
 
 TEMPERATURES = (0.6, 1.0, 1.4)
 

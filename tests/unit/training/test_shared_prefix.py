@@ -10,10 +10,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from reroll.models import attention as attention_module
 from reroll.models.attention import PackedAttention, VarlenAttention, hidden_states
 from reroll.models.load import load_model
-from reroll.models.tiny import make_tiny
 from reroll.tokens.batch import Batch, pack
 from reroll.training.shared_prefix import token_states
 from reroll.types import Sample
+from reroll_zoo.tiny_models import make_tiny
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},

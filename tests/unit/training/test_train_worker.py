@@ -10,7 +10,6 @@ import torch
 from reroll.config.parts import OptimConfig, PolicyConfig
 from reroll.config.strategy import TorchStrategyConfig
 from reroll.models.load import load_tokenizer
-from reroll.models.tiny import make_tiny
 from reroll.observe.metrics import Stats
 from reroll.runtime.base import Placement, WorkerInfo
 from reroll.runtime.local import LocalRuntime
@@ -21,6 +20,7 @@ from reroll.training.base import Needs, required
 from reroll.training.cluster import PredictJob, TrainCluster, TrainWorker, train_jobs
 from reroll.training.loss import SFT_LOSS, PolicyLoss
 from reroll.types import Sample
+from reroll_zoo.tiny_models import make_tiny
 
 PPO = PolicyLoss(kind="ppo", options={"clip_low": 0.2, "clip_high": 0.2})
 

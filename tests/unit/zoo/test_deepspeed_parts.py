@@ -15,7 +15,6 @@ from reroll.config.load import parse_config
 from reroll.config.parts import FixedModelConfig, ModelConfig, OptimConfig
 from reroll.errors import ConfigError, RunFolderError
 from reroll.models.load import DTYPES, load_model, load_tokenizer
-from reroll.models.tiny import make_tiny
 from reroll.pipeline.spawn import train_devices
 from reroll.runtime.local import LocalRuntime
 from reroll.tokens.batch import Batch, pack
@@ -26,6 +25,7 @@ from reroll_zoo.plan.memory import Training, answer_memory, train_memory
 from reroll_zoo.plan.shape import shape_of
 from reroll_zoo.ranks.empty_model import skeleton
 from reroll_zoo.ranks.group import join_process_group
+from reroll_zoo.tiny_models import make_tiny
 
 pytest.importorskip("deepspeed")
 import deepspeed

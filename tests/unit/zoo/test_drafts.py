@@ -15,9 +15,9 @@ from reroll.infer.embedded.drafts import DraftedTokens
 from reroll.infer.embedded.engine import EmbeddedEngine
 from reroll.infer.sequence import SequenceState
 from reroll.models.load import load_model, load_tokenizer
-from reroll.models.tiny import make_tiny
 from reroll.types import Completion, FinishReason, Request, SamplingParams, WrittenTokens
 from reroll_zoo.drafts import SiblingDrafter, SteadyPace
+from reroll_zoo.tiny_models import make_tiny
 
 BYTES_PER_TOKEN = 2 * 2 * 2 * 8 * 4
 Known = dict[str, Completion]

@@ -8,9 +8,9 @@ from transformers import AutoModelForCausalLM
 
 from reroll.errors import ModelError
 from reroll.models.load import load_tokenizer
-from reroll.models.tiny import make_tiny
 from reroll_zoo.fetch import fetch as fetching
 from reroll_zoo.fetch.fetch import CATALOG, Wheel, fetch
+from reroll_zoo.tiny_models import make_tiny
 
 gguf = pytest.importorskip("gguf")
 

@@ -4,8 +4,8 @@ from safetensors.torch import load_file
 
 from reroll.config.parts import LoraConfig
 from reroll.models.load import load_model
-from reroll.models.tiny import make_tiny
 from reroll_zoo.external_engine.weights import HFWeightAssembler
+from reroll_zoo.tiny_models import make_tiny
 
 peft = pytest.importorskip("peft")
 LORA = LoraConfig(rank=4, alpha=8, targets=["q_proj", "down_proj"])

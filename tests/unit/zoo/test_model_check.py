@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from reroll.errors import ModelError
-from reroll.models.tiny import make_tiny
 from reroll_zoo.model_check import contract, room
+from reroll_zoo.tiny_models import make_tiny
 
 
 def test_a_folder_that_works_is_told_so_with_its_gaps(tmp_path: Path, reroll: Callable[..., Any]) -> None:

@@ -8,9 +8,9 @@ pytest.importorskip("triton")
 import reroll.infer.embedded.engine as engine_module
 from reroll.infer.embedded.engine import EmbeddedEngine
 from reroll.models.load import load_model, load_tokenizer
-from reroll.models.tiny import make_tiny
 from reroll.types import Request, SamplingParams
 from reroll_zoo.paged_cache.backend import PagedBackend
+from reroll_zoo.tiny_models import make_tiny
 
 
 def completions(folder, requests):

@@ -16,10 +16,10 @@ from reroll.infer.embedded.engine import EmbeddedEngine
 from reroll.infer.embedded.model_runner import ModelRunner
 from reroll.models.attention import PackedAttention, hidden_states, logits
 from reroll.models.load import load_model, load_tokenizer
-from reroll.models.tiny import make_tiny
 from reroll.types import Completion, Request, SamplingParams
 from reroll_zoo.drafts import SiblingDrafter
 from reroll_zoo.recurrent_cache import RecurrentBackend
+from reroll_zoo.tiny_models import make_tiny
 
 DELTA = {
     "linear_key_head_dim": 8, "linear_value_head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4,

@@ -11,13 +11,13 @@ import torch
 
 from reroll.errors import WorkerError
 from reroll.models.load import load_model, load_tokenizer
-from reroll.models.tiny import make_tiny
 from reroll.types import FinishReason, Request, SamplingParams
 from reroll_zoo.external_engine.weights import HFWeightAssembler
 from reroll_zoo.sglang.config import SglangConfig
 from reroll_zoo.sglang.engine import SglangEngine, buckets, open_process
 from reroll_zoo.sglang.messages import OpenServer, Ready, ResetCache, RunStep, StepOutput
 from reroll_zoo.sglang.process import SglangProcess
+from reroll_zoo.tiny_models import make_tiny
 
 OPENING = OpenServer(server={}, device="cpu", memory_share=0.5, max_length=None)
 

@@ -18,9 +18,9 @@ from reroll.envs.actions import parsed
 from reroll.envs.base import InvalidAction
 from reroll.envs.worker import HostedEnv, LoopThread
 from reroll.errors import ConfigError, DataError, EnvError
-from reroll.models.tiny import tiny_tokenizer
 from reroll.tokens.renderer import Renderer
 from reroll.tokens.tool_calls import Call, MalformedCall, find_calls, write_call
+from reroll_zoo.tiny_models import tiny_tokenizer
 from reroll_zoo.tool_use.answers import final_answer, same_answer, same_number
 from reroll_zoo.tool_use.config import ToolEnvConfig, ToolLimitsConfig
 from reroll_zoo.tool_use.env import Task, ToolLoop

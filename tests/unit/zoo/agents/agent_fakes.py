@@ -5,11 +5,11 @@ import contextlib
 import os
 
 from reroll.config.agents import EndpointConfig
-from reroll.models.tiny import tiny_tokenizer
 from reroll.tokens.renderer import Renderer
 from reroll.types import Completion, FinishReason, Prompt, SamplingParams
 from reroll_zoo.agents.conversation import Conversation
 from reroll_zoo.agents.endpoint import Endpoint
+from reroll_zoo.tiny_models import tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer(words=("ok",))
 RENDERER = Renderer(TOKENIZER)

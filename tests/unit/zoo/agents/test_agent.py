@@ -19,13 +19,13 @@ from reroll.errors import RerollError, WorkerDied
 from reroll.infer.cluster import CONCURRENCY, InferCluster
 from reroll.infer.worker import InferWorker
 from reroll.models.load import load_tokenizer
-from reroll.models.tiny import make_tiny
 from reroll.runtime.base import Placement
 from reroll.runtime.local import LocalRuntime
 from reroll.tokens.renderer import Renderer
 from reroll.tokens.samples import rows_of
 from reroll.types import FinishReason, Group, Prompt, Request, SamplingParams, Score, Status
 from reroll_zoo.agents.agent import play_agent
+from reroll_zoo.tiny_models import make_tiny
 
 EXAMPLE = Path(__file__).parents[4] / "examples" / "agent_loop.py"
 

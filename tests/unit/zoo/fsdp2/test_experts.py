@@ -18,11 +18,11 @@ from reroll.config.load import parse_config
 from reroll.config.parts import LoraConfig
 from reroll.errors import ConfigError, ModelError
 from reroll.models.load import load_model
-from reroll.models.tiny import make_tiny
 from reroll_zoo.fsdp2.config import Fsdp2StrategyConfig
 from reroll_zoo.fsdp2.experts import EP, check_experts, lay_out_experts, split_experts
 from reroll_zoo.fsdp2.mesh import build_mesh
 from reroll_zoo.ranks.group import join_process_group
+from reroll_zoo.tiny_models import make_tiny
 
 NUM_TOKENS, NUM_EXPERTS, HIDDEN = 21, 8, 32
 

@@ -16,7 +16,6 @@ from reroll.config.parts import FixedModelConfig, LoraConfig, ModelConfig
 from reroll.config.strategy import TorchStrategyConfig
 from reroll.errors import ConfigError, ModelError
 from reroll.models.load import load_model, load_tokenizer
-from reroll.models.tiny import make_tiny
 from reroll.pipeline.spawn import train_devices
 from reroll.runtime.base import WorkerInfo
 from reroll.runtime.local import LocalRuntime
@@ -29,6 +28,7 @@ from reroll_zoo.fsdp2.mesh import build_mesh
 from reroll_zoo.fsdp2.tensor import check_splits, has_partial_gradient
 from reroll_zoo.ranks.empty_model import skeleton
 from reroll_zoo.ranks.group import join_process_group, only_first
+from reroll_zoo.tiny_models import make_tiny
 
 
 @pytest.fixture(scope="module")

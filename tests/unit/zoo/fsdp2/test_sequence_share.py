@@ -16,7 +16,6 @@ from reroll.config.load import parse_config
 from reroll.errors import ConfigError, ModelError
 from reroll.models.attention import PackedAttention, Scoring
 from reroll.models.load import load_model
-from reroll.models.tiny import make_tiny
 from reroll.tokens.batch import Batch, pack
 from reroll.training.base import Needs, required
 from reroll.training.predict import apply_heads, predict
@@ -25,6 +24,7 @@ from reroll_zoo.fsdp2.config import Fsdp2StrategyConfig
 from reroll_zoo.fsdp2.mesh import build_mesh, sequence_group
 from reroll_zoo.fsdp2.sequence import SequenceParallelAttention, SequenceShare, check_shares
 from reroll_zoo.ranks.group import DataParallelRanks, join_process_group
+from reroll_zoo.tiny_models import make_tiny
 
 NEEDS = Needs(entropy=True, value=True, score=True)
 

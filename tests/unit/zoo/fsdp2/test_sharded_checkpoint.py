@@ -14,13 +14,13 @@ from torch.distributed.tensor import DTensor, Shard
 from reroll.config.parts import ModelConfig
 from reroll.errors import RunFolderError
 from reroll.models.load import load_model, stored_dtype
-from reroll.models.tiny import make_tiny
 from reroll.runtime.base import WorkerInfo
 from reroll.training.cluster import TrainWorker
 from reroll.training.offload import HostCopies
 from reroll_zoo.fsdp2.checkpoint import as_shard_of, load_shards, save_shards
 from reroll_zoo.fsdp2.config import Fsdp2StrategyConfig
 from reroll_zoo.ranks.group import join_process_group
+from reroll_zoo.tiny_models import make_tiny
 
 
 @pytest.fixture

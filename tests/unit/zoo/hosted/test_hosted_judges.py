@@ -17,7 +17,6 @@ from reroll.config.parts import LocalRuntimeConfig
 from reroll.config.reward_base import RewardConfig
 from reroll.errors import ModelError, RewardError
 from reroll.models.load import load_model, load_tokenizer, save_model
-from reroll.models.tiny import END, START
 from reroll.pipeline.judges import open_hosts
 from reroll.runtime import make_runtime
 from reroll.tokens.renderer import Renderer
@@ -26,6 +25,7 @@ from reroll_zoo.judge.answer import Complete
 from reroll_zoo.judge.escape import SpecialTokenEscaper
 from reroll_zoo.judge.hosted import HostedModel
 from reroll_zoo.reward_model.reward import ScoreModel
+from reroll_zoo.tiny_models import END, START
 
 JUDGE_NODE = {"kind": "judge", "template": "{answer}"}
 

@@ -9,13 +9,13 @@ from torch import Tensor
 from reroll.config.parts import OptimConfig
 from reroll.config.strategy import TorchStrategyConfig
 from reroll.models.load import load_model, load_tokenizer
-from reroll.models.tiny import make_tiny
 from reroll.tokens.batch import Batch, pack
 from reroll.tokens.packing import micro_batches
 from reroll.training.base import Divergence, Needs, Predictions, required
 from reroll.training.torch_strategy import TorchStrategy
 from reroll.types import Sample
 from reroll_zoo.offline.distill import DistillLoss
+from reroll_zoo.tiny_models import make_tiny
 
 LENGTHS = (5, 21, 9, 13, 4, 17)
 FORWARD = Divergence(kind="forward_kl")

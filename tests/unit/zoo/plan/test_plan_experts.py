@@ -13,11 +13,11 @@ from reroll.config.load import load_config
 from reroll.config.parts import LoraConfig
 from reroll.models.attention import PackedAttention, hidden_states
 from reroll.models.load import load_model
-from reroll.models.tiny import make_tiny
 from reroll_zoo.plan.cluster import ClusterConfig
 from reroll_zoo.plan.memory import Training, activation_bytes, train_memory
 from reroll_zoo.plan.search import candidates
 from reroll_zoo.plan.shape import shape_of
+from reroll_zoo.tiny_models import make_tiny
 
 EXAMPLE = Path(__file__).parents[4] / "examples/clusters/qwen3_30b_a3b_ep.yaml"
 HOW = Training(value_bytes=2, micro_batch_tokens=8192, checkpointing=True, shards=16)

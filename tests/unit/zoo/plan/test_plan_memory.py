@@ -14,7 +14,6 @@ from reroll.config.strategy import TorchStrategyConfig
 from reroll.infer.embedded.cache import SlotCache
 from reroll.models.attention import PackedAttention, hidden_states
 from reroll.models.load import load_model, load_tokenizer
-from reroll.models.tiny import Family, make_tiny
 from reroll.training.torch_strategy import TorchStrategy
 from reroll_zoo.plan.memory import (
     GIB,
@@ -29,6 +28,7 @@ from reroll_zoo.plan.memory import (
     train_memory,
 )
 from reroll_zoo.plan.shape import shape_of
+from reroll_zoo.tiny_models import Family, make_tiny
 
 P = 8_190_735_360
 """Parameters of Qwen3-8B."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +12,6 @@ from reroll.models import exact
 
 _FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Siblings that read the same input in the families we know: one product serves them all."""
-
-_MOST_TRIED = 64
-"""Rows up to which a packed product is compared with the plain one."""
 
 _TYPICAL_ROWS = 32
 """The batch that the layout is chosen for; others run too."""
@@ -88,12 +84,16 @@ class PackedSlice(nn.Module):
 
 
 def pack_linears(model: nn.Module, *, if_exact: bool = False) -> list[PackedLinear]:
-    """Replace every linear layer of the model by a packed one; siblings with a common input become one product.
+    """Replace every linear layer of the model by a packed one, where this build, machine and kind of weight have it; siblings
+    with a common input become one product.
 
     Under an adapter, that is the layer it adapts. The adapter's own matrices are thin, and change with every push. `if_exact`:
     only where the packed product is the one of `models.exact` to the bit.
     """
-    packed = []
+    packed: list[PackedLinear] = []
+    first = next(model.parameters())
+    if not packing_available(first.device, first.dtype):
+        return packed
     inside_adapted = {part for module in model.modules() if _base_layer(module) for part in module.modules()}
     for parent in [module for module in model.modules() if module not in inside_adapted]:
         children = dict(parent.named_children())
@@ -104,7 +104,7 @@ def pack_linears(model: nn.Module, *, if_exact: bool = False) -> list[PackedLine
         fused = {name for group in groups for name in group}
         for group in [*groups, *([name] for name in linears if name not in fused)]:
             layers = [linears[name] for name in group]
-            step = _exact_row_step(*_kind_of(layers)) if if_exact else 1
+            step = exact.arithmetic().packed_row_step(_product_of, *_kind_of(layers)) if if_exact else 1
             if not step:
                 continue
             product = PackedLinear(layers, row_step=step)
@@ -120,23 +120,8 @@ def _kind_of(layers: Sequence[nn.Linear]) -> tuple[tuple[int, ...], int, torch.d
     return tuple(layer.out_features for layer in layers), first.in_features, first.weight.dtype, first.bias is not None
 
 
-@cache
-def _exact_row_step(sizes: tuple[int, ...], num_inputs: int, dtype: torch.dtype, has_bias: bool) -> int:
-    """The least number of rows of whose multiples packed layers like these make what `models.exact` makes. 0: of none."""
-    rows, weight = exact.telling_product(sum(sizes), num_inputs, dtype)
-    layers = []
-    for part in torch.split(weight, list(sizes)):
-        layer = nn.Linear(num_inputs, len(part), bias=has_bias, dtype=dtype, device="meta")
-        layer.weight = nn.Parameter(part, requires_grad=False)
-        if has_bias:
-            layer.bias = nn.Parameter(part[:, 0].contiguous(), requires_grad=False)
-        layers.append(layer)
-    product = PackedLinear(layers).product
-    plain = torch.cat([exact.linear(rows[:_MOST_TRIED], layer.weight, layer.bias) for layer in layers], -1)
-    for step in exact.ROW_STEPS:
-        if all(torch.equal(product(rows[:num]), plain[:num]) for num in range(step, _MOST_TRIED + 1, step)):
-            return step
-    return 0
+def _product_of(layers: Sequence[nn.Linear]) -> exact.Product:
+    return PackedLinear(layers).product
 
 
 def _base_layer(module: nn.Module) -> nn.Module | None:

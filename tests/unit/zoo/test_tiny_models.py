@@ -4,7 +4,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from reroll.models.load import load_model, load_tokenizer
-from reroll.models.tiny import CHARACTERS, make_tiny, tiny_tokenizer
+from reroll_zoo.tiny_models import CHARACTERS, make_tiny, tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer(words=("hello", " world", "12"))
 
