@@ -70,7 +70,7 @@ def test_a_rank_that_shares_with_nobody_answers_and_learns_like_a_model_alone(
         torch.nn.init.constant_(model.get_submodule("score").weight, 0.1)  # type: ignore[arg-type]
         if shared:
             share = SequenceShare(batch, group)
-            said = share.whole(apply_heads(model, share.hidden_states(model), share.batch, NEEDS, chunk=3))
+            said = share.whole(apply_heads(model, share.states(model), share.batch, NEEDS, chunk=3))
         else:
             alone = predict(model, batch, NEEDS, chunk=3)
             said = {name: required(getattr(alone, name)) for name in ("logp", "entropy", "value", "score")}
