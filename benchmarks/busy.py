@@ -196,10 +196,10 @@ def make_work(folder: Path, model: str) -> dict[str, Any]:
 
 async def take_part(work: Path, name: str) -> None:
     """The child: build the run, then take a step for each line that comes in."""
-    from reroll.runtime import cores
+    from reroll_zoo import core_watch
 
     if name == DEFAULT:
-        cores.CROWDED = math.inf  # Whatever the load, nobody acts on it.
+        core_watch.CROWDED = math.inf  # Whatever the load, nobody acts on it.
     from reroll.config.load import parse_config
     from reroll.observe.progress import TrainView
     from reroll.observe.run_folder import RunFolder

@@ -1,7 +1,8 @@
 """Workers that start in a moment: forks of a process that has already imported what they need (`server.py`).
 
 Here is the controller's side. A controller has one such process for its own workers, and one for those that run user code:
-it has not loaded torch, is small, and computes with one thread. Each is started when its first worker is to be forked.
+it has not loaded torch, is small, and computes with one thread. Each is started when its first worker is to be forked, and
+serves one environment: libraries read it when they are loaded.
 """
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ class ForkServer:
     """The server as its controller sees it."""
 
     def __init__(self, *, runs_user_code: bool) -> None:
+        self._owner = os.getpid()
         self._environment = _lasting(os.environ)
         environment = with_one_thread() if runs_user_code else dict(os.environ)
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -90,8 +92,13 @@ class ForkServer:
 
     @property
     def can_serve(self) -> bool:
-        """Whether it lives, and what libraries read when they are imported is still the same."""
-        return self._process.poll() is None and self._environment == _lasting(os.environ)
+        """Whether it lives, and is of this process and not of the one that this is a fork of."""
+        return self._owner == os.getpid() and self._process.poll() is None
+
+    @property
+    def fits(self) -> bool:
+        """Whether what libraries read when they are imported is still the same."""
+        return self._environment == _lasting(os.environ)
 
     def fork(self, order: Order, link: socket.socket) -> Forked:
         """Have a worker forked that serves at `link`. Returns at once."""
@@ -105,8 +112,9 @@ class ForkServer:
         return Forked(ours, self)
 
 
-_servers: dict[bool, tuple[int, ForkServer]] = {}
-"""The one whose forks run user code, and the other one; each with the process that has started it."""
+_servers: dict[bool, list[ForkServer]] = {}
+"""Those whose forks run user code, and the others, the last that was used first. Two of each are kept: an environment that is
+changed for a while is the old one again thereafter."""
 _starting = threading.Lock()
 
 
@@ -119,12 +127,15 @@ def fork(order: Order, link: socket.socket) -> Forked:
     """Have a worker forked that serves at `link`, by a server of this process, which is started if need be."""
     kind = order.runs_user_code
     with _starting:
-        owner, server = _servers.get(kind, (0, None))  # Which may be of the process that this one is a fork of.
-        if server is not None and owner == os.getpid() and server.can_serve:
+        others = [server for server in _servers.get(kind, []) if server.can_serve]
+        for server in [server for server in others if server.fits]:
+            others.remove(server)
             with suppress(OSError):  # It is being killed: the next one takes its place.
-                return server.fork(order, link)
+                forked = server.fork(order, link)
+                _servers[kind] = [server, *others]
+                return forked
         server = ForkServer(runs_user_code=kind)
-        _servers[kind] = os.getpid(), server
+        _servers[kind] = [server, *others[:1]]
         return server.fork(order, link)
 
 

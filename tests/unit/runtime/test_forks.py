@@ -67,14 +67,19 @@ async def test_all_workers_come_from_one_process_and_are_told_apart(
     assert await second.broadcast(Fork.descriptors_of_a_program) == [{"0", "1", "2", "3"}] * 2
 
 
-async def test_a_variable_that_is_set_later_reaches_the_next_worker(
+async def test_a_variable_that_is_set_for_a_while_reaches_the_workers_of_that_while(
     runtime: ProcessRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = await pair(runtime)
-    monkeypatch.setenv("REROLL_TEST_FORKS", "later")
+    monkeypatch.setenv("REROLL_TEST_FORKS", "set")
+    meanwhile = await pair(runtime)
+    monkeypatch.delenv("REROLL_TEST_FORKS")
     after = await pair(runtime)
-    assert await after.broadcast(Fork.tell, "REROLL_TEST_FORKS") == [["later"]] * 2
-    assert {*await after.broadcast(Fork.parent)} != {*await before.broadcast(Fork.parent)}  # Libraries read some when loaded.
+    assert await meanwhile.broadcast(Fork.tell, "REROLL_TEST_FORKS") == [["set"]] * 2
+    assert await after.broadcast(Fork.tell, "REROLL_TEST_FORKS") == [[None]] * 2
+    parents, other_parents = {*await before.broadcast(Fork.parent)}, {*await meanwhile.broadcast(Fork.parent)}
+    assert not parents & other_parents  # Libraries read some when loaded.
+    assert {*await after.broadcast(Fork.parent)} == parents, "no other has to load them again"
 
 
 async def test_workers_end_with_a_server_that_is_killed_and_the_next_come_from_another(runtime: ProcessRuntime) -> None:
