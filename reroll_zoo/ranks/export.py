@@ -69,7 +69,7 @@ class Export:
             written, names = self._write_part(tokenizer, folder, is_first=is_first)
         except Exception as error:  # The others wait for this rank, and must hear of it.
             failure = error
-        mine = _Part(
+        mine = _WrittenPart(
             self.file, names, sum(tensor.nbytes for tensor in self.weights.values()), repr(failure) if failure else None
         )
         parts = [mine] * dist.get_world_size(group)
@@ -104,7 +104,7 @@ class Export:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _WrittenPart:
     """What a rank tells the others of the file that it has written."""
 
     file: str | None
