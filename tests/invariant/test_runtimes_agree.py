@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -79,7 +80,9 @@ def test_a_killed_worker_ends_the_run_clearly_and_the_run_can_be_resumed(rlvr_tr
     whole = run(rlvr_tree, name="whole", runtime="local")
     rlvr_tree["rewards"] = {"default": {"kind": "import", "path": "killer:kill_workers_once"}}
     folder = Path(rlvr_tree["run"]["runs_dir"]).parent
-    (folder / "killer.py").write_text(KILLER.format(flag=str(folder / "killed"), signal=int(signal.SIGKILL)))
+    (folder / "killer.py").write_text(
+        KILLER.format(flag=str(folder / "killed"), controller=os.getpid(), signal=int(signal.SIGKILL))
+    )
     with pytest.raises(WorkerDied, match="--resume"):
         run(rlvr_tree, name="killed", runtime=apart)
     assert (folder / "killed").exists()
@@ -115,7 +118,7 @@ def parent(pid):
 
 
 def above(pid):
-    """A worker may be a fork of a process beside the controller."""
+    """The controller is one of these: a worker may be a fork of a process that it has started."""
     return parent(pid), parent(parent(pid))
 
 
@@ -130,7 +133,7 @@ def kill_workers_once(prompt, trajectory):
         while not is_worker(mine):
             mine = parent(mine)
         for entry in pathlib.Path("/proc").iterdir():
-            if entry.name.isdigit() and is_worker(entry.name) and parent(mine) in above(entry.name):
+            if entry.name.isdigit() and is_worker(entry.name) and {controller} in above(entry.name):
                 if int(entry.name) != mine:
                     os.kill(int(entry.name), {signal})
     return has_digit(prompt, trajectory)
