@@ -2,7 +2,8 @@
 
 By default a model of half a gigabyte in bf16, two processes under Ray on a CPU; the receiver copies every tensor into memory
 of its own, as an engine does. `python benchmarks/weight_sync.py [--rounds 3] [--model qwen3-0.6b] [--device cuda]`. With
-`--device cuda` both processes sit on one GPU, where the policy's own tensors are lent.
+`--device cuda` both processes sit on one GPU, where the policy's own tensors are lent. On a CPU several `--ranks` send too,
+each its share of every tensor.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from reroll.runtime.base import Placement, WorkerInfo, Workers
 from reroll.weights.buckets import Bucket, Channel, GroupRank, TransportKind, WeightReceiver
 from reroll.weights.sender import WeightSender
+from reroll.weights.slices import Slice, plan_slices
+from reroll_zoo.fsdp2.layout import RankLayout
 from reroll_zoo.ray.config import RayRuntimeConfig
 from reroll_zoo.ray.runtime import RayRuntime
 
@@ -64,42 +67,39 @@ def shapes(sizes: Sizes) -> dict[str, tuple[int, ...]]:
     return named
 
 
+def held_by(rank: int, model: str, *, num_ranks: int) -> dict[str, Slice]:
+    """A rank's share of every tensor, as FSDP cuts them."""
+    layout = RankLayout(num_ranks=num_ranks)
+    return {name: layout.slice_of(rank, name, shape, dtype="bfloat16") for name, shape in shapes(MODELS[model]).items()}
+
+
 class Sender:
-    """A trainer's end."""
+    """A trainer's end: one rank, with its share of every tensor."""
 
     def __init__(self, info: WorkerInfo, model: str) -> None:
         self._device = torch.device(info.device)
+        self._rank, self._in_slices = info.rank, info.world_size > 1
         self._weights = {
-            name: torch.randn(shape, device=self._device, dtype=torch.bfloat16) for name, shape in shapes(MODELS[model]).items()
+            name: torch.randn(part.box.shape, device=self._device, dtype=torch.bfloat16)
+            for name, part in held_by(info.rank, model, num_ranks=info.world_size).items()
         }
 
-    def num_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self._weights.values())
-
     def open(self, channel: Channel) -> None:
-        self._sender = WeightSender(channel, rank=0, device=str(self._device))
+        self._sender = WeightSender(channel, rank=self._rank, device=str(self._device))
 
     def begin(self, version: int, base_version: int | None) -> None:
         for tensor in self._weights.values():
             flat = tensor.view(-1)
             flat[torch.randint(flat.numel(), (round(CHANGED * flat.numel()),), device=self._device)] *= 1.5
         _wait(self._device)
-        self._buckets: Iterator[Bucket | None] = self._sender.buckets(
-            self._weights.items(), version=version, base_version=base_version, lasting=True
+        self._buckets: Iterator[Bucket | None] = (
+            self._sender.pieces(self._weights, version=version, base_version=base_version)
+            if self._in_slices
+            else self._sender.buckets(self._weights.items(), version=version, base_version=base_version, lasting=True)
         )
 
     def next(self) -> Bucket | None:
         return next(self._buckets, None)
-
-    def copy_in_memory(self) -> float:
-        """Seconds for one copy of all the bytes, in one thread, into memory that is there."""
-        source = torch.cat([tensor.view(-1) for tensor in self._weights.values()])
-        target = source.clone()
-        _wait(self._device)
-        started_s = time.perf_counter()
-        target.copy_(source)
-        _wait(self._device)
-        return time.perf_counter() - started_s
 
 
 class Receiver:
@@ -114,12 +114,25 @@ class Receiver:
     def open(self, channel: Channel) -> None:
         self._receiver = WeightReceiver(channel, device=self._device)
 
-    def take(self, bucket: Bucket) -> None:
-        given = self._receiver.open(bucket)
+    def num_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self._held.values())
+
+    def take(self, *pieces: Bucket) -> None:
+        given = self._receiver.open(*pieces)
         torch._foreach_copy_([self._held[name] for name in given], list(given.values()))
         _wait(self._device)
-        if bucket.is_last:
+        if pieces[0].is_last:
             self._receiver.confirm()
+
+    def copy_in_memory(self) -> float:
+        """Seconds for one copy of all the bytes, in one thread, into memory that is there."""
+        source = torch.cat([tensor.view(-1) for tensor in self._held.values()])
+        target = source.clone()
+        _wait(self._device)
+        started_s = time.perf_counter()
+        target.copy_(source)
+        _wait(self._device)
+        return time.perf_counter() - started_s
 
 
 def _wait(device: torch.device) -> None:
@@ -131,20 +144,28 @@ async def push(
     senders: Workers[Sender], receivers: Workers[Receiver], *, version: int, base_version: int | None
 ) -> tuple[float, int]:
     """Seconds, and bytes that travelled."""
-    await senders.one(0, Sender.begin, version, base_version)
+    await asyncio.gather(*senders.broadcast(Sender.begin, version, base_version))
     started_s, num_bytes = time.perf_counter(), 0
-    bucket = await senders.one(0, Sender.next)
-    while bucket is not None:
-        num_bytes += bucket.num_bytes
-        bucket, _ = await asyncio.gather(senders.one(0, Sender.next), receivers.one(0, Receiver.take, bucket))
+    pieces = await _next_pieces(senders)
+    while pieces:
+        num_bytes += sum(piece.num_bytes for piece in pieces)
+        pieces, _ = await asyncio.gather(_next_pieces(senders), receivers.one(0, Receiver.take, *pieces))
     return time.perf_counter() - started_s, num_bytes
 
 
-class Pair:
-    """A sender and a receiver, and the ways between them one after the other."""
+async def _next_pieces(senders: Workers[Sender]) -> list[Bucket]:
+    """What the ranks have of the next bucket; nothing once there is none."""
+    return [piece for piece in await asyncio.gather(*senders.broadcast(Sender.next)) if piece is not None]
 
-    def __init__(self, runtime: RayRuntime, senders: Workers[Sender], receivers: Workers[Receiver], *, bucket_mb: int) -> None:
-        self._host, self._senders, self._receivers, self._bucket_bytes = runtime.host, senders, receivers, bucket_mb * 10**6
+
+class Pair:
+    """A sender, of one rank or several, and a receiver, and the ways between them one after the other."""
+
+    def __init__(
+        self, runtime: RayRuntime, senders: Workers[Sender], receivers: Workers[Receiver], args: argparse.Namespace
+    ) -> None:
+        self._host, self._senders, self._receivers = runtime.host, senders, receivers
+        self._model, self._bucket_bytes = args.model, args.bucket_mb * 10**6
         self._store = TCPStore(self._host, 0, is_master=True, wait_for_workers=False)
 
     async def measure(self, kind: TransportKind, *, delta: bool, rounds: int) -> dict[str, object]:
@@ -156,11 +177,12 @@ class Pair:
             for version in range(1, rounds + 1):
                 base = version - 1 if delta else None
                 pushes.append(await push(self._senders, self._receivers, version=version, base_version=base))
-                copies.append(await self._senders.one(0, Sender.copy_in_memory))
-            num_bytes = await self._senders.one(0, Sender.num_bytes)
+                copies.append(await self._receivers.one(0, Receiver.copy_in_memory))
+            num_bytes = await self._receivers.one(0, Receiver.num_bytes)
         seconds, copy_s = statistics.median(second for second, _ in pushes), statistics.median(copies)
+        way = f"{kind}, changes only" if delta else kind
         return {
-            "way": f"{kind}, changes only" if delta else kind,
+            "way": f"{way}, {self._senders.size} ranks" if self._senders.size > 1 else way,
             "push_s": seconds,
             "weights_gb_per_s": num_bytes / seconds / 1e9,
             "sent_mb": pushes[-1][1] / 1e6,
@@ -169,11 +191,19 @@ class Pair:
         }
 
     async def _open(self, channel: Channel) -> None:
-        address, in_group = f"{self._host}:{self._store.port}", channel.kind == "broadcast"
-        group_ranks = [GroupRank(address, "weights", rank, 2) if in_group else None for rank in (0, 1)]
+        num, num_senders = self._senders.size + 1, self._senders.size
+        address = f"{self._host}:{self._store.port}"
+        ends = [channel] * num
+        if num_senders > 1:
+            held = [held_by(rank, self._model, num_ranks=num_senders) for rank in range(num_senders)]
+            plan = plan_slices(held, bucket_bytes=channel.bucket_bytes)
+            ends = [replace(channel, senders=plan.senders, slices=plan.of(rank)) for rank in range(num)]
+        if channel.kind == "broadcast":
+            ranks = [GroupRank(address, "weights", rank, num, num_senders=num_senders) for rank in range(num)]
+            ends = [replace(end, group_rank=rank) for end, rank in zip(ends, ranks, strict=True)]
         await asyncio.gather(
-            self._senders.one(0, Sender.open, replace(channel, group_rank=group_ranks[0])),
-            self._receivers.one(0, Receiver.open, replace(channel, group_rank=group_ranks[1])),
+            *(self._senders.one(rank, Sender.open, end) for rank, end in enumerate(ends[:-1])),
+            self._receivers.one(0, Receiver.open, ends[-1]),
         )
 
 
@@ -182,14 +212,22 @@ WAYS: dict[str, list[tuple[TransportKind, bool]]] = {
     "cuda": [("ipc", False), ("store", False)],  # No broadcast: a process group has one process per GPU.
 }
 
+SLICED_WAYS: dict[str, list[tuple[TransportKind, bool]]] = {"cpu": [("broadcast", False), ("store", False)], "cuda": []}
+"""From several ranks at once."""
+
 
 async def compare(args: argparse.Namespace) -> list[dict[str, object]]:
     device = "cpu" if args.device == "cpu" else "0"
     async with RayRuntime(RayRuntimeConfig(kind="ray")) as runtime:
         senders = await runtime.spawn(Sender, Placement("sender", (device,)), args.model)
         receivers = await runtime.spawn(Receiver, Placement("receiver", (device,)), args.model)
-        pair = Pair(runtime, senders, receivers, bucket_mb=args.bucket_mb)
-        return [await pair.measure(kind, delta=delta, rounds=args.rounds) for kind, delta in WAYS[args.device]]
+        pair = Pair(runtime, senders, receivers, args)
+        rows = [await pair.measure(kind, delta=delta, rounds=args.rounds) for kind, delta in WAYS[args.device]]
+        if SLICED_WAYS[args.device]:
+            ranks = await runtime.spawn(Sender, Placement("ranks", (device,) * args.ranks), args.model)
+            pair = Pair(runtime, ranks, receivers, args)
+            rows += [await pair.measure(kind, delta=delta, rounds=args.rounds) for kind, delta in SLICED_WAYS[args.device]]
+        return rows
 
 
 def main() -> None:
@@ -197,6 +235,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--model", choices=MODELS, default="small")
     parser.add_argument("--device", choices=WAYS, default="cpu")
+    parser.add_argument("--ranks", type=int, default=2, help="that send at once, where several do")
     parser.add_argument("--bucket-mb", type=int, default=64)
     args = parser.parse_args()
     rows = asyncio.run(compare(args))
