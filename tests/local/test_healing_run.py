@@ -32,7 +32,18 @@ from reroll_zoo.supervisor import SPARE
 
 Tree = dict[str, Any]
 NUM_STEPS = 4
-SPARE_AT_ONCE = "from reroll_zoo import supervisor; supervisor.SPARE_AFTER_S = 0; from reroll.cli import main; main()"
+SPARE_AT_ONCE = """
+from reroll_zoo import supervisor
+
+class OneSpare(supervisor._Spare):
+    def __init__(self):
+        supervisor.SPARE_AFTER_S = 600  # Another would load torch in vain.
+        super().__init__()
+
+supervisor.SPARE_AFTER_S, supervisor._Spare = 0, OneSpare
+from reroll.cli import main
+main()
+"""
 
 
 @pytest.fixture(autouse=True)
