@@ -235,7 +235,8 @@ asyncio.run(main())
 # Interpreters that are lost.
 
 
-async def test_an_interpreter_that_died_is_replaced() -> None:
+async def test_an_interpreter_that_died_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "START_TIMEOUT_S", HANGS_S)
     pool = open_pool()
     try:
         pool.idle[0].process.kill()
