@@ -8,6 +8,7 @@ import logging
 import os
 import pickle
 import signal
+import socket
 import sys
 import threading
 import time
@@ -43,6 +44,8 @@ from reroll_zoo.ray.places import GpuPlaces, Place, live_gpu_nodes, reserve, spa
 
 MIN_LOGICAL_CPUS = 4
 """Roles on a small machine share its cores: Ray must not refuse the third actor of a laptop."""
+REACH_TIMEOUT_S = 20.0
+"""How long the head of a cluster may take to accept a connection."""
 PLACEMENT_TIMEOUT_S = 10.0
 """How long to wait for room in a Ray of our own."""
 SHARED_PLACEMENT_TIMEOUT_S = 120.0
@@ -466,8 +469,23 @@ def _set_threads(num_threads: str | None, *, num_workers: int) -> None:
     os.environ.update(torch_threads(num_threads, num_workers=num_workers))
 
 
+def _reach(address: str) -> None:
+    """Raise RerollError if nothing listens at `host:port`: Ray itself tries for minutes, and then ends the process."""
+    host, colon, port = (os.environ.get("RAY_ADDRESS", address) if address == "auto" else address).rpartition(":")
+    if not colon or "//" in host or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), REACH_TIMEOUT_S).close()
+    except OSError as error:
+        raise RerollError(
+            f"no Ray cluster answers at {host}:{port} ({error}): is it up (ray status), and is that its address? "
+            "runtime.address null starts Ray on this machine"
+        ) from None
+
+
 def _start_ray(config: RayRuntimeConfig) -> None:
     if config.address is not None:
+        _reach(config.address)
         try:
             ray.init(config.address, log_to_driver=False, logging_level=logging.ERROR)
         except ConnectionError as error:
