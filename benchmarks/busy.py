@@ -132,6 +132,11 @@ def compete(contestants: list[Contestant], *, num_spinning: int, turns: int) -> 
             process.kill()
             process.join()
     means = {name: statistics.fmean(times) for name, times in seconds.items()}
+    for name, mean in means.items():  # At once: a run that is cut short has told of the loads that it has seen.
+        print(
+            f"beside {num_spinning}: {name}: {mean:.3f} s, {ratio_to_best(seconds, name, range(turns)):.2f} of the best",
+            flush=True,
+        )
     return [
         {
             "beside": f"{num_spinning} spinning",
