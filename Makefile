@@ -32,10 +32,10 @@ types: $(VENV)/.test
 layers: $(VENV)/.test
 	$(BIN)/lint-imports
 
-# In the order of folders: those with the longest files (contract, invariant, local, ray) come first, so that neither of the
-# two processes is left with one at the end.
+# Three processes for two cores: many tests wait for processes that start. In the order of folders: those with the longest
+# files (contract, invariant, local, ray) come first, so that none of the three is left with one at the end.
 unit: $(VENV)/.test
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=15 --durations-min=1
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=15 --durations-min=1
 
 # vLLM pins what reroll leaves open, so it has an environment of its own: its CPU build, and the tests that need it.
 VLLM_VENV ?= .venv-vllm
