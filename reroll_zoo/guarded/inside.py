@@ -7,6 +7,7 @@ as it is about to be run, when sympy has put its own words into it.
 from __future__ import annotations
 
 import base64
+import dis
 import pickle
 import re
 import sys
@@ -21,6 +22,16 @@ _MATHEMATICS = """
 """
 _NAMES = frozenset(_MATHEMATICS.split())
 """What an answer may name beside the words of the reference. Not what would solve the task for it: `integrate`, `Integral`."""
+_FORMULAS = """
+    BINARY_OP BINARY_SLICE BINARY_SUBSCR BUILD_LIST BUILD_SET BUILD_SLICE BUILD_TUPLE CACHE CALL CALL_INTRINSIC_1 COMPARE_OP
+    LIST_EXTEND LOAD_ATTR LOAD_CONST LOAD_METHOD LOAD_NAME LOAD_SMALL_INT NOP PRECALL PUSH_NULL RESUME RETURN_CONST RETURN_VALUE
+    SET_UPDATE UNARY_INVERT UNARY_NEGATIVE UNARY_POSITIVE
+"""
+_INSTRUCTIONS = frozenset(_FORMULAS.split())
+"""What formulas and lists of them compile to. There are no calls by keyword and no tables among them: with those sympy's
+`Function` makes a class with any methods, one that is equal to everything among them."""
+_STARTS = compile("from sympy import *", "<string>", "exec")
+"""What sympy's parser runs before it reads anything."""
 
 
 def main() -> None:
@@ -36,7 +47,7 @@ def main() -> None:
     del job, scope
 
     def hear(event: str, args: tuple[Any, ...]) -> None:
-        if event == "exec" and args[0].co_filename.startswith("<") and not _names_only(args[0], names):
+        if event == "exec" and args[0].co_filename.startswith("<") and not _is_formula(args[0], names):
             refused.append(args[0])
             raise RuntimeError("the answer names what it may not")
 
@@ -48,10 +59,12 @@ def main() -> None:
     print(f"\n{token}", 0.0 if refused or value != value else value, flush=True)
 
 
-def _names_only(code: CodeType, names: Collection[str]) -> bool:
-    """Whether text that is about to be run names only these and variables of one letter, and makes no function of its own."""
-    nested = any(isinstance(constant, CodeType) for constant in code.co_consts)
-    return not nested and all(name in names or len(name) == 1 for name in code.co_names)
+def _is_formula(code: CodeType, names: Collection[str]) -> bool:
+    """Whether text that is about to be run computes with these names and variables of one letter, and does nothing else."""
+    if (code.co_names, code.co_consts, code.co_code) == (_STARTS.co_names, _STARTS.co_consts, _STARTS.co_code):
+        return True
+    computes = all(instruction.opname in _INSTRUCTIONS for instruction in dis.get_instructions(code))
+    return computes and all(name in names or len(name) == 1 for name in code.co_names)
 
 
 if __name__ == "__main__":

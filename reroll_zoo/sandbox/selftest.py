@@ -94,6 +94,11 @@ for _ in range(100):
     os.read(read, 1)
     os.close(read)
 """
+_THREADS = """
+import threading, time
+for _ in range(100): threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+time.sleep(600)
+"""
 
 CHECKS = (
     Escape(name="read a file of yours", source="open(FILE).read()", levels=("namespaces", "landlock")),
@@ -115,6 +120,7 @@ CHECKS = (
         name="start 100 processes",
         source="import os, time\nfor _ in range(100):\n    if os.fork() == 0: time.sleep(600); os._exit(0)",
     ),
+    Escape(name="start 100 threads", source=_THREADS, ends="error"),
     Escape(name="write 100 MB to disk", source="for i in range(100): open(f'big{i}', 'wb').write(bytes(2**20))", ends="output"),
     Escape(name="keep deleted files on disk", source=_DELETED_FILES, ends="output"),
     Escape(name="use 1 GB of memory", source="bytearray(2**30)", ends="memory"),

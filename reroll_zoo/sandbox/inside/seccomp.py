@@ -31,6 +31,8 @@ _IOCTLS = (0x5401, 0x802C542A, 0x540F, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451, 0
 the others are some that signal a process, type on a terminal, or change a file that is open to be read."""
 _FCNTL_SIGNALS = (8, 10, 15, 1024, 1026)
 """F_SETOWN, F_SETSIG, F_SETOWN_EX, F_SETLEASE, F_NOTIFY: signals at a distance, or a hold on another's file."""
+_FCNTL_PIPE_SIZE = 1031
+"""F_SETPIPE_SZ: what lies in pipes is the kernel's memory, of which each user has so much for all of his processes."""
 _FCNTL_LOCKS = (6, 7, 37, 38)
 """F_SETLK, F_SETLKW and the same for open files."""
 _PRCTLS = (kernel.PR_SET_PDEATHSIG, kernel.PR_SCHED_CORE)
@@ -72,7 +74,7 @@ def assemble(*, machine: str, pid: int, alone: bool = False, keep_attributes: bo
         *_deny(calls.DENIED.values(), column),
         *_deny_argument(calls.CLONE[column], 0, _IF_ANY_BIT, [_NAMESPACES]),
         *_deny_argument(calls.PRCTL[column], 0, _IF_EQUAL, _PRCTLS),
-        *_deny_argument(calls.FCNTL[column], 1, _IF_EQUAL, _FCNTL_SIGNALS),
+        *_deny_argument(calls.FCNTL[column], 1, _IF_EQUAL, [*_FCNTL_SIGNALS, _FCNTL_PIPE_SIZE]),
         *_deny_argument(calls.MMAP[column], 3, _IF_EQUAL, [_SHARED_ANONYMOUS], mask=_SHARED_ANONYMOUS),
         *_deny_argument(calls.MMAP[column], 3, _IF_ANY_BIT, [_MAP_HUGETLB]),
         *_require_argument(calls.IOCTL[column], 1, _IF_EQUAL, _IOCTLS),

@@ -22,6 +22,8 @@ _CHECK_EVERY_S = 0.1
 _STDERR_KEPT = 16 * 1024
 _STACK_MB = 64
 _MAX_FILES_OPEN = 128
+_MAX_SIGNALS_QUEUED = 128
+"""And timers. The kernel counts them over all processes of a user."""
 _F_ADD_SEALS, _F_SEAL_GROW, _F_SEAL_SEAL = 1033, 4, 1
 
 
@@ -67,6 +69,8 @@ def _start(job: Job, channel: socket.socket, jail: Jail) -> Job:
     wall_s = time.monotonic() - started_s
     jail.end(child)
     kept = _read_kept(job) if (reason, code) == ("exit", 0) and job.keep else b""
+    if reason == "threads":
+        watch.output[1] += f"\nmore than {job.limits.processes} processes and threads\n".encode()
     stdout, stderr = (bytes(stream) for stream in watch.output)
     result = Result(reason=reason, code=code, wall_s=wall_s, stdout=stdout, stderr=stderr, kept=kept)
     return _report(channel, result)
@@ -87,6 +91,7 @@ def _take_over(streams: list[int], limits: Limits) -> None:
     set_limit("RLIMIT_STACK", min(limits.memory_mb, _STACK_MB) * 2**20)
     set_limit("RLIMIT_FSIZE", limits.file_mb * 2**20)
     set_limit("RLIMIT_NOFILE", _MAX_FILES_OPEN)
+    set_limit("RLIMIT_SIGPENDING", _MAX_SIGNALS_QUEUED)
     set_limit("RLIMIT_MEMLOCK", 0)
     set_limit("RLIMIT_CORE", 0)
 
@@ -183,15 +188,18 @@ class _Watch:
 
     def _excess(self) -> str:
         """The limit that the program's processes are over together, or nothing."""
-        cpu_s, memory_mb = self._buried_cpu_s, 0.0
+        cpu_s, memory_mb, threads = self._buried_cpu_s, 0.0, 0
         for pid in self._jail.pids(self._child):
             with suppress(FileNotFoundError, ProcessLookupError):  # It has ended since.
                 cpu_s += usage.cpu_s(pid)
                 memory_mb += usage.memory_mb(pid)
+                threads += usage.num_threads(pid)
         if max(cpu_s, self._group_cpu_s() - self._group_cpu_s_before) > self._limits.cpu_s:
             return "cpu"
         if memory_mb > self._limits.memory_mb:
             return "memory"
+        if threads > self._limits.processes:  # Where the kernel cannot count them for this program alone.
+            return "threads"
         return "output" if self._fills_disk() else ""
 
     def _group_cpu_s(self) -> float:

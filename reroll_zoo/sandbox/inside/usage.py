@@ -20,6 +20,11 @@ def cpu_s(pid: int) -> float:
     return sum(map(int, fields[11:15])) / _TICKS_PER_S
 
 
+def num_threads(pid: int) -> int:
+    """How many threads a process has."""
+    return int(_stat_fields(f"/proc/{pid}")[17])
+
+
 def memory_mb(pid: int) -> float:
     """Its share of memory and swap: a page that n processes hold counts 1/n. All it holds, where it does not let us look."""
     task = _living_task(pid)
@@ -82,8 +87,8 @@ def _living_task(pid: int) -> str:
 
 
 def _stat_fields(task: str) -> list[str]:
-    """The fields of `stat` from the third on: state, parent, …"""
-    with open(f"{task}/stat") as file:
+    """The fields of `stat` from the third on: state, parent, … The second is whatever bytes the process calls itself by."""
+    with open(f"{task}/stat", errors="surrogateescape") as file:
         return file.read().rpartition(")")[2].split()
 
 
@@ -95,7 +100,7 @@ def _carries_descriptors(fdinfo: str) -> bool:
 
 def _deleted_and_mapped(task: str, folder: str) -> set[int]:
     """The inodes of files below a folder that are mapped but no longer there."""
-    with open(f"{task}/maps") as file:
+    with open(f"{task}/maps", errors="surrogateescape") as file:
         fields = [line.rstrip("\n").split(maxsplit=5) for line in file]
     paths = [(int(field[4]), field[5]) for field in fields if len(field) == 6]
     return {inode for inode, path in paths if path.startswith(f"{folder}/") and path.endswith(" (deleted)")}

@@ -37,7 +37,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """How a program ended: why (`exit`, `wall`, `cpu`, `memory`, `output`), with which code, and what it left."""
+    """How a program ended: why (`exit`, `wall`, `cpu`, `memory`, `threads`, `output`), with which code, and what it left."""
 
     reason: str
     code: int

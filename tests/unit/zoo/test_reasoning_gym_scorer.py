@@ -171,6 +171,22 @@ def test_mathematics_is_read_wherever_it_is_run(contained: TaskScorer) -> None:
     assert [contained.score("simple_integration", {}, entry, given) for given in asked] == [1.0, 1.0, 0.0, 0.0, 0.0]
 
 
+EQUAL_TO_ALL = (
+    "Function('f', __eq__=Function('y'))(x)",
+    "Function('f', **{'__eq__': Function('y')})(x)",
+    "Function('f', (Function('g'),), {'__eq__': Function('y')})(x)",
+    "S(\"Function('f', __eq__=Function('y'))(x)\")",
+)
+"""sympy makes classes of what its `Function` is given, with the methods that come by keyword or in a table."""
+
+
+def test_an_answer_that_says_it_is_equal_to_everything_earns_nothing(scorer: TaskScorer) -> None:
+    entry = tasks("polynomial_multiplication")[0]
+    assert [scorer.score("polynomial_multiplication", {}, entry, answer) for answer in EQUAL_TO_ALL] == [0.0] * 4
+    assert scorer.score("polynomial_multiplication", {}, entry, f"expand(1)*0 + {entry['answer']}") == 0.0  # A name too many.
+    assert scorer.score("polynomial_multiplication", {}, entry, f"sqrt(0) + {entry['answer']}") == 1.0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUN)
 def test_no_scorer_lets_an_answer_out(scorer: TaskScorer, name: str, tmp_path: Path) -> None:

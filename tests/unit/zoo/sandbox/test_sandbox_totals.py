@@ -250,3 +250,61 @@ def test_more_files_than_anyone_looks_at_count_as_endless(tmp_path: Path, monkey
     for number in range(9):
         (tmp_path / str(number)).touch()
     assert usage.folder_bytes(str(tmp_path)) == usage.ENDLESS
+
+
+# What the machine has for all of its processes, or a user for all of his.
+
+SHARED = {
+    "contexts of asynchronous reading": """
+context = ctypes.c_ulong()
+if ctypes.CDLL(None).syscall({"x86_64": 206, "aarch64": 0}[os.uname().machine], 60_000, ctypes.byref(context)): raise OSError
+""",
+    "long pipes": "fcntl.fcntl(os.pipe()[1], 1031, 2**20)",
+    "timers": """
+timer, libc = ctypes.c_void_p(), ctypes.CDLL(None)
+for _ in range(1000):
+    if libc.timer_create(1, None, ctypes.byref(timer)): raise OSError
+""",
+}
+
+
+@pytest.mark.parametrize("what", SHARED)
+def test_no_program_uses_up_what_there_is_for_all(box: Box, what: str) -> None:
+    assert box.run(f"import fcntl\n{tries(SHARED[what])}").stdout == "stopped\n"
+
+
+THREADS = """
+import threading, time
+threading.stack_size(32 * 1024)
+for _ in range(NUM):
+    threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+time.sleep(600)
+"""
+
+
+def test_more_threads_than_a_program_may_have_end_it(box: Box) -> None:
+    ran = box.run(THREADS.replace("NUM", "1000"))
+    assert ran.status == "error"
+    said = "can't start new thread" if box.level == "namespaces" else "more than 8 processes and threads"
+    assert said in ran.stderr
+
+
+# Names that a process gives itself.
+
+
+@pytest.mark.parametrize(
+    "call_it",
+    ["ctypes.CDLL(None).prctl(15, NAME, 0, 0, 0)", "kept = mmap.mmap(os.open(NAME, os.O_RDWR | os.O_CREAT), 0)"],
+    ids=["itself", "a file that it maps"],
+)
+def test_a_name_of_any_bytes_blinds_no_supervisor(box: Box, call_it: str) -> None:
+    if "O_CREAT" in call_it and box.level == "rlimits":
+        pytest.skip("no files at this level")
+    source = f"""
+NAME = b"\\xff\\xfe) Z 1"
+if {"O_CREAT" in call_it}: open(NAME, "wb").write(bytes(4096))
+{call_it}
+while time.process_time() < 60: pass
+"""
+    ran = box.run(f"import ctypes, mmap, os, time\n{source}", limits=replace(QUICK, cpu_s=1))
+    assert ran.status == "timeout"
