@@ -20,8 +20,8 @@ ToolSchema = dict[str, Any]
 
 
 class _Plain:
-    """A dataclass with slots that is pickled as its values alone. Dataclasses themselves look up their fields each time,
-    which takes several times as long, and these travel between processes by the thousand a second."""
+    """Base of slotted dataclasses that pickle as a plain tuple of values. The default pickling looks up the fields on every
+    call and takes several times as long; thousands of these cross process boundaries every second."""
 
     __slots__ = ()
 
@@ -41,7 +41,7 @@ def _rebuilt(made: Any, values: tuple[Any, ...]) -> _Plain:
 
 @cache
 def _access(made: Any) -> tuple[Callable[[_Plain], tuple[Any, ...]], list[Callable[[_Plain, Any], None]]]:
-    """What reads all slots at once, and what writes each, past a frozen class's own guard."""
+    """A getter for all slots at once, and a setter for each slot that bypasses a frozen class's guard."""
     names = [field.name for field in fields(made)]
     return attrgetter(*names), [getattr(made, name).__set__ for name in names]
 
@@ -52,18 +52,18 @@ class Message(TypedDict):
     role: str
     content: str
     tools: NotRequired[list[ToolSchema]]
-    """On the first message of a conversation: what the assistant may call in it."""
+    """Only on the first message of a conversation: the tools that the assistant may call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt(_Plain):
-    """A task for the policy: what to say to it, and what is needed to judge what it says back."""
+    """A task for the policy: the opening messages, and the data needed to judge the answer."""
 
     id: str
     """Unique and stable within its source, e.g. `math/17`."""
     messages: tuple[Message, ...]
     domain: str
-    """Chooses the reward."""
+    """Selects the reward, and the settings by domain."""
     answer: str | None = None
     """The reference answer, where the task has one."""
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class Prompt(_Plain):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams(_Plain):
-    """How a completion is drawn."""
+    """Sampling settings of one completion."""
 
     max_tokens: int
     min_tokens: int = 0
@@ -82,14 +82,14 @@ class SamplingParams(_Plain):
     top_k: int = 0
     """0 keeps the whole vocabulary."""
     stop: tuple[str, ...] = ()
-    """Strings that end the completion; the tokens that complete the string stay in it."""
+    """Strings that end the completion. The tokens that complete the string are kept."""
     stop_token_ids: tuple[int, ...] = ()
     seed: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenTokens(_Plain):
-    """The beginning of a completion that is not over yet: ids, log-probs and versions as in `Completion`."""
+    """The tokens generated so far of an unfinished completion: ids, log-probs and versions as in `Completion`."""
 
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
@@ -98,28 +98,28 @@ class WrittenTokens(_Plain):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request(_Plain):
-    """One completion asked of an engine."""
+    """A request to an engine for one completion."""
 
     id: str
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams
     written: WrittenTokens = WrittenTokens()
-    """Written already, by this engine or another: the completion begins with it and goes on after it, and since a token is
-    drawn from (seed, position, weights), comes out as if it had been written in one go."""
+    """Tokens generated earlier, by this engine or another: the completion starts with them and continues. A token depends on
+    (seed, position, weights) only, so the result is the same as if it had been generated in one go."""
     num_routed: int = 0
-    """Of so many leading tokens the experts are known: an engine that tells of them begins after those."""
+    """The expert choices of this many leading tokens are known already: an engine that reports them starts after those."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenBlock(_Plain):
-    """Tokens that an engine has written for several requests since it last told of them.
+    """Tokens that an engine has generated for several requests since its last report.
 
-    Row i is a run of `counts[i]` tokens of one request under one version of the weights; the arrays hold them row by row.
+    Row i is a run of `counts[i]` tokens of one request under one weight version; the arrays concatenate the rows.
     """
 
     request_ids: tuple[str, ...]
     starts: tuple[int, ...]
-    """Place of a row's first token in its completion."""
+    """Position of each row's first token in its completion."""
     counts: tuple[int, ...]
     versions: tuple[int, ...]
     token_ids: NDArray[np.uint32]
@@ -127,7 +127,7 @@ class TokenBlock(_Plain):
 
 
 class PartialCompletion:
-    """A completion that is being written, as far as it was told."""
+    """A completion in progress, as far as its engine has reported it."""
 
     __slots__ = ("_ids", "_logprobs", "num_tokens", "versions")
 
@@ -144,7 +144,7 @@ class PartialCompletion:
             self.versions += written.versions
 
     def add(self, ids: NDArray[np.uint32], logprobs: NDArray[np.float64], version: int) -> None:
-        """The tokens that come next; none is no news."""
+        """Append the next tokens; without any, nothing changes."""
         if not len(ids):
             return
         self._ids.append(ids)
@@ -156,7 +156,7 @@ class PartialCompletion:
             self.versions.append((version, len(ids)))
 
     def written(self) -> WrittenTokens:
-        """All of it, as a request takes it."""
+        """Everything so far, in the form that `Request.written` takes."""
         if not self._ids:
             return WrittenTokens()
         return WrittenTokens(
@@ -167,7 +167,7 @@ class PartialCompletion:
 
 
 class FinishReason(StrEnum):
-    """Why the engine stopped writing."""
+    """Why the engine stopped generating."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -176,7 +176,7 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion(_Plain):
-    """What an engine wrote for one request."""
+    """An engine's output for one request."""
 
     token_ids: tuple[int, ...]
     """Includes the stop token, if one ended it: the policy sampled it and is trained on it."""
@@ -185,14 +185,14 @@ class Completion(_Plain):
     It is the quantity the trainer computes for the same tokens."""
     finish_reason: FinishReason
     versions: tuple[tuple[int, int], ...]
-    """Runs of (weight version, number of tokens written under it), oldest first."""
+    """Runs of (weight version, number of tokens generated under it), oldest first."""
     routes: NDArray[Any] | None = field(default=None, compare=False)
-    """[R, layers, top_k] the experts to which the last R tokens went that the engine read: those before the newest, in prompt
-    and completion. uint8, or int16 where they are many. None: it did not tell."""
+    """[R, layers, top_k] the experts chosen for the last R tokens that the engine has read: tokens of prompt and completion up
+    to the one before the newest. uint8, or int16 if a layer has too many experts for that. None: not reported."""
 
 
 class Versions(NamedTuple):
-    """The oldest and the newest weights that wrote any token of a sample."""
+    """The oldest and the newest weight version behind the tokens of a sample."""
 
     oldest: int
     newest: int
@@ -209,7 +209,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn(_Plain):
-    """One exchange: what the policy was shown, what it wrote, what came of it."""
+    """One exchange: the prompt, the completion, and the environment's reply."""
 
     prompt_ids: tuple[int, ...]
     """Everything before the completion, earlier turns included."""
@@ -217,14 +217,14 @@ class Turn(_Plain):
     text: str
     """The completion as text, special tokens dropped: what rewards and environments read."""
     shown: tuple[Message, ...] = ()
-    """What the policy was told since it last spoke: the opening, then what it is answered."""
+    """The messages since the previous completion: the opening in the first turn, the environment's reply after that."""
     reply: tuple[Message, ...] = ()
-    """The environment's answer; empty when the episode ended here."""
+    """The environment's reply to this turn; empty if the episode ended here."""
     reward: float = 0.0
     info: Mapping[str, float] = field(default_factory=dict)
-    """What else the environment measured, e.g. `effective` and `success`."""
+    """Further measurements of the environment, e.g. `effective` and `success`."""
     state: str | None = None
-    """The environment's name for the state the policy spoke in; None: what it had just been shown stands for it."""
+    """The environment's name for the state in which the policy acted. None: the messages just shown identify it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,24 +233,24 @@ class Score(_Plain):
 
     value: float
     parts: Mapping[str, float] = field(default_factory=dict)
-    """The rewards that it is made of, by name, before they are weighed. Estimators may train on each by itself (`gdpo`)."""
+    """The component rewards by name, before weighting. Estimators may train on each by itself (`gdpo`)."""
     weights: Mapping[str, float] = field(default_factory=dict)
-    """What a part counts, by its name; a part that is not named counts once."""
+    """The weight of each part, by name; 1 for a part that is not listed."""
     info: Mapping[str, float] = field(default_factory=dict)
-    """What else was measured, by name: logged beside the parts, never trained on."""
+    """Further measurements, by name: logged beside the parts, never trained on."""
     answer: str | None = None
-    """What it took for the policy's final answer, written in one way: equal answers are equal strings. None: it looked for
-    none, or found none."""
+    """The policy's final answer as the reward extracted it, in a canonical form: equal answers are equal strings. None: not
+    looked for, or not found."""
 
     @property
     def named(self) -> dict[str, float]:
-        """All that has a name: the parts, and what else was measured."""
+        """The parts and the further measurements in one dict."""
         return {**self.parts, **self.info}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory(_Plain):
-    """One sample's whole life with the policy: its turns, how it ended, and what it earned."""
+    """One sample from start to end: its turns, how it ended, and its reward."""
 
     id: str
     turns: tuple[Turn, ...]
@@ -259,14 +259,14 @@ class Trajectory(_Plain):
     """Why it failed or was truncated; empty otherwise."""
     reward: float = 0.0
     reward_parts: Mapping[str, float] = field(default_factory=dict)
-    """The rewards that it is made of; this and the next two as in `Score`."""
+    """The component rewards. This field and the next two are as in `Score`."""
     part_weights: Mapping[str, float] = field(default_factory=dict)
     reward_info: Mapping[str, float] = field(default_factory=dict)
     answer: str | None = None
-    """The final answer, as the reward read it."""
+    """The final answer, as the reward extracted it."""
 
     def scored(self, score: Score) -> Trajectory:
-        """The same trajectory with what a reward said about it."""
+        """A copy of the trajectory with this score."""
         return replace(
             self,
             reward=score.value,
@@ -278,7 +278,7 @@ class Trajectory(_Plain):
 
     @property
     def score(self) -> Score:
-        """What a reward, its environment or its agent said about it."""
+        """Its reward with parts and measurements, whoever gave it: a reward, an environment or an agent."""
         return Score(
             value=self.reward,
             parts=self.reward_parts,
@@ -293,13 +293,13 @@ class Trajectory(_Plain):
 
     @property
     def versions(self) -> Versions:
-        """The weights that its tokens were written under. It must have tokens."""
+        """The range of weight versions of its tokens. It must have tokens."""
         versions = [version for turn in self.turns for version, _ in turn.completion.versions]
         return Versions(min(versions), max(versions))
 
     @property
     def text(self) -> str:
-        """The policy's last words."""
+        """The text of the last turn; empty without turns."""
         return self.turns[-1].text if self.turns else ""
 
     @property
@@ -313,13 +313,13 @@ class Group(_Plain):
     """One prompt and its sibling trajectories: the unit of scheduling, scoring and filtering."""
 
     number: int
-    """The scheduler's name for this group: inside its domain, in the order of admission."""
+    """The scheduler's number for this group: unique, and growing with admission within its domain."""
     prompt: Prompt
     trajectories: tuple[Trajectory, ...]
     version: int
     """The weight version that was current when the group was admitted."""
     baseline: float | None = None
-    """What the policy's greedy answer earned, where the algorithm asks for one."""
+    """The reward of the policy's greedy answer, for algorithms that use it as a baseline."""
 
     @property
     def rewards(self) -> tuple[float, ...]:
@@ -327,8 +327,8 @@ class Group(_Plain):
 
     @property
     def has_signal(self) -> bool:
-        """Whether a group baseline would leave any gradient: false when all rewards are equal in single precision, in which
-        advantages are taken from them (0.3 and 0.1 + 0.2 are)."""
+        """Whether a group baseline leaves any gradient: false if all rewards are equal in single precision, in which
+        advantages are computed (0.3 and 0.1 + 0.2 are equal there)."""
         return len(set(np.array(self.rewards, dtype=np.float32).tolist())) > 1
 
 
@@ -345,7 +345,7 @@ class Sample:
     turn: NDArray[np.int64]
     """[L] which of the trajectory's turns wrote the token, from 0; -1 off the mask."""
     version: NDArray[np.int64] | None = None
-    """[L] the oldest weights that had a hand in the token's turn; -1 off the mask and where nobody knows. None: of none."""
+    """[L] the oldest weight version behind the token's turn; -1 off the mask and where unknown. None: unknown for all."""
     routes: NDArray[Any] | None = None
-    """[L, layers, top_k] the experts that each token went to when it was first read; the type's largest number where nobody
-    knows. None: of none."""
+    """[L, layers, top_k] the experts chosen for each token when it was first read; the dtype's largest value where unknown.
+    None: unknown for all."""

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import safetensors.torch
+import torch
 from torch import Tensor
 
-from reroll.weights.buckets import Entry, OnDisk, Payload, unpack
+from reroll.weights.buckets import Channel, Entry, OnDisk, Payload, unpack
 from reroll.weights.sender import Transport
 
 
@@ -22,9 +23,10 @@ class DiskTransport(Transport):
     `finish`.
     """
 
-    def __init__(self, folder: Path, *, bucket_bytes: int) -> None:
+    def __init__(self, channel: Channel, *, bucket_bytes: int, device: torch.device) -> None:
         super().__init__(bucket_bytes=bucket_bytes)
-        self._folder, self._version, self._num_files = folder, 0, 0
+        assert channel.folder is not None
+        self._folder, self._version, self._num_files = channel.folder, 0, 0
         self._weight_map: dict[str, str] = {}
         self._failure: OSError | None = None
 

@@ -15,7 +15,8 @@ from reroll.infer.embedded.cache import SlotCache
 from reroll.infer.embedded.model_runner import ModelRunner
 from reroll.infer.embedded.slots import SavedSlot, SlotBackend
 from reroll.models.attention import Scoring
-from reroll.models.recurrent import MixerState, Run, recurrent_layers, run_mixer
+from reroll.models.recurrent import Run, recurrent_layers
+from reroll_zoo.recurrent_layers import MixerState, run_mixer
 
 _SHARE_OF_FREE = 0.3
 """Of a GPU's free memory: what slots without a budget of their own may grow to. They are copied as they grow."""

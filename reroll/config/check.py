@@ -34,7 +34,6 @@ from reroll.config.parts import (
 from reroll.config.pipeline import PipelineConfig
 from reroll.config.registry import load_entry, package_violations
 from reroll.config.reward_hosted import HostedJudgeConfig
-from reroll.config.select import select_gpus
 from reroll.config.strategy import TorchStrategyConfig
 from reroll.config.tree import RlvrConfig
 from reroll.errors import Violation
@@ -272,7 +271,7 @@ def _selection(config: PipelineConfig, where: str, value: DeviceSelectionConfig,
         yield Violation(where, f"selects {value.gpus} GPUs for {workers}", f"set {where}.gpus to {at_most}")
     if config.cluster is not None:
         try:
-            select_gpus(value, config.cluster.gpu_nodes)
+            config.cluster.gpu_nodes.select(value)
         except ValueError as error:
             yield Violation(where, str(error), "ask for fewer or others, or list the nodes that carry it under cluster.nodes")
 

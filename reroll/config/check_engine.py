@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from reroll.config.host import model_card, num_visible_gpus, parse_devices
 from reroll.config.parts import ELASTIC, Devices, EmbeddedEngineConfig, LocalRuntimeConfig
 from reroll.config.pipeline import PipelineConfig
-from reroll.config.registry import package_violations
-from reroll.config.routes import why_not_replayed
+from reroll.config.registry import load_entry, package_violations
 from reroll.config.tree import RlvrConfig
 from reroll.errors import Violation
 
@@ -42,7 +41,8 @@ def _routes_violations(config: RlvrConfig) -> Iterator[Violation]:
             f"{fix}, or set engine.kind to embedded",
         )
     card = model_card(config.policy.model)
-    if card is not None and (reason := why_not_replayed(card)):
+    why_not_replayed = load_entry("reroll.routes", "families")
+    if card is not None and why_not_replayed and (reason := why_not_replayed(card)):
         yield Violation(where, f"is set, but {reason}", fix)
 
 

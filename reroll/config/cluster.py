@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from reroll.config.host import SelectableNodes
 from reroll.config.registry import KindConfig
-from reroll.config.select import GpuNode
 
 
 class MachinesConfig(KindConfig):
@@ -16,7 +16,7 @@ class MachinesConfig(KindConfig):
     default_kind: ClassVar[str | None] = "planned"
 
     @property
-    def gpu_nodes(self) -> tuple[GpuNode, ...]:
+    def gpu_nodes(self) -> SelectableNodes:
         """Every node as a selection of devices sees it."""
         raise NotImplementedError
 

@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from reroll.config.parts import Devices, DeviceSelectionConfig
-from reroll.config.select import GpuNode, select_gpus
 
 
-def parse_devices(value: Devices, *, num_gpus: int | None = None, nodes: Sequence[GpuNode] | None = None) -> tuple[str, ...]:
+class SelectableNodes(Protocol):
+    """The machines of a cluster, whose GPUs a config may select by what they are instead of by index."""
+
+    def select(self, selection: DeviceSelectionConfig) -> tuple[str, ...]:
+        """Their indices. Raises ValueError, with what there is, if too few match."""
+
+
+def parse_devices(value: Devices, *, num_gpus: int | None = None, nodes: SelectableNodes | None = None) -> tuple[str, ...]:
     """`cpu` or GPU indices as text. `auto` gives all of `num_gpus` (default: those visible here), or `cpu` if there is none.
 
     A selection is looked up in `nodes`. Raises ValueError for what names no devices.
@@ -22,7 +27,7 @@ def parse_devices(value: Devices, *, num_gpus: int | None = None, nodes: Sequenc
     if isinstance(value, DeviceSelectionConfig):
         if nodes is None:
             raise ValueError("a selection needs nodes to choose from: set runtime: {kind: ray}, or name indices")
-        return select_gpus(value, nodes)
+        return nodes.select(value)
     if value == "auto":
         return tuple(str(index) for index in range(num_visible_gpus() if num_gpus is None else num_gpus)) or ("cpu",)
     if value == "cpu":

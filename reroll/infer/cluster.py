@@ -1,4 +1,4 @@
-"""The engines as the controller sees them: one awaitable `generate`, however many workers there are."""
+"""The router: one awaitable `generate` in the controller, for any number of engine workers."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ CONCURRENCY = 4
 """Calls an InferWorker must serve at once: one waits for events, one sends, and control calls run beside them."""
 
 MAX_RESTARTS = 5
-"""How often one worker is started anew in a run, in vain or not, before it is left out for good."""
+"""How often a worker is restarted in a run, successfully or not, before it is left out for good."""
 
 RESTART_PAUSE_S = 5.0
-"""Before each try: the cluster needs a moment to know that a node is lost, or to get another."""
+"""Before each restart: the cluster needs time to notice a lost node, or to get another."""
 
 JOIN_PAUSE_S = 5.0
-"""Between two looks for room for more engines."""
+"""Between two attempts to add engines."""
 
 _POLL_S = 1.0
-"""How long a worker holds an exchange that has nothing to report."""
+"""How long a worker waits for events before it answers an exchange (long poll)."""
 
 _MAX_IMBALANCE = 64
-"""Siblings and turns stay on the worker that has cached their prefix, unless it has so many requests more than the idlest."""
+"""Siblings and later turns go to the worker that has cached their prefix, unless its load exceeds the lowest by more."""
 
 _MAX_REMEMBERED = 8192
 _MAX_REMEMBERED_TOKENS = 1 << 23
@@ -51,34 +51,33 @@ log = logging.getLogger(__name__)
 
 
 def _ignore(ids: NDArray[np.uint32], logprobs: NDArray[np.float64], version: int) -> None:
-    """Nobody wants to know before the completion is there."""
+    """The default of `generate`: tokens are only wanted with the completion."""
 
 
 class InferCluster:
-    """Routes requests to `workers` (spawned with `concurrency=CONCURRENCY`) by load; siblings together, and a
-    conversation where its last turn was.
+    """Routes requests to `workers` (spawned with `concurrency=CONCURRENCY`) by load. Siblings go to the same worker, and later
+    turns of a conversation to the worker of the last turn.
 
-    Each worker has one sender, which carries all commands queued since its last call, and one receiver, which waits
-    for events: the number of calls follows time, not requests.
+    For each worker one task sends all commands queued since its last call, and one task waits for events: the number of calls
+    depends on time, not on the number of requests.
 
-    When a worker's process dies, its requests go on among the living from the last token that it told of, and draw what they
-    would have drawn, unless the weights have changed since. The worker is started anew where there is room, and serves again
-    from the next push on. When the last one dies the cluster fails. A worker that raises fails it too: the next one would
-    raise as well.
+    When a worker's process dies, other workers continue its requests from the last reported token; they draw the same tokens,
+    unless the weights have changed since. The worker is restarted where there is room, and serves again after the next push.
+    The cluster fails when its last worker dies. It also fails when a worker raises: another worker would raise the same.
 
-    Engines may join while the run goes on, wherever the runtime finds room: they serve from the next push on. One that has
-    joined and dies is let go; when there is room again another joins.
+    With `max_workers`, engines join during the run where the runtime finds room, and serve after the next push. A joined
+    engine that dies is removed; another may join later.
     """
 
     def __init__(self, workers: Workers[InferWorker], *, max_workers: int = 0) -> None:
-        """`max_workers`: engines join until there are so many."""
+        """`max_workers`: the number of engines up to which others may join; 0: none join."""
         self._workers, self._max_workers = workers, max_workers
         self._joining: asyncio.Task[None] | None = None
         self._states = [WorkerState(rank) for rank in range(workers.size)]
         self._pending: dict[str, PendingRequest] = {}
         self._affinities: PrefixIndex[Affinity] = PrefixIndex(max_entries=_MAX_REMEMBERED, max_tokens=_MAX_REMEMBERED_TOKENS)
         self._restarts: set[asyncio.Task[None]] = set()
-        self._num_tries = [0] * workers.size  # Of those that the run began with.
+        self._num_tries = [0] * workers.size  # Restarts of the initial workers.
         self._has_pushed_weights = False
         self._all_receivers: list[WorkerState] = []
         self._has_group = False
@@ -88,7 +87,7 @@ class InferCluster:
     async def generate(self, request: Request, on_tokens: OnTokens = _ignore) -> Completion:
         """The completion of this request. Cancelling the call aborts the request.
 
-        While it is written `on_tokens` gets its tokens, some at a time; what ends it is in the completion only.
+        `on_tokens` is called with tokens as they are generated; the last ones may come with the completion only.
         Raises ValueError if the request can never run, WorkerError if an engine raised, WorkerDied if none is left.
         """
         if self._failure is not None:
@@ -110,9 +109,9 @@ class InferCluster:
             pending.worker.load -= 1
 
     async def load_weights(self, weights: Mapping[str, Tensor], *, version: int, adopt: bool = True) -> None:
-        """On return, every token is written under these weights and tagged with `version`. Requests in flight go on.
+        """From the return on, all new tokens come from these weights and carry `version`. Requests in flight continue.
 
-        `adopt`: engines of this process may keep the tensors themselves, because nobody writes to them while they step.
+        `adopt`: engines in this process may keep the tensors themselves, because nothing writes to them while they step.
         """
         self._affinities.clear()  # What is cached under the old weights is of no use to the new.
         workers = list(self._states)
@@ -120,7 +119,7 @@ class InferCluster:
         self._mark_fresh(workers)
 
     async def locations(self) -> dict[int, ProcessLocation]:
-        """The location of each living worker, by rank. Those that answer take part in the pushes that follow."""
+        """The location of each living worker, by rank. The workers that answer take part in later pushes."""
         workers = [worker for worker in self._states if not worker.is_dead]
         located = await self._outcomes(workers, [self._workers.one(worker.rank, InferWorker.location) for worker in workers])
         self._all_receivers = [worker for worker in workers if worker.rank in located]
@@ -134,10 +133,11 @@ class InferCluster:
         await self._outcomes(workers, self._scatter(workers, InferWorker.open_receiver, channels))
 
     async def take_weights(self, buckets: Mapping[int, Sequence[Bucket]]) -> None:
-        """Give each living receiver the pieces of its bucket, by rank. From the first bucket of a version to the last it
-        generates nothing.
+        """Give each living receiver the pieces of its bucket, by rank. Engines do not step from the first to the last bucket of
+        a version.
 
-        After that, every token is written under these weights and tagged with their version. Requests in flight go on.
+        After the last one, all new tokens come from these weights and are tagged with their version. Requests in flight
+        continue.
         """
         if all(pieces[0].index == 0 for pieces in buckets.values()):
             self._affinities.clear()  # What is cached under the old weights is of no use to the new.
@@ -146,14 +146,14 @@ class InferCluster:
         tasks = [asyncio.ensure_future(call) for call in calls]
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         if self._has_group and any(task.exception() for task in done):
-            # The other members, and the sender, wait for the one that failed: they are freed.
+            # The other members and the sender wait for the one that failed: closing the group releases them.
             await self._outcomes(workers, [self._workers.one(worker.rank, InferWorker.close_receiver) for worker in workers])
         await self._outcomes(workers, tasks)
         if all(pieces[0].is_last for pieces in buckets.values()):
             self._mark_fresh(workers)
 
     async def pause(self, ranks: Sequence[int] | None = None) -> None:
-        """On return, no engine (of these ranks) touches its device. Its requests wait; new ones go to the others."""
+        """Pause the engines (of these ranks): on return they do not touch their devices. New requests go to the others."""
         await self._move(ranks, InferWorker.pause, is_away=True)
 
     async def resume(self, ranks: Sequence[int] | None = None) -> None:
@@ -168,7 +168,7 @@ class InferCluster:
         await self._move(ranks, InferWorker.wake, is_away=False)
 
     def stats(self) -> Stats:
-        """What the engines did since the last call, as of their last reports."""
+        """Metrics of the engines since the last call, as of their last reports."""
         num_alive = sum(worker.is_serving for worker in self._states)
         stats = Stats({"engine/in_flight": Last(len(self._pending)), "engine/alive": Last(num_alive)})
         for worker in self._states:
@@ -178,7 +178,7 @@ class InferCluster:
         return stats
 
     async def close(self) -> None:
-        """Stop the workers; whoever still waits for a completion gets WorkerError. Safe to call twice."""
+        """Stop the workers. Pending `generate` calls raise WorkerError. Safe to call twice."""
         self._fail(WorkerError("the engine was closed"))
         joining = [self._joining] if self._joining else []
         tasks = [*self._restarts, *joining, *(task for worker in self._states for task in worker.tasks)]
@@ -192,7 +192,7 @@ class InferCluster:
         for rank in ranks:
             self._states[rank].is_away = is_away or self._states[rank].is_away
         for rank in ranks:
-            async with self._states[rank].is_starting:  # What starts on a device cannot be sent away from it before it has.
+            async with self._states[rank].is_starting:  # A worker must have started before it can leave its device.
                 pass
         workers = [self._states[rank] for rank in ranks]
         await self._outcomes(workers, [self._workers.one(worker.rank, method) for worker in workers])
@@ -200,26 +200,26 @@ class InferCluster:
             worker.is_away = is_away
 
     def _mark_fresh(self, workers: Sequence[WorkerState]) -> None:
-        """These workers have taken part in a complete push: those alive hold the policy's weights."""
+        """Record that these workers have taken part in a complete push, and hold the policy's weights."""
         self._has_pushed_weights = True
         for worker in workers:
             worker.needs_weights = False
 
     @property
     def _receivers(self) -> list[WorkerState]:
-        """The living workers that take part in this push. One that restarts in the middle of a push waits for the next."""
+        """The living workers of this push. A worker that restarts during a push waits for the next."""
         return [worker for worker in self._all_receivers if not worker.is_dead]
 
     def _scatter(
         self, workers: Sequence[WorkerState], method: Callable[[InferWorker, A], T], shards: Sequence[A]
     ) -> Sequence[Awaitable[T]]:
-        """Send each of these workers its shard. When they are all the workers, what the shards share is sent once."""
+        """Send each of these workers its shard. If they are all workers, the runtime sends what the shards share once."""
         if len(workers) == self._workers.size:
             return self._workers.scatter(method, shards)
         return [self._workers.one(worker.rank, method, shard) for worker, shard in zip(workers, shards, strict=True)]
 
     async def _outcomes(self, workers: Sequence[WorkerState], calls: Sequence[Awaitable[T]]) -> dict[int, T]:
-        """Wait for a call on each of these workers; the answers by rank. The dead are no error while one lives."""
+        """Wait for a call on each of these workers; returns the results by rank. A death is no error while a worker lives."""
         answers: dict[int, T] = {}
         outcomes = await asyncio.gather(*calls, return_exceptions=True)
         for worker, outcome in zip(workers, outcomes, strict=True):
@@ -239,9 +239,9 @@ class InferCluster:
         pending.worker.post(Submit(pending.rest()))
 
     def _route(self, prompt_ids: tuple[int, ...]) -> WorkerState:
-        """The worker for a request: its siblings' or its last turn's if that is not overloaded, else the least loaded.
+        """The worker for a request: that of its siblings or its last turn if not overloaded, else the least loaded.
 
-        A prefix that many share, such as a system prompt, decides nothing: it would draw every request to one worker.
+        A prefix shared by many prompts, such as a system prompt, does not count: it would send every request to one worker.
         """
         least_loaded = min(self._states, key=lambda worker: (not worker.is_serving, worker.is_away, worker.load))
         num_common, affinity = self._affinities.find(prompt_ids) or (0, None)
@@ -277,7 +277,7 @@ class InferCluster:
                 return
 
     async def _exchange(self, worker: WorkerState, commands: list[Command], *, wait_s: float) -> bool:
-        """One call to a worker; False if it was the last one. An error fails every pending request; a death fails none."""
+        """One call to a worker; False if it was the last one. An error fails all pending requests; a death fails none."""
         try:
             report = await self._workers.one(worker.rank, InferWorker.exchange, commands, wait_s=wait_s)
         except WorkerDied as error:
@@ -312,7 +312,7 @@ class InferCluster:
                 pending.add(start, block.token_ids[begin:end], block.logprobs[begin:end], version)
 
     def _on_death(self, worker: WorkerState, error: WorkerDied) -> None:
-        """Stop routing to a dead worker, send its requests to the others, and have it restarted."""
+        """Stop routing to a dead worker, move its requests to the others, and start its restart."""
         if worker.is_dead:
             return
         worker.is_dead = True
@@ -335,11 +335,11 @@ class InferCluster:
         restart.add_done_callback(self._restarts.discard)
 
     async def _restart(self, worker: WorkerState) -> None:
-        """Restart a dead worker, and replace its state by a fresh one."""
+        """Restart a dead worker, and give it a new state."""
         while self._num_tries[worker.rank] < MAX_RESTARTS:
             await asyncio.sleep(RESTART_PAUSE_S)
             async with worker.is_starting:
-                if worker.is_away:  # Its device is another role's now.
+                if worker.is_away:  # Another role uses its device now.
                     continue
                 self._num_tries[worker.rank] += 1
                 try:
@@ -362,7 +362,7 @@ class InferCluster:
         log.warning("engine[%d] was started anew: it serves again %s", gone.rank, since)
 
     async def _join_loop(self) -> None:
-        """Again and again: engines where there is room, until too many in a row could not be started."""
+        """Add engines where there is room, until too many in a row could not be started."""
         num_in_vain = 0
         while num_in_vain < MAX_RESTARTS:
             await asyncio.sleep(JOIN_PAUSE_S)
@@ -379,7 +379,7 @@ class InferCluster:
         log.warning("no more engines join: %d in a row could not be started", num_in_vain)
 
     def _welcome(self, error: RerollError | None) -> None:
-        """The next rank was tried: it has joined, unless for an error."""
+        """Record that the next rank has joined, or the error that kept it from joining."""
         worker = WorkerState(
             len(self._states), has_joined=True, is_dead=error is not None, needs_weights=self._has_pushed_weights
         )

@@ -1,4 +1,4 @@
-"""What the router knows about each worker, and about each request that it waits for."""
+"""The router's state for each worker and each pending request."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from reroll.observe.metrics import Mean, Stats, Sum
 from reroll.types import Completion, PartialCompletion, Request
 
 OnTokens = Callable[[NDArray[np.uint32], NDArray[np.float64], int], None]
-"""Gets the next tokens of a request, their log-probs and the version of the weights that wrote them."""
+"""Called with the next tokens of a request, their log-probs and their weight version."""
 
 
 @dataclass(slots=True)
 class WorkerState:
-    """What the router knows about one worker."""
+    """The router's state for one worker."""
 
     rank: int
     queued: list[Command] = field(default_factory=list)
     has_queued: asyncio.Event = field(default_factory=asyncio.Event)
     is_away: bool = False
-    """Paused or asleep, off its device: its requests wait, new ones go to the others."""
+    """Paused or asleep: its requests wait, new ones go to the others."""
     is_dead: bool = False
-    """Its process is gone, and its requests were sent to the others."""
+    """Its process is gone, and its requests were moved to the others."""
     needs_weights: bool = False
-    """It was restarted and holds the weights of the model folder: it serves again from the next push on."""
+    """It was (re)started with the weights of the model folder, and serves after the next push."""
     has_joined: bool = False
-    """It came while the run went on, and is let go when it dies."""
+    """It joined during the run, and is removed if it dies."""
     load: int = 0
-    """Requests sent or queued whose answer is awaited."""
+    """Requests sent or queued that are not answered yet."""
     has_load: asyncio.Event = field(default_factory=asyncio.Event)
     status: EngineStatus | None = None
     """As of its last report."""
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     is_starting: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while its worker is restarted."""
+    """Held while the worker is being restarted."""
 
     @property
     def is_serving(self) -> bool:
@@ -58,12 +58,12 @@ class Affinity:
 
     worker: WorkerState
     num_opening: int
-    """Tokens of its first prompt: a request that starts with all of them is a later turn, or a sibling."""
+    """Length of its first prompt: a request that starts with all of it is a later turn or a sibling."""
 
 
 @dataclass(slots=True)
 class PendingRequest:
-    """A request that was sent to a worker, what is known of its tokens, and the future that its completion resolves."""
+    """A request that was sent to a worker, its tokens so far, and the future of its completion."""
 
     request: Request
     answer: asyncio.Future[Completion]
@@ -75,20 +75,20 @@ class PendingRequest:
         self.partial = PartialCompletion(self.request.written)
 
     def add(self, start: int, ids: NDArray[np.uint32], logprobs: NDArray[np.float64], version: int) -> None:
-        """Take tokens that its worker tells of. Those of an engine that it has left do not fit."""
+        """Add reported tokens. A late report of a worker that the request has left does not fit, and is ignored."""
         if start == self.partial.num_tokens:
             self.partial.add(ids, logprobs, version)
             self.on_tokens(ids, logprobs, version)
 
     def rest(self) -> Request:
-        """The same request, to go on with from what is known of its tokens."""
+        """The request, to be continued from its tokens so far."""
         if self.partial.num_tokens == len(self.request.written.token_ids):
             return self.request
         return replace(self.request, written=self.partial.written())
 
 
 def work_between(before: EngineStatus | None, now: EngineStatus) -> Stats:
-    """What a worker did from one report to another; None: from its start."""
+    """Metrics of a worker between two reports; `before` is None for the first."""
     tokens, prefill, reused = now.num_tokens, now.num_prefill_tokens, now.num_reused_tokens
     steps, busy_s = now.num_steps, now.busy_s
     if before is not None:

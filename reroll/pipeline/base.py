@@ -1,4 +1,4 @@
-"""What a pipeline is: one step, what of it must be saved, and what it writes to. `run.TrainLoop` drives it."""
+"""The interface of a pipeline: one step, and the state to save. `run.TrainLoop` drives it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Interrupted(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended."""
+    """The result of a run."""
 
     folder: Path
     checkpoint: Path
@@ -40,7 +40,7 @@ class Outcome:
     evals: dict[int, dict[str, float]] = field(default_factory=dict)
     """Held-out metrics by number of finished steps."""
     restarts: int = 0
-    """How often it was started anew, by itself, since the user started or resumed it."""
+    """Automatic restarts since the user started or resumed it."""
 
     def as_dict(self) -> dict[str, Any]:
         first, last = (self.evals[min(self.evals)], self.evals[max(self.evals)]) if self.evals else (None, None)
@@ -57,21 +57,21 @@ class Outcome:
 
 @dataclass(slots=True)
 class RunContext:
-    """What a run writes to and how it is told to stop."""
+    """What a pipeline shares with the loop: run folder, tracker, live view, controls, and the request to stop."""
 
     folder: RunFolder
     tracker: Tracker
     view: TrainView
     code_folder: Path = Path()
-    """Modules that the config names may lie here."""
+    """Where modules that the config names may lie."""
     notes: list[str] = field(default_factory=list)
-    """What to tell once models are loaded, and a resumed run has its checkpoint."""
+    """Messages for the view, shown once models and checkpoint are loaded."""
     restarts: Restarts = field(default_factory=Restarts)
-    """How often the run was started anew."""
+    """Counts automatic restarts."""
     rows: SourceRows = field(default_factory=dict)
-    """Rows that were read when the config was checked; a pipeline reads those of other sources itself."""
+    """Rows that the checks have read already; a pipeline reads other sources itself."""
     num_steps: int = 0
-    """Finished so far."""
+    """Finished steps."""
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     controls: RunControls = field(default_factory=RunControls)
 
@@ -92,21 +92,21 @@ class RunContext:
 
 
 class Pipeline(ABC, Generic[C]):
-    """A training run. Subclasses say what one step is and what else must be saved to resume it.
+    """A training algorithm as a loop body. Subclasses implement one step, and the state needed to resume.
 
-    One of your own is handed over (`reroll.train(config, pipeline=Mine)`) or named in the config (`pipeline: module:Mine`).
+    Pass your own as an object (`reroll.train(config, pipeline=Mine)`), or name it in the config (`pipeline: module:Mine`).
     """
 
     config_class: ClassVar[type[PipelineConfig]]
-    """What its part of a YAML is read as. A subclass may name a subclass with more fields."""
+    """The class of its config. A subclass may name a subclass with further fields."""
     title: ClassVar[str]
-    """What it does, in words."""
+    """What it does, for the live view."""
     policy: TrainCluster
 
     @classmethod
     @abstractmethod
     def open(cls, config: C, context: RunContext) -> AbstractAsyncContextManager[Pipeline[Any]]:
-        """The pipeline with all it needs, while its workers live."""
+        """Open the pipeline with its models and workers, which live as long as the context."""
 
     def __init__(self, config: C, context: RunContext) -> None:
         self.config = config
@@ -116,16 +116,16 @@ class Pipeline(ABC, Generic[C]):
 
     @property
     def models(self) -> dict[str, TrainCluster]:
-        """All that are trained, by the name of their folder in a checkpoint: the policy lies in the checkpoint itself."""
+        """All trained models, by the name of their folder in a checkpoint. The policy's is the checkpoint folder itself."""
         return {"": self.policy, **self.side_models}
 
     @abstractmethod
     async def step(self, step: int) -> Stats:
-        """One batch's worth of work; `step` counts from 0. Reports at least `tokens`, a Sum."""
+        """Do one training step; `step` counts from 0. The metrics include `tokens`, a Sum."""
 
     @abstractmethod
     async def evaluate(self) -> Stats:
-        """Held-out metrics, or no metrics if there is nothing held out."""
+        """Metrics on the held-out data; empty without any."""
 
     @property
     @abstractmethod
@@ -134,29 +134,29 @@ class Pipeline(ABC, Generic[C]):
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
-        """What a checkpoint needs beside the policy, as JSON: as it was after the last finished step, also during the next."""
+        """State for a checkpoint beside the models, as JSON: as of the last finished step, also while the next one runs."""
 
     @abstractmethod
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken. The policy is already loaded."""
+        """Continue from `state`. The models are loaded already."""
 
     def restart(self) -> None:
-        """Begin a run again that was interrupted before its first checkpoint."""
+        """Called instead of `restore` when a run that has no checkpoint yet is started again."""
 
     @property
     def begins_from(self) -> Checkpoint | None:
-        """Another run's checkpoint, whose steps count as done; None: the models that the config names."""
+        """A checkpoint of another run to start from, whose steps count as done; None: start from the config's models."""
         return None
 
     @property
     def last_step(self) -> int:
-        """Where the run ends."""
+        """The number of steps after which the run ends."""
         return self.config.run.steps
 
     @abstractmethod
     async def start(self, num_steps: int) -> None:
-        """Make ready for the step after `num_steps` finished ones; called once, after any restore."""
+        """Prepare for the first step, after `num_steps` finished ones. Called once, after any `restore`."""
 
     @abstractmethod
     async def finish(self) -> None:
-        """Stop producing samples: the last step is trained, only evaluation and the checkpoint are left."""
+        """Called after the last step: stop sampling. Only evaluation and the checkpoint remain."""

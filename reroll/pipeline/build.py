@@ -1,4 +1,4 @@
-"""Puts the components of an RL run together: which models it needs, where they live, who shares what."""
+"""Builds the components of an RL run from its config: models, engines, scheduler, weight sync, device map."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from reroll.types import Prompt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearningModels:
-    """The models that an update needs, and the devices they are on."""
+    """The models of an update, and the device map."""
 
     config: RlvrConfig
     """With its devices assigned."""
     policy: TrainCluster
     reference: TrainCluster | None
-    """Where a KL penalty needs it: the starting policy (the policy itself if it learns an adapter), or another model."""
+    """For a KL penalty: the starting policy (the policy without its adapter, if it has one), or another model."""
     critic: TrainCluster | None
-    """Predicts returns, where the advantage needs it: the policy itself if they share a trunk."""
+    """Predicts returns, if the advantage needs it. It is the policy itself if they share a trunk."""
     teachers: Teachers
     devices: DeviceMap
 
@@ -63,10 +63,10 @@ class RlvrComponents(LearningModels):
 async def build_rlvr(
     config: RlvrConfig, *, folder: Path, code_folder: Path, rows: SourceRows, attempt: int = 1
 ) -> AsyncIterator[RlvrComponents]:
-    """The components, while their workers live. What happens to samples, and weights that travel by files, are in `folder`.
-    `rows` are those of the sources that were read already, `attempt` is one more than the number of restarts.
+    """Build the components; their workers live as long as the context. The journal, and weights pushed by files, go into
+    `folder`. `rows` are those of sources that were read already; `attempt` is one more than the number of restarts.
 
-    What can be read is read first, so that bad input is found before a model is loaded.
+    Data is read first, so that bad input is found before a model is loaded.
     """
     prompts, held_out = load_train(config.data, seed=config.run.seed, rows=rows), load_eval(config.data, rows=rows)
     _check_vocabularies(config)
@@ -107,13 +107,13 @@ class ReplayComponents(LearningModels):
     """The components of a replay."""
 
     engine: InferCluster | None
-    """Where samples are drawn again."""
+    """For samples that are drawn again."""
     weights: WeightSync | None
 
 
 @asynccontextmanager
 async def build_replay(config: RlvrConfig, *, folder: Path, draw: bool) -> AsyncIterator[ReplayComponents]:
-    """The components of a replay, while their workers live; with an engine if samples are to be drawn again."""
+    """Build the components of a replay, with an engine if `draw`; their workers live as long as the context."""
     _check_vocabularies(config)
     async with AsyncExitStack() as stack:
         runtime = await stack.enter_async_context(make_runtime(config.runtime))
@@ -138,7 +138,7 @@ async def build_replay(config: RlvrConfig, *, folder: Path, draw: bool) -> Async
 
 
 def _weight_sync(config: RlvrConfig, runtime: Runtime, policy: TrainCluster, engine: InferCluster, folder: Path) -> WeightSync:
-    # With a staleness budget the engine writes while the policy is updated: it needs weights of its own.
+    # With a staleness budget the engine generates while the policy is updated, so it needs a copy of the weights.
     snapshot = runtime.shares_memory and config.rollout.max_staleness > 0
     return WeightSync(
         policy,
@@ -152,7 +152,7 @@ def _weight_sync(config: RlvrConfig, runtime: Runtime, policy: TrainCluster, eng
 
 
 def _check_vocabularies(config: RlvrConfig) -> None:
-    """Raise ModelError unless the policy, its teachers and its reference mean the same by their ids."""
+    """Raise ModelError unless the policy, its teachers and its reference share their vocabulary."""
     vocabulary_of(config)
     if config.reference.model:
         shared_vocabulary(config.policy.model, config.reference.model, role="reference")
@@ -175,7 +175,7 @@ def _journal(config: RlvrConfig, folder: Path, episode_runner: EpisodeRunner, at
 
 
 def _device_map(config: RlvrConfig, runtime: Runtime, policy: TrainCluster, engine: InferCluster) -> DeviceMap:
-    """Who takes turns on which devices, and what each does when it leaves them."""
+    """The roles' devices, and the hooks that run when a role enters or leaves them."""
     seats = config.engine.ranks(runtime.devices(config.engine.devices))
     devices = DeviceMap({"policy": train_devices(runtime, config.policy), "engine": seats}, apart=["engine"])
     if config.engine.sleep:
@@ -201,7 +201,7 @@ async def _reference(config: RlvrConfig, runtime: Runtime, policy: TrainCluster)
         return None
     reference = await reference_of(runtime, config.policy, policy, model=config.reference.model)
     if config.reference.sync_every and config.reference.model:
-        await reference.shapes_shared_with(policy)  # Ends the run now if it could never follow.
+        await reference.shapes_shared_with(policy)  # Fails early if the shapes differ.
     return reference
 
 

@@ -35,12 +35,12 @@ from reroll.types import Group, Status
 
 _WHOLE_VOCABULARY = 1 << 30
 FLAT_STEPS = 3
-"""Steps in a row without any gradient after which the user is told: one may be chance."""
+"""After this many steps in a row without a gradient the user is told: a single one may be chance."""
 
 
 class GroupLearner(Pipeline[RlvrConfig]):
-    """How groups of scored samples become an update: advantages, references, critics, teachers, the loss. Where the groups
-    come from is a subclass's."""
+    """Turns groups of scored samples into an update: advantages, reference, critic, teachers, loss. Subclasses supply the
+    groups."""
 
     config_class = RlvrConfig
 
@@ -58,7 +58,7 @@ class GroupLearner(Pipeline[RlvrConfig]):
             self.side_models["reference"] = parts.reference
 
     async def train_on(self, groups: Sequence[Group], step: int) -> Stats:
-        """One update of the models on these groups."""
+        """Update the models on these groups."""
         samples, episodes = rows_of(groups)
         batch = self.with_temperature(pack(samples), episodes, groups)
         if self.config.shaping.domains == "normalised":
@@ -72,25 +72,25 @@ class GroupLearner(Pipeline[RlvrConfig]):
             batch, episodes = await self.add_reference_and_values(batch, episodes)
             batch = await self.credit(batch, episodes, groups)
             kl = kl_to_reference(batch)
-            stats = advantage_stats(batch) + self.kl_stats(kl)  # The coefficient that the rewards of this step were charged.
-            self.update_kl_coef(kl, num_samples=len(batch))  # The policy is trained with the new one.
+            stats = advantage_stats(batch) + self.kl_stats(kl)  # Reports the coefficient behind this step's rewards.
+            self.update_kl_coef(kl, num_samples=len(batch))  # The loss uses the new one.
             stats += await self.update(batch.without_untrained(), step)
             await self.check_sampler(stats, batch, episodes, groups, step)
             await self.sync_reference(num_steps=step + 1)
             return stats
 
     async def sync_reference(self, *, num_steps: int) -> None:
-        """Move the reference towards the policy where that is due after so many steps."""
+        """Move the reference towards the policy, if that is due after `num_steps` steps."""
         config, reference = self.config.reference, self.parts.reference
         if reference is not None and config.sync_every and num_steps % config.sync_every == 0:
             await reference.follow(self.policy, share=config.mix)
 
     async def check_sampler(self, stats: Stats, batch: Batch, episodes: Episodes, groups: Sequence[Group], step: int) -> None:
-        """Look at how far the samples' log-probs are from the policy's: whoever draws them by its weights knows how far they
-        may be."""
+        """Hook: compare the engine's log-probs of the samples with the policy's. A subclass that draws the samples itself knows
+        how far apart they may be."""
 
     def with_temperature(self, batch: Batch, episodes: Episodes, groups: Sequence[Group]) -> Batch:
-        """The batch at the temperature it was drawn at: one number, or that of each token where domains differ."""
+        """The batch with its sampling temperature: one number, or one per token if domains differ."""
         by_group = [self.config.rollout.of(group.prompt.domain).temperature for group in groups]
         if len(set(by_group)) == 1:
             return batch.replace(temperature=by_group[0])
@@ -102,7 +102,7 @@ class GroupLearner(Pipeline[RlvrConfig]):
         the rewards."""
         config, kl = self.config, self.config.kl
         if config.ratio_to_sampler:
-            batch = batch.replace(old_logp=batch.logp)  # samples are weighed against the policy that drew them
+            batch = batch.replace(old_logp=batch.logp)  # The ratio compares with the policy that drew the samples.
         if self.parts.reference:
             top_k = (kl.top_k or _WHOLE_VOCABULARY) if kl.estimator == "full" else 0
             predictions = await self.parts.reference.predict(batch, Needs(top_k=top_k, adapter=False))
@@ -126,7 +126,7 @@ class GroupLearner(Pipeline[RlvrConfig]):
         entropy = config.masks.top_entropy is not None
         if not (score_norm or entropy):
             return batch, episodes
-        # Several optimizer steps would ask for the log-probs at their start: they come with this pass.
+        # Several optimizer steps need the log-probs from before the first: this pass gives them too.
         logp = batch.old_logp is None and train.epochs * train.mini_batches > 1
         predictions = await self.policy.predict(batch, Needs(logp=logp, score_norm=score_norm, entropy=entropy))
         if logp:
@@ -134,7 +134,7 @@ class GroupLearner(Pipeline[RlvrConfig]):
         return batch, replace(episodes, score_norm=predictions.score_norm, entropy=predictions.entropy)
 
     async def credit(self, batch: Batch, episodes: Episodes, groups: Sequence[Group]) -> Batch:
-        """The batch with every token's advantage. Teachers add to it, or give target distributions for a term of the loss."""
+        """The batch with every token's advantage. Teachers add to it, or give the target distributions of a loss term."""
         config, teachers = self.config, self.parts.teachers
         if config.distill is None:
             teacher_advantage = await teachers.advantage(batch, episodes, groups)
@@ -160,7 +160,7 @@ class GroupLearner(Pipeline[RlvrConfig]):
         return stats + await self.policy.train(batch, loss, epochs=train.epochs, mini_batches=train.mini_batches, seed=step)
 
     def kl_stats(self, kl: float | None) -> Stats:
-        """The coefficient, and how far the policy is from its reference where that was measured."""
+        """Metrics: the KL coefficient, and the KL to the reference if it was measured."""
         if self.parts.reference is None:
             return Stats()
         stats = Stats({"kl/coef": Last(self.kl_coef)})
@@ -169,7 +169,7 @@ class GroupLearner(Pipeline[RlvrConfig]):
         return stats
 
     def update_kl_coef(self, kl: float | None, *, num_samples: int) -> None:
-        """Let an adaptive coefficient follow the measured KL. A step that measured none leaves it as it is."""
+        """Adapt the coefficient to the measured KL, if it is adaptive. A step without a measurement leaves it unchanged."""
         adaptive = self.config.kl.adaptive
         if adaptive and kl is not None:
             self.kl_coef = adapted_coef(
@@ -177,22 +177,22 @@ class GroupLearner(Pipeline[RlvrConfig]):
             )
 
     def _restored_coef(self, saved: float | None) -> float:
-        """An adaptive coefficient goes on from where it was; a fixed one is the config's."""
+        """The saved value of an adaptive coefficient; a fixed one comes from the config."""
         coef = self.config.kl.coef
         if self.config.kl.adaptive is None:
             return coef
-        if saved is None or not math.isfinite(saved):  # What was no number is null in a checkpoint's JSON.
+        if saved is None or not math.isfinite(saved):  # NaN is null in the checkpoint's JSON.
             self.context.view.note(f"the checkpoint's KL coefficient is no number: it starts again from kl.coef, {coef:g}")
             return coef
         return saved
 
     def learner_state(self) -> dict[str, Any]:
-        """What the algorithm remembers from step to step."""
+        """The algorithm's state between steps, for a checkpoint."""
         domains = {domain: moments.state() for domain, moments in self.domain_moments.items()}
         return {"kl_coef": self.kl_coef, "moments": self.moments.state(), "domain_moments": domains}
 
     def restore_learner(self, state: Mapping[str, Any]) -> None:
-        """Go on from `learner_state`. What an earlier version did not remember starts anew."""
+        """Restore a `learner_state`. Entries that an older checkpoint lacks keep their initial values."""
         state = {**self.learner_state(), **state}
         self.kl_coef = self._restored_coef(state["kl_coef"])
         self.moments.restore(state["moments"])
@@ -219,7 +219,7 @@ class RlvrPipeline(GroupLearner):
         self.rollouts = parts.rollouts
         self._num_flat_steps = 0
         self._committed_state = self._state_now()
-        """What `state` returns: as of the last finished step. Prompts of an unfinished step count as not used."""
+        """The result of `state`, as of the last finished step: prompts of an unfinished step count as unused."""
 
     async def step(self, step: int) -> Stats:
         started = time.perf_counter()
@@ -232,14 +232,14 @@ class RlvrPipeline(GroupLearner):
             async with self.parts.devices.lease("engine"):
                 pushed = await self.parts.weights.push(version=step + 1)
         self.warn_without_signal(groups, trained)
-        self.rollouts.release(groups, version=step + 1)  # slots free only now: nothing is born stale
+        self.rollouts.release(groups, version=step + 1)  # Slots free only now, or new samples would be stale from the start.
         self._committed_state = self._state_now()
         swapped = Stats({"time/swap_s": Last(self.parts.devices.take_swap_s())})
         return waited + swapped + trained + pushed + rollout_stats(groups) + self._component_stats()
 
     async def check_sampler(self, stats: Stats, batch: Batch, episodes: Episodes, groups: Sequence[Group], step: int) -> None:
-        """Raise SamplerMismatch if the update saw log-probs that the policy cannot have drawn. The batch is then looked at
-        again, to say which."""
+        """Raise SamplerMismatch if the engine's log-probs differ from the policy's by more than precision explains. A diagnosis
+        plug-in, if installed, examines the batch to say where."""
         alarm = alarm_of(stats, self.config)
         if alarm is None:
             return
@@ -248,7 +248,7 @@ class RlvrPipeline(GroupLearner):
         raise SamplerMismatch(alarm.text(found, version=step))
 
     def warn_without_signal(self, groups: Sequence[Group], trained: Stats) -> None:
-        """Say so, once for each time it comes to that, when steps in a row leave the policy where it was."""
+        """Tell the user, once per occurrence, when several steps in a row gave no gradient."""
         gradient = trained.values_by_name().get("train/grad_norm")
         is_flat = gradient == 0 and not any(group.has_signal for group in groups)
         self._num_flat_steps = self._num_flat_steps + 1 if is_flat else 0
@@ -262,7 +262,7 @@ class RlvrPipeline(GroupLearner):
             )
 
     def _component_stats(self) -> Stats:
-        """What the scheduler, the engines, the rewards and the environments did since the last step."""
+        """Metrics of scheduler, engines, rewards and environments since the last step."""
         runner = self.parts.episode_runner
         stats = self.rollouts.stats() + runner.engine.stats() + runner.rewards.stats()
         return stats + runner.envs.stats() if self.config.envs else stats
@@ -302,14 +302,14 @@ class RlvrPipeline(GroupLearner):
 
 
 def kl_to_reference(batch: Batch) -> float | None:
-    """How far the policy that drew the samples is from the reference; None without a reference or with nothing in the loss."""
+    """Estimated KL (k3) of the sampling policy to the reference, averaged over the loss tokens; None if either is missing."""
     if batch.ref_logp is None or not batch.loss_mask.any():
         return None
     return float(k3(batch.logp, batch.ref_logp)[batch.loss_mask].mean())
 
 
 def rollout_stats(groups: Sequence[Group]) -> Stats:
-    """What the samples of a step were like."""
+    """Metrics of a step's samples: rewards, lengths, truncation, groups with signal."""
     everything = [trajectory for group in groups for trajectory in group.trajectories]
     count = float(len(everything))
     tokens = float(sum(trajectory.num_completion_tokens for trajectory in everything))
@@ -335,7 +335,7 @@ def rollout_stats(groups: Sequence[Group]) -> Stats:
 
 
 def part_stats(group: Group) -> Stats:
-    """The parts of its rewards and what was measured beside them, by name: the mean over the samples that have it."""
+    """The mean of each reward part and further measurement, by name, over the samples that have it."""
     parts = defaultdict(list)
     for trajectory in group.trajectories:
         for name, part in trajectory.score.named.items():
@@ -344,7 +344,7 @@ def part_stats(group: Group) -> Stats:
 
 
 def env_stats(group: Group) -> Stats:
-    """What its environment measured: `success` at the end of each episode, actions and turns of each, the rest by turn."""
+    """Metrics of its environment: `success` at the end of each episode, actions and turns per episode, the rest per turn."""
     by_episode, by_turn = defaultdict(list), defaultdict(list)
     for trajectory in group.trajectories:
         by_episode["success"].append(trajectory.turns[-1].info.get("success", 0.0))

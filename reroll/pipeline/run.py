@@ -1,4 +1,4 @@
-"""From a checked config to a finished run: opens its folder and its pipeline, and the loop that takes the steps."""
+"""From a config to a finished run: opens the run folder and the pipeline, and runs the training loop."""
 
 from __future__ import annotations
 
@@ -47,13 +47,12 @@ def train(
     restarts: Restarts | None = None,
     companion: Companion | None = None,
 ) -> Outcome:
-    """Run a config to its end, or until Ctrl-C: then the last finished step is saved and `--resume` goes on from it.
+    """Train until the last step or Ctrl-C, which saves the last finished step for `--resume`.
 
-    In a notebook, interrupting the kernel is Ctrl-C. A run that loses workers which it cannot do without is started anew, and
-    goes on, as often as `run.restarts` allows; `restarts` counts, for a caller that starts this process anew. A `companion`
-    watches the run, and may pause, save and stop it.
-    Modules that the config imports are looked for in `code_folder` and the working directory.
-    Raises ConfigError with everything that `reroll check` would find, and has then changed nothing.
+    In a notebook, interrupting the kernel is Ctrl-C. A run that loses workers it needs restarts from its last checkpoint, at
+    most `run.restarts` times in vain. `restarts` holds the count for a caller that restarts this process. A `companion`
+    watches the run, and can pause, save and stop it. Modules that the config imports are looked up in `code_folder` and the
+    working directory. Raises ConfigError with everything that `reroll check` would find, before anything is changed.
     """
     code_folder = code_folder or Path()
     place = RunFolder.place_of(config.run, resume=resume, overwrite=overwrite)
@@ -85,12 +84,12 @@ def train(
                 what = str(error).partition(". ")[0]
             log.warning(restarts.told(what))
             notes, resume, overwrite = [f"restart {restarts.num}: {what}"], True, False
-            gc.collect()  # The error held on to all that the run was made of.
+            gc.collect()  # The error kept the run's objects alive.
             time.sleep(restarts.pause_s)
 
 
 def _finished_before(folder: RunFolder, num_steps: int) -> Outcome | None:
-    """How a run ended that has no step left to do."""
+    """The outcome of a run that has no step left; None if it has."""
     if not (found := finished_before(folder, num_steps)):
         return None
     checkpoint, state, result = found
@@ -99,7 +98,7 @@ def _finished_before(folder: RunFolder, num_steps: int) -> Outcome | None:
 
 
 def pipeline_of(config: PipelineConfig) -> type[Pipeline[Any]]:
-    """The class that runs the config: the one that its class names, or the user's own."""
+    """The pipeline class for this config: the one that its config class names, or the user's own."""
     found: type[Pipeline[Any]]
     if isinstance(config, RlvrConfig) and config.recorded:
         found = load_entry("reroll.recorded", "pipeline")
@@ -141,7 +140,7 @@ def _train_in(
 
 
 def _leave_reason(context: RunContext, error: Exception, *, seconds: float) -> None:
-    """Write into a run's folder why it failed. One that could not even go on leaves what the run before it wrote."""
+    """Write the reason of a failure into the run folder; a resume that could not even begin leaves the folder as it was."""
     folder = context.folder
     if not folder.has_begun:
         return
@@ -158,7 +157,7 @@ def _leave_reason(context: RunContext, error: Exception, *, seconds: float) -> N
     try:
         folder.check_owned()
         folder.write_result(result)
-    except RunFolderError as failure:  # It may be the very reason.
+    except RunFolderError as failure:  # This may be why the run failed.
         log.warning("the reason could not be written down: %s", failure)
 
 
@@ -177,7 +176,7 @@ async def _train(config: PipelineConfig, context: RunContext, foreground: Foregr
 
 
 class TrainLoop:
-    """What all pipelines share: step, evaluate when due, log, checkpoint when due, leave cleanly."""
+    """The loop of every pipeline: step, evaluate and checkpoint when due, log, stop cleanly."""
 
     def __init__(self, pipeline: Pipeline[Any]) -> None:
         self._pipeline, self._context, self._config = pipeline, pipeline.context, pipeline.config
@@ -188,8 +187,8 @@ class TrainLoop:
         """Updates of all models, as of the last finished step."""
 
     async def run(self) -> Outcome:
-        """To the last step, or until the user stops it. Ends with a checkpoint of the last finished step, also by an error,
-        unless the step after it has already touched the weights.
+        """Run to the last step, or until the user stops it. The last finished step is saved at the end, also after an error,
+        unless the next step has already changed the weights.
         """
         started = time.perf_counter()
         context = self._context
@@ -199,7 +198,7 @@ class TrainLoop:
             if context.num_steps == 0:
                 await self._evaluate_and_log(0)
         except Interrupted:
-            pass  # The loop sees the same wish, and leaves with a checkpoint of step 0.
+            pass  # The loop sees the same request and stops with a checkpoint of step 0.
         async with self._checkpoints:
             try:
                 await self._loop()
@@ -219,7 +218,7 @@ class TrainLoop:
         )
 
     async def _loop(self) -> None:
-        """Go on to the last step, or until the user stops it."""
+        """Take steps until the last one, or until the user stops the run."""
         total = self._pipeline.last_step
         while (num_steps := self._context.num_steps) < total and not self._context.stop.is_set():
             await self._checkpoints.raise_if_failed()
@@ -237,7 +236,7 @@ class TrainLoop:
                 self._context.tracker.log(num_steps, await self._take_checkpoint(num_steps))
 
     async def _heed_wishes(self, num_steps: int) -> None:
-        """Between two steps: save if the user asks for it, and wait while the run is paused. Raises Interrupted."""
+        """Between two steps: save if the user asked for it, and wait while the run is paused. Raises Interrupted."""
         controls, view = self._context.controls, self._context.view
         while True:
             if controls.take_checkpoint_wish() and num_steps != self._checkpoints.last_step:
@@ -248,10 +247,9 @@ class TrainLoop:
                 await self._context.unless_stopped(controls.changed())
 
     async def _save_in_spite_of(self, error: Exception) -> None:
-        """Save the last finished step of a run that ends by an error, and delete no older one: the error may lie in this one.
+        """Save the last finished step of a run that ends with an error. Older checkpoints are kept: this one may be bad.
 
-        Where the folder itself is what failed there is no place to save it, and weights that are half-way through a step are
-        no step's.
+        Nothing is saved if the run folder itself failed, or if the weights are half-way through a step.
         """
         num_steps, view = self._context.num_steps, self._context.view
         if isinstance(error, RunFolderError) or num_steps in (0, self._checkpoints.last_step):
@@ -268,7 +266,7 @@ class TrainLoop:
             view.note(f"step {num_steps}, the last that was finished, is saved: --resume goes on from it")
 
     async def _step_and_log(self, step: int) -> int:
-        """Returns how many steps are finished then."""
+        """Take one step and log its metrics. Returns the number of finished steps."""
         started = time.perf_counter()
         stats = await self._pipeline.step(step)
         self._context.num_steps, self._num_updates = step + 1, self._count_updates()
@@ -300,12 +298,12 @@ class TrainLoop:
             self._context.view.update(num_steps, values)
 
     async def _take_checkpoint(self, num_steps: int, *, keep_all: bool = False) -> dict[str, float]:
-        """Returns how long the run stood still for it."""
+        """Take a checkpoint. Returns how long it held the run up, as metrics."""
         state = {"steps": num_steps, "evals": self._evals, "pipeline": self._pipeline.state()}
         return await self._checkpoints.take(num_steps, self._pipeline.models, state, keep_all=keep_all)
 
     async def _last_checkpoint(self, num_steps: int) -> Path:
-        """Where the run's end is saved, for certain."""
+        """The checkpoint of the last step, on disk."""
         if num_steps == self._checkpoints.last_step:
             await self._checkpoints.finish()
         else:
@@ -317,9 +315,9 @@ class TrainLoop:
         return latest.path
 
     async def _resume(self) -> int:
-        """Load the newest checkpoint, if there is one. Returns how many steps are behind us.
+        """Load the newest checkpoint, if there is one. Returns the number of finished steps.
 
-        The run's files are touched only after that: one that cannot go on leaves them as they were.
+        The run's files change only after that: a resume that fails leaves them as they were.
         """
         folder, view = self._context.folder, self._context.view
         latest, first = folder.latest_checkpoint(), self._pipeline.begins_from
@@ -341,7 +339,7 @@ class TrainLoop:
         return begun.step if begun else 0
 
     async def _load(self, checkpoint: Checkpoint) -> dict[str, Any]:
-        """Take its models and the pipeline's state. Returns all that it holds beside the models."""
+        """Load its models and the pipeline's state. Returns the rest of its state file."""
         saved = read_state(checkpoint)
         for name in self._pipeline.side_models:
             if not (checkpoint.path / name).is_dir():
@@ -365,7 +363,7 @@ class TrainLoop:
 
 
 def _is_due(num_steps: int, every: int) -> bool:
-    """Whether something done every so many steps (0: never) is due after this many."""
+    """Whether something that happens every `every` steps (0: never) is due after `num_steps`."""
     return bool(every) and num_steps % every == 0
 
 
@@ -393,10 +391,10 @@ async def _evaluate(config: RlvrConfig, code_folder: Path) -> EvalResult:
 
 @contextmanager
 def settled_heap() -> Iterator[None]:
-    """While this is open, the garbage collector passes over all objects that were there before.
+    """Inside, the garbage collector ignores all objects that existed before.
 
-    Modules, models and engines are half a million objects that stay. To look through them takes 0.2 s and more, in which no
-    thread runs, and thousands of samples make the collector look again and again.
+    Modules, models and engines are half a million long-lived objects. Scanning them takes 0.2 s or more, in which no thread
+    runs, and thousands of samples would trigger the scan again and again.
     """
     gc.freeze()
     try:

@@ -1,14 +1,14 @@
 """Which prompts may start, which groups may be trained on, and when a slot frees. Pure decisions: no clock, no I/O, no tasks.
 
-A group may be trained if the weights have moved on by at most `max_staleness` versions since it was admitted. Two rules keep
-that true without throwing work away. At most as many groups are open as the coming steps can still take while they are fresh
-enough; and the oldest go first, or younger ones from a window as long as the coming steps can still take what is left behind in
-time. Surplus of over-sampling, and what falls behind where a domain lost its slots, is evicted, and its prompt is queued again;
-samples of it that are fresh enough by themselves go on.
+A group may be trained on if the weights have advanced by at most `max_staleness` versions since its admission. Two rules ensure
+that without wasted work. First, no more groups are open than the coming steps can take within the staleness budget. Second, the
+oldest groups go first; younger ones from a window may go before them only if the coming steps can still take the older ones in
+time. The surplus of over-sampling, and groups that fall behind because their domain lost slots, are evicted and their prompts
+queued again; samples of them that are fresh enough continue later.
 
-Every slot in the coming steps belongs to a domain, in the order in which the prompts' mix gives turns. A domain's groups
-fill its slots, oldest first, and a group that is dropped is replaced by one of its domain: so the mix that was asked for is
-the mix that is trained on. Only a domain that drops group after group loses slots, in the step that waits for it, to others.
+Every slot of the coming steps belongs to a domain, in the order that the prompt mix gives. A domain's groups fill its slots,
+oldest first, and a dropped group is replaced by one of the same domain: so the mix that is trained on is the mix of the config.
+Only a domain that drops group after group loses slots to others, in the step that waits for it.
 """
 
 from __future__ import annotations
@@ -32,44 +32,44 @@ class Supply(Protocol[P_co]):
         """The weight of every domain."""
 
     def next_domain(self) -> str:
-        """Whose turn it is."""
+        """The domain of the next slot."""
 
     def next(self, domain: str) -> P_co:
-        """The next prompt of a domain, whether or not it is its turn."""
+        """The next prompt of a domain, whatever `next_domain` says."""
 
 
 @dataclass(slots=True, eq=False)
 class AdmittedGroup(Generic[P]):
-    """A prompt that was admitted: it holds a slot until it is trained on, dropped or sent back."""
+    """An admitted prompt: it holds a slot until its group is trained on, dropped or sent back."""
 
     number: int
-    """Counts the groups of its domain, whatever happens in the others: the samples' seeds depend on it. A group that was sent
-    back keeps it."""
+    """Counts admissions within its domain, independent of other domains: the samples' seeds derive from it. A group that is
+    sent back keeps its number."""
     prompt: P
     domain: str
     version: int
-    """The weight version that was current at admission; of a group of which samples are kept, their oldest."""
+    """The current weight version at admission, or the oldest one among the kept samples of the group."""
     num_tries: int
     """How often this prompt was admitted, this time included."""
     is_finished: bool = False
     goes_on: bool = False
-    """It was sent back, and what is kept of its samples can still be trained on when it is admitted again."""
+    """It was sent back, and its kept samples can still be trained on after the next admission."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queued(Generic[P]):
-    """A prompt that was drawn from the data and has not been trained on."""
+    """A prompt that was drawn from the data and not trained on yet."""
 
     prompt: P
     domain: str
     num_tries: int = 0
     number: int | None = None
-    """The number that it had, if it was admitted before: it is sampled with the same seeds."""
+    """Its group number, if it was admitted before: it is sampled with the same seeds again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Taken(Generic[P]):
-    """What one step trains on, and what must stop because of it."""
+    """The groups of one step, and the groups that must stop because of it."""
 
     groups: list[AdmittedGroup[P]]
     """By number. They keep their slots until `release`."""
@@ -79,11 +79,11 @@ class Taken(Generic[P]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot(Generic[P]):
-    """All that a resumed run needs: every prompt that was drawn and not yet trained on or dropped, and whose turn is next."""
+    """All that a resumed run needs: the prompts that were drawn and not yet trained on or dropped, and the coming slots."""
 
     version: int
     num_issued: dict[str, int]
-    """Numbers given out, by domain."""
+    """Group numbers used, by domain."""
     queue: list[Queued[P]]
     slot_domains: list[str]
     """The domain of each coming slot."""
@@ -94,11 +94,11 @@ class Snapshot(Generic[P]):
 
 
 KeptVersions = Callable[[int, P], Sequence[int]]
-"""(number of a group, its prompt) -> the oldest weights of each of its samples of which something is kept, ended or not."""
+"""(group number, prompt) -> the oldest weight version of each kept sample of the group, finished or not."""
 
 
 class Admission(Generic[P]):
-    """The slots of a rollout."""
+    """Decides what is sampled and what is trained on; see the module's docstring."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class Admission(Generic[P]):
         max_drops: int = 20,
         kept_versions: KeptVersions[P] = lambda number, prompt: (),
     ) -> None:
-        """A group of which samples are kept is as old as the oldest of those that can still be trained on."""
+        """`kept_versions` tells how old the kept samples of a group are: they determine the version of the group."""
         self._prompts = prompts
         self._kept_versions = kept_versions
         self._domains = list(prompts.shares)
@@ -120,7 +120,7 @@ class Admission(Generic[P]):
         self._max_staleness = max_staleness
         self._max_tries = max_tries
         self._max_drops = max_drops
-        # Less a hair: 100 prompts times 1.1 are 110, but 110.00000000000001 in floats.
+        # Minus a little: 100 prompts times 1.1 are 110, but 110.00000000000001 in floats.
         self._num_surplus = math.ceil(prompts_per_step * oversample - 1e-9) - prompts_per_step
         self._num_candidates = take_window * prompts_per_step + self._num_surplus
         self._version = 0
@@ -138,7 +138,7 @@ class Admission(Generic[P]):
 
     @property
     def version(self) -> int:
-        """The weight version that a group admitted now would be sampled under."""
+        """The current weight version: that of a group admitted now."""
         return self._version
 
     @property
@@ -154,12 +154,12 @@ class Admission(Generic[P]):
     @property
     def num_slots(self) -> int:
         """How many groups may be open now."""
-        # A group admitted while a step is training can only join later ones, so it has one step fewer to be taken in.
+        # A group admitted during training can join later steps only, so one step fewer can take it.
         num_steps = self._max_staleness + (0 if self._held else 1)
         return num_steps * self._prompts_per_step + self._num_surplus if num_steps else 0
 
     def admit(self) -> list[AdmittedGroup[P]]:
-        """Fill the free slots. Start these now."""
+        """Fill the free slots. Returns the groups to start now."""
         num_slots = self.num_slots
         if self.num_open >= num_slots:
             return []
@@ -173,9 +173,9 @@ class Admission(Generic[P]):
         return admitted
 
     def finish(self, group: AdmittedGroup[P], *, keep: bool) -> str | None:
-        """The group has ended. If it is not kept (filtered, failed), its slot is free at once and its prompt is spent.
+        """Record that a group has ended. If it is not kept (filtered, failed), its slot frees at once and its prompt is spent.
 
-        Returns the domain that its slot was reassigned to, if its own has dropped too many groups for this step.
+        Returns the domain that its slot was given to, if its own has dropped too many groups for this step.
         """
         groups = self._open[group.domain]
         if groups.get(group.number) is not group or group.is_finished:
@@ -189,7 +189,7 @@ class Admission(Generic[P]):
         return self._reassign_slot(group.domain)
 
     def take(self) -> Taken[P] | None:
-        """One step's worth of finished groups, or None if they are not there yet. Release them before the next take."""
+        """The finished groups of one step, or None if there are not enough yet. Release them before the next take."""
         if self._held:
             raise ValueError(f"{len(self._held)} groups are taken and not released: call release before the next take")
         ready = self._next_step()
@@ -206,12 +206,12 @@ class Admission(Generic[P]):
             for group in islice(self._open[domain].values(), num)
             if not group.is_finished
         ]
-        # The next training can be no earlier than the next version.
+        # The next step trains at the next version at the earliest.
         return Taken(ready, self._send_back([*surplus, *self._stale_at(self._version + 1)]))
 
     def release(self, numbers: Sequence[int], *, version: int) -> list[AdmittedGroup[P]]:
-        """The taken groups were trained on and weights of this version were pushed. Returns groups that are too old now:
-        stop them; their prompts are at the front of the queue."""
+        """Call after the taken groups were trained on and weights of this version were pushed. Returns the groups that are too
+        old now: stop them; their prompts are at the front of the queue."""
         if set(numbers) != self._held.keys():
             raise ValueError(f"release all that was taken, once: groups {sorted(self._held)}, got {sorted(numbers)}")
         if version < self._version:
@@ -221,7 +221,7 @@ class Admission(Generic[P]):
         return self._send_back(self._stale_at(version))
 
     def snapshot(self) -> Snapshot[P]:
-        """The prompts still to be trained on. Take it after release: a group that is only taken counts as not trained on."""
+        """The state to resume from. Take it after `release`: groups not released count as not trained on."""
         live = sorted([*self._held.values(), *self._all_open()], key=lambda group: group.number)
         replays = [
             Queued(
@@ -242,7 +242,7 @@ class Admission(Generic[P]):
         )
 
     def restore(self, snapshot: Snapshot[P]) -> None:
-        """Go on from a snapshot. Groups that were open start again under the numbers they had."""
+        """Continue from a snapshot. Groups that were open start again under their numbers."""
         if self.num_open or self._held or any(self._queue.values()):
             raise ValueError("restore before the first admission: this one already has prompts in flight")
         self._version = snapshot.version
@@ -262,17 +262,17 @@ class Admission(Generic[P]):
             self._num_issued[domain] += 1
         version = min(self._usable_versions(number, queued.prompt), default=self._version)
         group = self._open[domain][number] = AdmittedGroup(number, queued.prompt, domain, version, queued.num_tries + 1)
-        if queued.number is not None:  # It may be older than those that are open.
+        if queued.number is not None:  # It may be older than the open ones.
             self._open[domain] = dict(sorted(self._open[domain].items()))
         return group
 
     def _usable_versions(self, number: int, prompt: P) -> list[int]:
-        """Of the oldest weights of each sample that is kept of a group, those that can still be trained on."""
-        oldest = self._version + bool(self._held) - self._max_staleness  # What is held comes first.
+        """The versions of a group's kept samples that can still be trained on."""
+        oldest = self._version + bool(self._held) - self._max_staleness  # The held groups are trained on first.
         return [version for version in self._kept_versions(number, prompt) if oldest <= version <= self._version]
 
     def _reassign_slot(self, domain: str) -> str | None:
-        """Give a slot of the next step to another domain, if this one holds the step up and has exhausted its tries."""
+        """Give one slot of the next step to another domain, if this one delays the step and has exhausted its drops."""
         step = self._slot_domains[: self._prompts_per_step]
         num_finished = sum(group.is_finished for group in self._open[domain].values())
         if not self._is_exhausted(domain, step) or num_finished >= step.count(domain):
@@ -287,11 +287,11 @@ class Admission(Generic[P]):
         return recipient
 
     def _is_exhausted(self, domain: str, step: Sequence[str]) -> bool:
-        """Whether a domain has dropped as much as it may for this step."""
+        """Whether a domain has dropped more groups than it may for this step."""
         return self._num_dropped[domain] > self._max_drops * max(1, step.count(domain))
 
     def _next_step(self) -> list[AdmittedGroup[P]] | None:
-        """Finished groups inside the window that make a step and leave nothing behind that would be too old for the next."""
+        """The finished groups in the window that form the next step and leave none behind to become too old; or None."""
         if self._num_finished < self._prompts_per_step:
             return None
         step: list[AdmittedGroup[P]] = []
@@ -304,7 +304,7 @@ class Admission(Generic[P]):
         return sorted(step, key=lambda group: group.number)
 
     def _choose(self, domain: str, num: int, *, num_candidates: int) -> list[AdmittedGroup[P]] | None:
-        """What a domain gives to the next step: prompts sent back most often come first, unless older ones cannot wait."""
+        """A domain's groups for the next step: those sent back most often, unless older ones cannot wait. None: not yet."""
         candidates = list(islice(self._open[domain].values(), num_candidates))
         running = [group for group in candidates if not group.is_finished]
         if len(running) > num_candidates - num or any(group.num_tries >= self._max_tries for group in running):
@@ -317,11 +317,11 @@ class Admission(Generic[P]):
         for chosen in (most_tried, oldest):
             if self._can_wait(domain, chosen):
                 return chosen
-        return None if running else oldest  # Nobody else is to be waited for.
+        return None if running else oldest  # No running group could change the choice.
 
     def _can_wait(self, domain: str, chosen: Sequence[AdmittedGroup[P]]) -> bool:
-        """Whether the steps after the next can take all that `chosen` leaves behind, while it is fresh enough: of what is too
-        old for the n-th of them, no more is left than those before it take. Surplus of over-sampling is aborted anyway."""
+        """Whether the later steps can take all groups that `chosen` leaves behind within the staleness budget: of those too old
+        for the n-th later step, there are no more than the steps before it take. Over-sampling's surplus is aborted anyway."""
         numbers = {group.number for group in chosen}
         others = (group for group in self._open[domain].values() if group.number not in numbers)
         ages = Counter(self._version - group.version for group in others)
@@ -342,13 +342,13 @@ class Admission(Generic[P]):
         return [group for group in self._all_open() if version - group.version > self._max_staleness]
 
     def _send_back(self, groups: Sequence[AdmittedGroup[P]]) -> list[AdmittedGroup[P]]:
-        """Close these groups, each once, and queue their prompts in front of all others, oldest first."""
+        """Close these groups and queue their prompts in front of all others, oldest first."""
         returned = [group for group in dict.fromkeys(groups) if self._open[group.domain].pop(group.number, None)]
         returned.sort(key=lambda group: group.number)
         self._num_finished -= sum(group.is_finished for group in returned)
         for group in reversed(returned):
             group.goes_on = bool(self._usable_versions(group.number, group.prompt))
-            # Its number stays: other seeds would be other samples, quicker ones more often than not.
+            # It keeps its number: other seeds would mean other samples, biased towards quick ones.
             queued = Queued(prompt=group.prompt, domain=group.domain, num_tries=group.num_tries, number=group.number)
             self._queue[group.domain].appendleft(queued)
         return returned

@@ -1,4 +1,4 @@
-"""A group on its way from admission to training."""
+"""The state of a group between admission and training."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class GroupInFlight:
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     finished_s: float = 0.0
     ended: list[int] = field(default_factory=list)
-    """Siblings that ended well, first to last."""
+    """Indices of usable siblings, in the order in which they ended."""
     is_stopped: bool = False
     has_baseline: bool = False
     """The last sample is the greedy one, whose reward is the group's baseline."""
@@ -31,7 +31,7 @@ class GroupInFlight:
 
     @property
     def has_enough(self) -> bool:
-        """Whether `group_size` siblings have ended well, and the baseline, if there is one, has ended too."""
+        """Whether `group_size` siblings are usable, and the baseline sample, if there is one, has ended."""
         siblings = self.trajectories[:-1] if self.has_baseline else self.trajectories
         is_baseline_awaited = self.has_baseline and self.trajectories[-1] is None
         return not is_baseline_awaited and sum(one is not None and one.is_usable for one in siblings) >= self.group_size
@@ -48,9 +48,9 @@ class GroupInFlight:
         )
 
     def ended_samples(self) -> dict[int, Trajectory]:
-        """Those that ended well, by index."""
+        """The usable samples, by index."""
         return {index: one for index, one in enumerate(self.trajectories) if one is not None and one.is_usable}
 
     def whole(self) -> list[int]:
-        """Samples that did not fail, ended or not."""
+        """Indices of the samples that have not failed, ended or not."""
         return [index for index, one in enumerate(self.trajectories) if one is None or one.is_usable]

@@ -1,4 +1,4 @@
-"""How samples ended and where their time went, counted between two reports."""
+"""Metrics of the rollout: how samples ended and where their time went."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ class MeanMax:
             self.highest = value
 
     def metrics(self, name: str) -> dict[str, Metric]:
-        """`name` and `name_max`, or nothing if nothing was seen."""
+        """`name` and `name_max`; empty without values."""
         return {name: Mean(self.total, self.count), f"{name}_max": Max(self.highest)} if self.count else {}
 
 
 class EndingOrder:
     """Whether samples that end early differ from those that end late.
 
-    Where redundant samples are drawn, a group is made of those that ended first. What the aborted ones would have earned
-    nobody knows; but where the earlier half is shorter or better than the later half, what ended later still would be longer
-    or worse, and the policy is trained towards the early ones.
+    With `extra_samples`, a group consists of the samples that ended first. The rewards of the aborted ones are unknown; but if
+    the earlier half is shorter or better than the later half, the aborted ones would have been longer or worse still, and the
+    policy is biased towards the early ones.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class EndingOrder:
                 rewards.add(sample.reward)
 
     def metrics(self) -> dict[str, Metric]:
-        """`rollout/early_tokens`, `early_reward`, `late_tokens`, `late_reward`; nothing if nothing was seen."""
+        """`rollout/early_tokens`, `early_reward`, `late_tokens`, `late_reward`; empty without samples."""
         metrics: dict[str, Metric] = {}
         for half, pairs in self._halves.items():
             for name, numbers in zip(("tokens", "reward"), pairs, strict=True):
@@ -65,36 +65,36 @@ class EndingOrder:
 
 
 class RolloutMeter:
-    """Counts since it was made: a report is `stats()`, then a new one. With several domains, groups are counted by domain."""
+    """Counts since its construction: to report, call `stats()` and make a new one. Several domains are counted apart."""
 
     def __init__(self, domains: Collection[str] = ()) -> None:
         self._domains = domains if len(domains) > 1 else ()
         self.queue_s = MeanMax()
-        """Per sample: from admission until its coroutine first runs."""
+        """Per sample: from admission until its coroutine starts."""
         self.generate_s = MeanMax()
-        """Per sample: the episode, engine queue and environment included."""
+        """Per sample: the episode, including engine queue and environment."""
         self.score_s = MeanMax()
         """Per sample: the reward."""
         self.ready_s = MeanMax()
-        """Per group: finished and waiting to be taken."""
+        """Per group: from its end until it is taken."""
         self.staleness = MeanMax()
         """Per group taken: weight versions between admission and training."""
         self.ends: Counter[SampleState] = Counter()
         """Samples by how they ended."""
         self.order = EndingOrder()
         self.num_replays = 0
-        """Episodes that were played again because their environment was lost: no failures."""
+        """Episodes played again because their environment was lost; they are not failures."""
         self.num_recalled = 0
-        """Samples that had ended before the run was interrupted or their group was sent back, and were not drawn again."""
+        """Samples that had ended before an interruption, or before their group was sent back, and were reused."""
         self.num_continued_tokens = 0
-        """Written of samples that had not ended then, and went on from there."""
+        """Tokens of samples that had not ended by then, which were continued."""
         self.num_discarded_tokens = 0
-        """Written then, and drawn anew, because the weights that wrote them are too old or were lost."""
+        """Tokens that were drawn anew, because their weight versions are too old or were lost."""
         self.trained_groups: Counter[str] = Counter()
         """By domain, as are the next two."""
         self.dropped_groups: Counter[str] = Counter()
         self.ceded_groups: Counter[str] = Counter()
-        """Groups of a domain's slots that other domains filled instead."""
+        """Slots of a domain that were given to other domains."""
 
     def stats(self) -> Stats:
         """Times in seconds, counts in samples or, where the name says so, in groups."""
@@ -124,7 +124,7 @@ class RolloutMeter:
 
 
 class RecentFailures:
-    """The last samples that ended by themselves, and how many of them failed and why."""
+    """The most recent samples that ended by themselves: how many failed, and why."""
 
     def __init__(self, num_samples: int) -> None:
         self._reasons: deque[str | None] = deque(maxlen=num_samples)
@@ -132,18 +132,18 @@ class RecentFailures:
         self.num_failed = 0
 
     def add(self, reason: str | None) -> None:
-        """One more sample ended; with a reason if it failed."""
+        """Count a sample; `reason` is None unless it failed."""
         if len(self._reasons) == self._reasons.maxlen and self._reasons[0] is not None:
             self.num_failed -= 1
         self._reasons.append(reason)
         self.num_failed += reason is not None
 
     def exceed(self, fraction: float) -> bool:
-        """Whether more than this share failed. Too few samples prove nothing."""
+        """Whether more than this fraction failed. False while there are too few samples."""
         return len(self._reasons) == self._reasons.maxlen and self.num_failed > fraction * len(self._reasons)
 
     def describe(self) -> str:
-        """How many, and the most common reasons."""
+        """The number of failures and the most common reasons, in words."""
         reasons = Counter(reason for reason in self._reasons if reason is not None)
         lines = [f"  {count} x {reason}" for reason, count in reasons.most_common(5)]
         return "\n".join([f"{self.num_failed} of the last {len(self._reasons)} samples failed:", *lines])

@@ -1,4 +1,4 @@
-"""One episode: the policy generates a turn, the environment answers, until one of them ends it."""
+"""One episode: the policy generates a turn, the environment replies, until the episode ends."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:  # It loads transformers, which a simulated run does not need.
     from reroll.tokens.renderer import Renderer
 
 Generate = Callable[[Request], Awaitable[Completion]]
-"""Asks an engine for one completion. Cancelling the call aborts the request."""
+"""Requests one completion from an engine. Cancelling the call aborts the request."""
 
 _log = logging.getLogger(__name__)
 
 
 class AgentEpisode(Protocol):
-    """Has an agent play one episode to its end. What goes wrong with the agent becomes the sample's status; what goes wrong
-    with the engine is raised. A reward that the agent reported is the trajectory's, with parts that are never empty.
+    """Runs an agent for one episode. A failure of the agent becomes the sample's status; a failure of the engine is raised.
+    A reward that the agent reports becomes the trajectory's, with non-empty parts.
     """
 
     async def __call__(
@@ -50,13 +50,12 @@ async def play(
     max_total_tokens: int | None = None,
     history: int | None = None,
 ) -> Trajectory:
-    """Play `env` to its end, and close it whatever happens.
+    """Play one episode in `env`, and close it in any case.
 
-    What goes wrong with this sample (EnvError, a prompt that is too long) becomes its status; a lost place (EnvLost) and
-    bugs are raised. `sampling.seed` is the sample's seed, from which every turn gets its own. `max_total_tokens` bounds prompt
-    and completion together: a later turn is cut to what is left. With `history` (at least 1), a turn is shown the opening
-    and so many exchanges before it: its prompt no longer extends the last one, and the trajectory gives several training
-    rows. The reward is the sum of the environment's.
+    A failure of this sample (EnvError, a prompt that is too long) becomes its status; EnvLost and bugs are raised. Each turn's
+    seed derives from `sampling.seed`. `max_total_tokens` bounds prompt and completion together: a later turn gets what is
+    left. With `history` (at least 1), a turn sees only the opening and that many exchanges before it: its prompt no longer
+    extends the previous one, and the trajectory gives several training rows. The reward is the sum of the environment's.
     """
     sampling = replace(sampling, stop_token_ids=tuple(dict.fromkeys((*sampling.stop_token_ids, *renderer.stop_token_ids))))
     episode = _RunningEpisode(env, generate, renderer, sampling, id, max_total_tokens or _NO_LIMIT)
@@ -76,7 +75,7 @@ _NO_LIMIT = 1 << 62
 
 
 class _RunningEpisode:
-    """The turns so far: they outlive an environment that fails half-way."""
+    """Holds the turns so far, which are kept if the environment fails half-way."""
 
     def __init__(
         self, env: LiveEnv, generate: Generate, renderer: Renderer, sampling: SamplingParams, id: str, max_total_tokens: int
@@ -105,7 +104,7 @@ class _RunningEpisode:
             turn = await self._turn(prompt_ids, turn_index, state, shown)
             if turn.completion.finish_reason is FinishReason.ABORT:
                 return Status.ABORTED, "the engine aborted the request"
-            # A completion that was cut is judged by what is there: ending here would be a way out of a losing game.
+            # A truncated completion is played as it is: ending the episode here would be a way out of a losing game.
             outcome = await self._env.step(turn.text)
             self.turns[-1] = replace(turn, reply=outcome.messages, reward=outcome.reward, info=outcome.info)
             state = outcome.state
@@ -122,7 +121,7 @@ class _RunningEpisode:
         return Status.TRUNCATED, f"the episode was not over after {max_turns} turns"
 
     def _recent(self, num_turns: int) -> Iterator[Message]:
-        """The messages of the last turns."""
+        """The messages of the last `num_turns` turns."""
         for turn in self.turns[-num_turns:]:
             yield Message(role="assistant", content=turn.text)
             yield from turn.reply
@@ -143,7 +142,7 @@ class _RunningEpisode:
         return turn
 
     def _num_routed(self, prompt_ids: tuple[int, ...]) -> int:
-        """Leading tokens of a prompt whose experts the turns before it have told: all but the newest that they knew of."""
+        """Leading tokens of a prompt whose expert choices earlier turns reported: all up to the last token that was read."""
         if not self.turns or self.turns[-1].completion.routes is None:
             return 0
         before = (*self.turns[-1].prompt_ids, *self.turns[-1].completion.token_ids)
@@ -154,5 +153,5 @@ async def _close(env: LiveEnv, id: str) -> None:
     try:
         await env.close()
     except EnvError as error:
-        # The sample is whole, and a cancellation that is under way must not be replaced by this.
+        # The sample is complete, and this must not replace a cancellation under way.
         _log.warning("sample %s: its environment did not close: %s", id, error)

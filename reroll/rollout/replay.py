@@ -1,4 +1,4 @@
-"""An episode whose environment was lost with its process is played again: that is no failure of the sample."""
+"""Plays an episode again if its environment was lost with its process: that is no failure of the sample."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from reroll.errors import EnvError, EnvLost
 from reroll.types import Prompt, Status, Trajectory
 
 Episode = Callable[[Prompt, str, int], Awaitable[Trajectory]]
-"""(prompt, sample id, sample seed) -> how it went. An EnvError fails the sample, an EnvLost has it played again; any other
-exception stops the run."""
+"""(prompt, sample id, sample seed) -> its trajectory. An EnvError fails the sample; after an EnvLost it is played again; any
+other exception stops the run."""
 
 MAX_REPLAYS = 3
-"""How often one sample is played again. An environment that always takes its process down must fail in the end."""
+"""Limit per sample: an environment that always kills its process must fail in the end."""
 
 
 async def replayed(
     episode: Episode, prompt: Prompt, id: str, seed: int, *, on_lost: Callable[[str], None] = lambda reason: None
 ) -> Trajectory:
-    """Run `episode` to its end, with the same seed each time; `on_lost` gets the reason whenever its environment was lost.
+    """Run `episode`, again with the same seed if its environment is lost; `on_lost` gets the reason each time.
 
-    So under the same weights it draws what it would have drawn. Its reason, if it fails, says how often it was lost.
+    Under the same weights it draws the same tokens again. The reason of a sample that fails says how often it was lost.
     """
     num_lost = 0
     while True:

@@ -1,4 +1,4 @@
-"""Prompts in, scored groups out: turns the decisions of Admission into coroutines, one per sample."""
+"""Prompts in, scored groups out: runs one coroutine per sample, as `Admission` decides."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from reroll.rollout.seeds import stable_seed
 from reroll.types import Group, Prompt, Score, Status, Trajectory, Versions
 
 ScoreOne = Callable[[Prompt, Trajectory], Awaitable[Score]]
-"""(prompt, trajectory) -> verdict. A RewardError fails the sample; any other exception stops the run."""
+"""(prompt, trajectory) -> score. A RewardError fails the sample; any other exception stops the run."""
 
 _MAX_STEPS_DROPPED = 50
-"""Steps' worth of groups that may be dropped in a row before it is certain that none will be kept."""
+"""The run ends when this many steps' worth of groups were dropped in a row."""
 _MIN_RECENT_SAMPLES = 16
 
 
@@ -33,10 +33,10 @@ _log = logging.getLogger(__name__)
 
 
 class PromptStream(Supply[Prompt], Protocol):
-    """An endless supply of prompts that learns the rewards of its groups, and whose state can be saved."""
+    """An endless supply of prompts. It is told the rewards of its groups, and its state can be saved."""
 
     def record_rewards(self, prompt: Prompt, rewards: Sequence[float]) -> None:
-        """Learn the rewards of a group that was trained on, or dropped."""
+        """Called with the rewards of each group that was trained on or dropped."""
 
     def stats(self) -> Stats: ...
 
@@ -48,11 +48,11 @@ class PromptStream(Supply[Prompt], Protocol):
 class RolloutScheduler:
     """Keeps as many samples in flight as the staleness budget allows, and hands out finished groups, oldest first.
 
-    Sampling starts with the first `take`. A sample is scored the moment it ends; a group is ready when its last sample is.
-    A failed sample is left out of its group; a group with too few samples left, or without signal where the config asks
-    for it, is dropped and another prompt of its domain takes its slot. The prompt stream learns a group's rewards when it is
-    dropped, or when it was trained on: never of a group that a resumed run would sample again. All methods are called from
-    one event loop.
+    Sampling starts with the first `take`. A sample is scored as soon as it ends; a group is ready when its last sample is.
+    A failed sample is left out of its group. A group with too few samples, or without signal if the config asks for signal,
+    is dropped, and another prompt of its domain takes its slot. The prompt stream is told a group's rewards when the group is
+    dropped or has been trained on, so never of a group that a resumed run would sample again. Call all methods from one
+    event loop.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class RolloutScheduler:
         seed: int,
         greedy: Episode | None = None,
     ) -> None:
-        """With `greedy`, each group gets one sample more, played by it: its reward is the group's baseline."""
+        """With `greedy`, each group gets one more sample, played by it, whose reward is the group's baseline."""
         self._config = config
         self._prompts = prompts
         self._episode = episode
@@ -74,9 +74,9 @@ class RolloutScheduler:
         self._score = score
         self._journal = journal
         self._recorded: RecordedSamples | None = None
-        """What an interrupted run has sampled already."""
+        """Samples that an interrupted run had finished."""
         self._kept: dict[int, dict[int, Trajectory]] = {}
-        """Samples that had ended when their groups were sent back, by the group's number and their index."""
+        """Finished samples of groups that were sent back, by group number and sample index."""
         journal.partial.on_added = self._flush_soon
         self._seed = seed
         self._admission: Admission[Prompt] = Admission(
@@ -90,7 +90,7 @@ class RolloutScheduler:
             kept_versions=self._kept_versions,
         )
         self._flights: dict[int, GroupInFlight] = {}
-        """By number of admission: running, finished, or taken and not released."""
+        """By group number: running, finished, or taken and not released."""
         self._stopping: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
         self._error: Exception | None = None
@@ -100,12 +100,12 @@ class RolloutScheduler:
         self._num_scoring = 0
         self._will_flush = False
         self._reassigning: set[str] = set()
-        """Domains that lost slots of the step that is waited for."""
+        """Domains that lost slots of the step now awaited."""
 
     async def take(self, num_prompts: int) -> list[Group]:
-        """The next step's groups, oldest first, fresh enough to be trained on now. Release them before the next take.
+        """Wait for the next step's groups: oldest first, all within the staleness budget. Release them before the next take.
 
-        Raises what a sample raised, TooManyFailures when most samples fail, and RerollError when no group is ever kept.
+        Raises what a sample raised, TooManyFailures if most samples fail, and RerollError if no group is ever kept.
         """
         if num_prompts != self._config.prompts_per_step:
             raise ValueError(
@@ -133,15 +133,15 @@ class RolloutScheduler:
         return groups
 
     def progress(self) -> str:
-        """How far the samples are that the next `take` waits for, and who holds them up."""
+        """Progress of the samples that the next `take` waits for, in words."""
         num_wanted = self._config.prompts_per_step * self._config.group_size
         num_ended = sum(len(flight.trajectories) - flight.num_left for flight in self._flights.values())
         scoring = f", {self._num_scoring} being scored" if self._num_scoring else ""
         return f"generating: {min(num_ended, num_wanted)}/{num_wanted} samples have ended{scoring}"
 
     def release(self, groups: Sequence[Group], *, version: int) -> None:
-        """These groups were trained on, and weights of `version` are in the engines. Slots free only now, or samples
-        would be born stale."""
+        """Call after these groups were trained on and weights of `version` were pushed. Their slots free only now, or new
+        samples would be stale from the start."""
         outdated = self._admission.release([group.number for group in groups], version=version)
         for group in groups:
             self._record(self._flights.pop(group.number), SampleState.TRAINED, version=version)
@@ -150,15 +150,15 @@ class RolloutScheduler:
         self._stop(outdated, QUEUED_AGAIN)
         self._journal.partial.forget_older(version - self._config.max_staleness)
         self._admit()
-        self._journal.stepped(version=version)  # A checkpoint of this step may follow: whoever reads it must find these marked.
+        self._journal.stepped(version=version)  # The groups must be marked before a checkpoint of this step.
 
     def stats(self) -> Stats:
-        """What happened since the last call."""
+        """Metrics since the last call."""
         meter, self._meter = self._meter, RolloutMeter(self._prompts.shares)
         return meter.stats() + self._prompts.stats()
 
     def state(self) -> dict[str, Any]:
-        """Plain data to resume from, without a prompt lost or trained on twice. Read it after `release`; also after `close`."""
+        """State to resume from, as JSON: no prompt is lost or trained on twice. Read it after `release`, or after `close`."""
         snapshot = self._admission.snapshot()
         return {
             "prompts": self._prompts.state(),
@@ -178,8 +178,8 @@ class RolloutScheduler:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from `state()`, before the first take. Of the groups that were in flight, samples that had ended are taken from
-        the journal; the others go on after the last token that it has, with the same seeds."""
+        """Continue from `state()`; call before the first take. Of the groups in flight, finished samples come from the journal;
+        the others continue after their last token in it, with the same seeds."""
         self._prompts.restore(state["prompts"])
         self.take_up(version=state["version"])
         self._admission.restore(
@@ -195,12 +195,12 @@ class RolloutScheduler:
         )
 
     def take_up(self, *, version: int) -> None:
-        """From now on, take from the journal what an interrupted run has sampled since weights of this version. `restore` does
-        it; so must whoever goes on with a run that has no checkpoint yet."""
+        """Reuse from the journal what an interrupted run sampled since this weight version. `restore` calls it; call it to
+        continue a run that has no checkpoint yet."""
         self._recorded = self._journal.resume(version=version, max_staleness=self._config.max_staleness)
 
     async def close(self) -> None:
-        """Stop every sample and wait until each has cleaned up. Safe to call twice."""
+        """Cancel all samples and wait for their clean-up. Safe to call twice."""
         self._break(RerollError("the rollout scheduler is closed"))
         self._stop([flight.admitted for flight in self._flights.values()], "closed")
         await asyncio.gather(*self._stopping, return_exceptions=True)
@@ -230,11 +230,11 @@ class RolloutScheduler:
             if not flight.is_stopped and flight.trajectories[index] is None:
                 self._break(RerollError(f"sample {flight.sample_id(index)} was cancelled from outside: is its engine closed?"))
             raise
-        except Exception as error:  # A bug or a dead worker: `take` raises it, whoever runs this task cannot.
+        except Exception as error:  # A bug or a dead worker: `take` raises it, as nobody awaits this task.
             self._break(error)
 
     async def _generate_and_score(self, flight: GroupInFlight, index: int) -> Trajectory:
-        """Generate one sample's episode and score it."""
+        """Play one sample's episode and score it."""
         admitted = flight.admitted
         id = flight.sample_id(index)
         if (recalled := self._recall(admitted, index)) is not None:
@@ -266,7 +266,7 @@ class RolloutScheduler:
         return trajectory.scored(score)
 
     def _recall(self, admitted: AdmittedGroup[Prompt], index: int) -> Trajectory | None:
-        """The sample as it was when its group was sent back or the run was interrupted, if it had ended."""
+        """The sample, if it had ended when its group was sent back or the run was interrupted; else None."""
         kept = self._kept.get(admitted.number, {}).pop(index, None)
         if kept is not None:
             if self._fits(admitted, kept.versions):
@@ -279,7 +279,7 @@ class RolloutScheduler:
         return self._recorded.take(admitted.number, admitted.prompt.id, index=index, fits=fits)
 
     def _take_up_tokens(self, admitted: AdmittedGroup[Prompt], id: str) -> int:
-        """How many tokens the sample goes on from. What is written of it is forgotten if its weights do not fit."""
+        """How many kept tokens the sample continues from. They are dropped if they come from unfit weight versions."""
         tokens = self._journal.partial
         versions, num_tokens = tokens.versions(id), tokens.num_tokens(id)
         if versions is None:
@@ -296,12 +296,12 @@ class RolloutScheduler:
         self._journal.record(id, SampleState.GENERATING, discarded=num_tokens, reason=reason)
 
     def _fits(self, admitted: AdmittedGroup[Prompt], versions: Versions) -> bool:
-        """Whether weights of these versions may have written a sample of this group: none is older than the group, and none
-        was lost with a run that was interrupted."""
+        """Whether a sample of this group may hold tokens of these weight versions: none older than the group, none lost in an
+        interruption."""
         return admitted.version <= versions.oldest and versions.newest <= self._admission.version
 
     def _kept_versions(self, number: int, prompt: Prompt) -> list[int]:
-        """The oldest weights of each sample of a group of which something is kept."""
+        """The oldest weight version of each kept sample of a group, finished or not."""
         found = self._journal.partial.versions_in_group(number)
         if self._recorded is not None:
             found += self._recorded.versions(number, prompt.id)
@@ -310,7 +310,7 @@ class RolloutScheduler:
         return [versions.oldest for versions in found if versions.newest <= self._admission.version]
 
     def _note_lost(self, id: str, reason: str) -> None:
-        """A sample's environment was lost with its process: the episode is played again."""
+        """Record that a sample's environment was lost with its process, so that the episode is played again."""
         self._meter.num_replays += 1
         self._journal.record(id, SampleState.GENERATING, reason=reason)
 
@@ -338,7 +338,7 @@ class RolloutScheduler:
             self._end_group(flight)
 
     def _flush_soon(self) -> None:
-        """Samples that end in the same turn of the loop are handed to the system together, before anything else is done."""
+        """Flush the journal in the next iteration of the event loop: samples that end together are written together."""
         if not self._will_flush:
             self._will_flush = True
             asyncio.get_running_loop().call_soon(self._flush)
@@ -347,11 +347,11 @@ class RolloutScheduler:
         self._will_flush = False
         try:
             self._journal.flush()
-        except Exception as error:  # A full disk, or what JSON has no word for: nobody else hears of it.
+        except Exception as error:  # A full disk, or a value that JSON cannot express: nobody awaits this.
             self._break(error)
 
     def _abort_slowest(self, flight: GroupInFlight) -> None:
-        """The group is whole without those that still run."""
+        """Abort the samples that still run: the group has enough without them."""
         for index, trajectory in enumerate(flight.trajectories):
             if trajectory is None:
                 reason = "its group was whole without it"
@@ -416,7 +416,7 @@ class RolloutScheduler:
         )
 
     def _stop(self, groups: Sequence[AdmittedGroup[Prompt]], reason: str) -> None:
-        """Cancel what still runs of these groups."""
+        """Cancel these groups' running samples."""
         for admitted in groups:
             flight = self._flights.pop(admitted.number)
             flight.is_stopped = True
@@ -429,7 +429,7 @@ class RolloutScheduler:
                 self._cancel(task)
 
     def _discard(self, flight: GroupInFlight) -> None:
-        """The samples of a group that was sent back are too old to go on."""
+        """Drop the samples of a group that was sent back: they are too old to continue."""
         ended = flight.ended_samples()
         for index in range(len(flight.trajectories)):
             id = flight.sample_id(index)
@@ -444,14 +444,14 @@ class RolloutScheduler:
             task.add_done_callback(self._stopping.discard)
 
     def _record(self, flight: GroupInFlight, state: SampleState, **detail: Any) -> None:
-        """The same event for every sample of the group that has not failed."""
+        """Record one event for every sample of the group that has not failed."""
         samples = flight.whole()
         self._journal.record_group(flight.admitted.number, samples, state, **detail)
         if state is not SampleState.QUEUED:
             self._meter.ends[state] += len(samples)
 
     def _break(self, error: Exception) -> None:
-        """Nothing more is admitted and `take` raises. The first error is the cause; later ones follow from it."""
+        """Stop admission and have `take` raise. The first error is the cause; later ones follow from it."""
         if self._error is None:
             self._error = error
         self._wake.set()
@@ -462,14 +462,14 @@ def _misfit(admitted: AdmittedGroup[Prompt], versions: Versions) -> str:
 
 
 def _for_readers(prompt: Prompt) -> dict[str, Any]:
-    """What whoever looks at its samples later wants to know of a prompt beside what the policy was told."""
+    """What a reader of the journal needs of a prompt beside its messages: reference answer and seed."""
     seed = prompt.extra.get("seed")
     answer = {} if prompt.answer is None else {"answer": prompt.answer}
     return answer | ({"seed": seed} if isinstance(seed, int) else {})
 
 
 def _now() -> float:
-    # The loop's clock, so that a simulated loop measures simulated time.
+    # The event loop's clock: in a simulation it is virtual.
     return asyncio.get_running_loop().time()
 
 

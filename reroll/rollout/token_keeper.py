@@ -1,4 +1,4 @@
-"""Keeps what the samples of a run have written so far, so that one that is interrupted goes on after its last token."""
+"""Keeps the tokens of unfinished samples, so that an interrupted sample continues after its last token."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ from reroll.observe.journal import Journal, SampleState
 from reroll.types import Completion, FinishReason, Request
 
 TellingGenerate = Callable[[Request, Callable[[NDArray[np.uint32], NDArray[np.float64], int], None]], Awaitable[Completion]]
-"""Asks an engine for one completion; the second argument gets its tokens, log-probs and version while they are written."""
+"""Requests one completion; the second argument is called with tokens, log-probs and version as they are generated."""
 
 
 class TokenKeeper:
-    """Stands between the episodes of a run and its engines.
+    """A layer between the episodes of a run and its engines.
 
-    An episode that is played again asks for the same completions under the same ids. As far as the same is said to the policy
-    as the first time, it is given what was written then: whole turns at once, and of the turn that was interrupted the rest is
-    generated. So an environment that answers alike needs no snapshot, and one that does not is found out: from the turn on in
-    which it said something else, tokens are drawn anew.
+    An episode that is played again requests the same completions under the same ids. As long as the prompts are the same as
+    the first time, it gets the recorded tokens: finished turns at once, and the interrupted turn is continued. So an
+    environment that replies deterministically needs no snapshot. If a prompt differs, tokens are drawn anew from that turn on.
     """
 
     def __init__(self, journal: Journal, generate: TellingGenerate) -> None:
@@ -32,7 +31,7 @@ class TokenKeeper:
         self._serials = count()
 
     async def generate(self, request: Request) -> Completion:
-        """The completion of this request. Cancelling the call aborts the request, and keeps the tokens that were told."""
+        """The completion of this request. Cancelling the call aborts the request, and keeps the tokens reported so far."""
         tokens = self._journal.partial
         turn, num_diverged = tokens.turn(request)
         if num_diverged:
@@ -41,7 +40,7 @@ class TokenKeeper:
         completion = turn.completion()
         if completion is not None:
             return completion
-        # Under a name of its own: an earlier try may be on its way out of an engine.
+        # A new id for each try: an engine may still be aborting an earlier one.
         asked = replace(request, id=f"{request.id}#{next(self._serials)}", written=turn.written())
         completion = await self._generate(asked, partial(tokens.add, request.id, turn))
         if completion.finish_reason is not FinishReason.ABORT:

@@ -12,9 +12,8 @@ from collections.abc import Awaitable, Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
-from reroll.config.host import parse_devices
+from reroll.config.host import SelectableNodes, parse_devices
 from reroll.config.parts import Devices
-from reroll.config.select import GpuNode
 from reroll.errors import NoRoom, RerollError, WorkerTimeout
 from reroll.runtime.failures import gather_all
 
@@ -187,7 +186,7 @@ class Runtime(ABC):
         """GPUs that placements may name, as indices from 0."""
 
     @property
-    def gpu_nodes(self) -> Sequence[GpuNode] | None:
+    def gpu_nodes(self) -> SelectableNodes | None:
         """The machines that devices are selected from by label or memory; None: this runtime takes indices only."""
         return None
 

@@ -1,4 +1,4 @@
-"""The strategy interface: how one model is held, differentiated and updated."""
+"""The interface of a training strategy, and of the losses that it differentiates."""
 
 from __future__ import annotations
 
@@ -22,95 +22,95 @@ class Divergence:
     """A distance between the model's distribution and `batch.target_logp`."""
 
     kind: str
-    """Of the group `reroll.divergences`."""
+    """A kind of the group `reroll.divergences`."""
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """Which outputs of a model are wanted for a batch. Log-probs are cheap; full distributions cost a pass over the LM head."""
+    """The model outputs to compute for a batch. Log-probs are cheap; full distributions cost a pass over the LM head."""
 
     logp: bool = True
     entropy: bool = False
     score_norm: bool = False
     top_k: int = 0
-    """The k likeliest tokens at each position; the vocabulary's size or more: all of them."""
+    """The k most likely tokens at each position; the size of the vocabulary or more: all of them."""
     divergence: Divergence | None = None
     temperature: float | None = None
     """Temperature of the full distributions; None: the batch's, as for `logp`."""
     vocabulary: int | None = None
-    """Full distributions are taken over the first so many ids, which another model's vocabulary shares. None: over all."""
+    """Full distributions cover this many leading ids, those shared with another model. None: all."""
     value: bool = False
-    """The scalar head before every token."""
+    """The output of the scalar head before every token."""
     score: bool = False
-    """The scalar head at the end of every sequence."""
+    """The output of the scalar head at the end of every sequence."""
     adapter: bool = True
-    """Without its adapter, a model with one is the model it started from."""
+    """False: leave the adapter out, which gives the model that the adapter was added to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predictions:
-    """The model's outputs: [T] each, 0 off the loss mask; None where `Needs` did not ask."""
+    """The model's outputs, [T] each, 0 off the loss mask; None if `Needs` did not ask for it."""
 
     logp: Tensor | None = None
     entropy: Tensor | None = None
     score_norm: Tensor | None = None
     top_ids: Tensor | None = None
-    """[T, k]; None too where all tokens were asked for."""
+    """[T, k]; also None if all tokens were asked for."""
     top_logp: Tensor | None = None
-    """[T, k + 1]: their log-probs, and last that of all other tokens together; or [T, vocabulary]."""
+    """[T, k + 1]: their log-probs, and last the log-prob of all other tokens together; or [T, vocabulary]."""
     divergence: Tensor | None = None
     value: Tensor | None = None
     score: Tensor | None = None
     """[N]"""
     routes_differ: Tensor | None = None
-    """Where the batch has routes: in what share of the layers the token before would have gone to other experts."""
+    """For a batch with routes: the fraction of layers in which the previous token would have gone to other experts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weighting:
-    """What weighs tokens in a loss."""
+    """A function that weights tokens in a loss."""
 
     kind: str
-    """Of the group `reroll.corrections`, or `reroll.rejections`."""
+    """A kind of the group `reroll.corrections` or `reroll.rejections`."""
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
 class TokenWeights(NamedTuple):
-    """What a token's loss is multiplied by, [T], without gradient, and what to report about it."""
+    """The factors of the tokens' losses, [T], without gradient, and metrics about them."""
 
     weight: Tensor
     stats: Stats
 
 
 class LossOutput(NamedTuple):
-    """A scalar already divided by the batch's global denominator, and what to report about it."""
+    """A scalar, divided by the batch's global denominator already, and metrics about it."""
 
     loss: Tensor
     stats: Stats
 
 
 class Loss(Protocol):
-    """What a strategy differentiates: plain data, so that it travels to workers."""
+    """A function that a strategy differentiates. It is plain data, so that it can be sent to workers."""
 
     @property
     def needs(self) -> Needs:
-        """The model outputs that the loss is computed from."""
+        """The model outputs that it is computed from."""
 
     @property
     def compares_with_old_policy(self) -> bool:
         """Whether a second optimizer step on the same rows needs their log-probs from before the first."""
 
     def prepare(self, batch: Batch) -> Batch:
-        """Called once per optimizer step with its whole batch, before the cut into micro-batches."""
+        """Called once per optimizer step with its whole batch, before the split into micro-batches."""
 
     def __call__(self, batch: Batch, model: Predictions) -> LossOutput:
-        """The loss of a micro-batch. Those of one optimizer step add up."""
+        """The loss of a micro-batch. The losses of one optimizer step add up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatchLoss:
-    """Base of losses that need nothing but the micro-batch: no preparation of the whole step, no old policy."""
+    """Base of losses that need only the micro-batch: no preparation of the whole step, no old policy."""
 
     @property
     def compares_with_old_policy(self) -> bool:
@@ -122,7 +122,7 @@ class MicroBatchLoss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZeroLoss(MicroBatchLoss):
-    """Zero, with the model outputs of another loss: a pass that a rank makes only to take part in the others' collectives."""
+    """Zero, with the model outputs of another loss: for passes that a rank makes only to take part in collectives."""
 
     needs: Needs
 
@@ -133,14 +133,14 @@ class ZeroLoss(MicroBatchLoss):
 
 
 def required(value: Tensor | None) -> Tensor:
-    """A model output or batch field that must be there. Raises ValueError if it is None."""
+    """A model output or batch field that must be present. Raises ValueError if it is None."""
     if value is None:
         raise ValueError("the batch or the model lacks what this loss needs: compute it first")
     return value
 
 
 def join_predictions(batch: Batch, parts: Sequence[Sequence[int]], answers: Sequence[Predictions]) -> Predictions:
-    """The answers about `batch.select(part)` for each part, put back into the batch's order, on the CPU."""
+    """Join the predictions for `batch.select(part)` of each part in the batch's order, on the CPU."""
     joined = {}
     for name in Predictions.__dataclass_fields__:
         values = [value.cpu() for answer in answers if (value := getattr(answer, name)) is not None]
@@ -150,7 +150,7 @@ def join_predictions(batch: Batch, parts: Sequence[Sequence[int]], answers: Sequ
 
 
 class DataParallel:
-    """A process's rank among the data-parallel ones. This base class is a process alone."""
+    """A process's data-parallel rank. This base class stands for a single process."""
 
     rank: int = 0
     size: int = 1
@@ -161,21 +161,21 @@ class DataParallel:
 
 
 class Strategy(ABC):
-    """A model that can be run, trained, moved and saved. Epochs, mini-batches and micro-batches are TrainWorker's loop.
+    """A model that can be run, trained, moved and saved. `TrainWorker` loops over epochs, mini-batches and micro-batches.
 
-    Where several processes hold a model together, each calls the same methods in the same order, as often as the others.
+    Processes that hold a model together call the same methods in the same order, equally often.
     """
 
     holds_whole: bool = False
-    """Whether the tensors that `weights` gives are the model's own, which change in `optim_step` and move in `to` alone."""
+    """Whether `weights` gives the model's own tensors, which only `optim_step` changes and only `to` moves."""
     merges_prefixes: bool = True
-    """Whether it computes once what rows of a micro-batch begin with alike: layers that carry a state keep them apart."""
+    """Whether it computes common prefixes of a micro-batch's rows once; layers that carry a state cannot."""
     data_parallel: DataParallel = DataParallel()
-    """The ranks that each get a part of every batch."""
+    """Its place among the ranks that split every batch."""
 
     @abstractmethod
     def forward(self, batch: Batch, needs: Needs) -> Predictions:
-        """The model's outputs for a micro-batch, without gradient."""
+        """The model's outputs for a micro-batch, without gradients."""
 
     @abstractmethod
     def forward_backward(self, batch: Batch, loss: Loss) -> Stats:
@@ -190,16 +190,16 @@ class Strategy(ABC):
 
     @abstractmethod
     def weights(self, *, frozen: bool = False) -> Mapping[str, Tensor]:
-        """The parameters that are trained, by Hugging Face name, by reference where the strategy holds them whole.
+        """The trained parameters by Hugging Face name, by reference if the strategy holds them whole.
 
-        `frozen`: those that never change instead, which is all but the adapter where there is one. Of several processes,
-        the first gives all and the others nothing.
+        `frozen`: instead those that never change, which is all but the adapter if there is one. Of several processes, the
+        first returns all and the others nothing.
         """
 
     def iter_full_params(self, *, frozen: bool = False) -> Generator[tuple[str, Tensor]]:
-        """As `weights`, one full tensor at a time, each valid until the next, so that no process need hold them all.
+        """As `weights`, one full tensor at a time, each valid until the next, so that no process has to hold all.
 
-        Every process goes through all of them, and may stop together with the others.
+        All processes must iterate together, and stop together if they stop early.
         """
         yield from self.weights(frozen=frozen).items()
 
@@ -208,13 +208,14 @@ class Strategy(ABC):
         raise NotImplementedError(f"{type(self).__name__} does not hold its parameters in parts that can be copied")
 
     def slices(self) -> Mapping[str, Slice] | None:
-        """Where `parts` of what is trained lie in the whole weights, the same from step to step; None if they can only be
-        gathered. Every process names the same weights, in the same order."""
+        """The slices of the whole weights that `parts` of the trained parameters cover, the same in every step; None if weights
+        must be gathered. All processes name the same weights in the same order."""
         return None
 
     def follow(self, parts: Mapping[str, Tensor], *, share: float) -> None:
-        """Move these parameters by this share of the way to `parts`, of a model that is held in the same way. Of one that is
-        not trained: nothing else moves it. The sum is taken in fp32 and rounded once; a share of 1 is a plain copy.
+        """Move these parameters a fraction `share` of the way towards `parts`, those of a model with the same layout.
+
+        For models that are not trained otherwise. The sum is computed in fp32 and rounded once; a share of 1 copies.
         """
         mine = self.parts()
         with torch.no_grad():
@@ -224,24 +225,24 @@ class Strategy(ABC):
 
     @abstractmethod
     def to(self, device: str, *, weights: bool = True) -> None:
-        """Move masters and optimizer state, and the weights that the model computes with, unless told to leave those."""
+        """Move master weights and optimizer state, and with `weights` also the weights that the model computes with."""
 
     @abstractmethod
     def save(self, folder: Path) -> list[Path]:
-        """Write a Hugging Face folder (of an adapter: a peft folder), plus what `load` goes on from (optimizer, schedule).
+        """Write a Hugging Face folder (for an adapter: a peft folder), and the state for `load` (optimizer, schedule).
 
-        Returns the files that this process has written, which are on disk.
+        Returns the files that this process wrote; they are on disk.
         """
 
     def stage(self, folder: Path) -> Callable[[], list[Path]]:
-        """Copy to the host what `save` would write now; returns what writes it, and returns what `save` does.
+        """Copy to the host what `save` would write now. Returns a function that writes it, with the result of `save`.
 
-        That is called once, on another thread, while the other methods are used: it must neither read what they change nor
-        use their process groups. A strategy that knows no such copy saves at once, and leaves nothing to write.
+        The function is called once, on another thread, while other methods run: it must neither read what they change nor use
+        their process groups. By default everything is saved at once, and the function has nothing to do.
         """
         files = self.save(folder)
         return lambda: files
 
     @abstractmethod
     def load(self, folder: Path) -> None:
-        """Read what `save` wrote. Raises RunFolderError if that is damaged, or not of this model and strategy."""
+        """Read what `save` wrote. Raises RunFolderError if it is damaged, or belongs to another model or strategy."""

@@ -1,7 +1,7 @@
-"""The training workers of one role: `TrainCluster` as the controller sees them, `TrainWorker` as each of them is.
+"""The training workers of one model: `TrainCluster` in the controller, `TrainWorker` in each worker.
 
-A cluster cuts a batch into each rank's share of every optimizer step; a worker goes through its share in micro-batches, over
-the methods of its strategy. That loop is written once, here.
+The cluster splits a batch into each rank's share of every optimizer step. A worker processes its share in micro-batches with
+the methods of its strategy. This loop is the same for all strategies.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ J = TypeVar("J")
 P = ParamSpec("P")
 
 GRACE_S = 15.0
-"""When one rank has failed the others may be waiting for it: after this long they are ended."""
+"""When a rank has failed, the others may wait for it forever: after this time they are ended."""
 MAX_PAUSE_S = 1.0
-"""Between two questions whether a checkpoint is written."""
+"""The longest pause between two polls for a written checkpoint."""
 BUCKET_BYTES = 2**30
-"""When a reference follows the policy, about so many bytes pass through this process at a time."""
+"""When a reference follows the policy, its weights pass through this process in buckets of about this size."""
 
 
 @dataclass(frozen=True, slots=True)
 class PredictJob:
-    """A batch to run the model on, and which outputs are wanted."""
+    """A batch to run the model on, and the outputs to return."""
 
     batch: Batch
     needs: Needs
@@ -64,12 +64,12 @@ class RankBatch:
 
     rows: Batch
     is_idle: bool = False
-    """There are fewer rows than ranks: this rank repeats a row of another one, with no weight, to take part in collectives."""
+    """With fewer rows than ranks, this rank repeats another's row with zero weight, to take part in the collectives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainJob:
-    """One update, as one data-parallel rank sees it."""
+    """One data-parallel rank's part of an update."""
 
     steps: tuple[RankBatch, ...]
     """One for each optimizer step."""
@@ -77,7 +77,7 @@ class TrainJob:
 
 
 class PartShape(NamedTuple):
-    """What a worker's part of a weight looks like."""
+    """Shape and dtype of a worker's part of a weight."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -89,14 +89,14 @@ class PartShape(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FollowJob:
-    """A worker's part of some weights to move towards, and by what share of the way."""
+    """A worker's part of the target weights, and the fraction of the way to move towards them."""
 
     parts: Mapping[str, Tensor]
     share: float
 
 
 class Rendezvous:
-    """The TCP store in the controller at which the ranks of one role form a process group. Keep it as long as they live."""
+    """The TCP store in the controller through which a model's ranks form their process group. Keep it as long as they live."""
 
     def __init__(self, host: str) -> None:
         self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
@@ -104,9 +104,9 @@ class Rendezvous:
 
 
 class TrainCluster:
-    """A policy or a reference model, wherever its workers run.
+    """A policy, reference, critic or teacher, wherever its workers run.
 
-    Each `ranks_per_share` neighbouring workers are given the same data. `rendezvous` is the store of their process group.
+    Each `ranks_per_share` consecutive workers get the same data. `rendezvous` is the store of their process group.
     """
 
     def __init__(
@@ -114,22 +114,22 @@ class TrainCluster:
     ) -> None:
         self._workers, self._ranks_per_share, self._rendezvous = workers, ranks_per_share, rendezvous
         self.num_updates = 0
-        """How often the weights were, or may have been, changed by `train`."""
+        """How often `train` or `follow` has changed the weights, or may have."""
 
     async def broadcast(self, method: Callable[Concatenate[TrainWorker, P], T], *args: P.args, **kwargs: P.kwargs) -> list[T]:
-        """What every worker answers to the same call, in rank order; a call that all must take part in."""
+        """Call a method on every worker, all of which must take part. Returns the results in rank order."""
         return await self._together(self._workers.broadcast(method, *args, **kwargs))
 
     async def scatter(self, method: Callable[[TrainWorker, J], T], shards: Sequence[J]) -> list[T]:
-        """What every worker answers to the same call on its own shard, in rank order; a call that all must take part in."""
+        """Call a method on every worker, each with its own shard. Returns the results in rank order."""
         return await self._together(self._workers.scatter(method, shards))
 
     async def predict(self, batch: Batch, needs: Needs) -> Predictions:
-        """The model's outputs for the batch, which is split over the workers by distinct tokens."""
+        """The model's outputs for the batch. The workers share it, balanced by distinct tokens."""
         dp_size = self._workers.size // self._ranks_per_share
         parts = balance(prefix_order(batch.ids, batch.cu_seqlens), num_parts=min(dp_size, len(batch)))
         jobs = [PredictJob(batch.select(part), needs) for part in parts]
-        # Where there are more workers than sequences, some are asked only so that they take part.
+        # With more workers than sequences, the rest get a copy: all must take part in the collectives.
         jobs += [PredictJob(batch.select([0]), needs)] * (dp_size - len(parts))
         answers = await self.scatter(TrainWorker.predict, self._for_all(jobs))
         return join_predictions(batch, parts, answers[:: self._ranks_per_share][: len(parts)])
@@ -139,14 +139,14 @@ class TrainCluster:
         return required((await self.predict(batch, Needs(adapter=adapter))).logp)
 
     async def values(self, batch: Batch) -> Tensor:
-        """[T] what the scalar head expects before each token of the loss mask."""
+        """[T] the scalar head's value before each token of the loss mask."""
         return required((await self.predict(batch, Needs(logp=False, value=True))).value)
 
     async def train(self, batch: Batch, loss: Loss, *, epochs: int = 1, mini_batches: int = 1, seed: int = 0) -> Stats:
-        """Go through the batch `epochs` times, in so many optimizer steps each; see `train_jobs` for who gets what.
+        """Train on the batch `epochs` times, with `mini_batches` optimizer steps each; `train_jobs` splits it.
 
-        With a single step the policy has not moved when it meets a token, so the training pass itself gives the old
-        log-probs. With several they are asked for first, unless the batch brings them.
+        With a single step the training pass itself gives the old log-probs, as the policy has not moved yet. With several
+        steps they are computed first, unless the batch has them.
         """
         started_s = time.perf_counter()
         if epochs * mini_batches > 1 and batch.old_logp is None and loss.compares_with_old_policy:
@@ -158,35 +158,35 @@ class TrainCluster:
             answers = await self.scatter(TrainWorker.train, self._for_all(jobs))
         except TrainingDiverged:
             if epochs * mini_batches == 1:
-                self.num_updates -= 1  # The only step that was to be taken was not.
+                self.num_updates -= 1  # The only step was not taken.
             raise
         seconds = time.perf_counter() - started_s
         stats = sum(answers[:: self._ranks_per_share], Stats()) + _throughput(batch, epochs=epochs, seconds=seconds)
         return stats.prefixed("train/") + Stats({"time/train_s": Last(seconds)})
 
     async def weights(self, *, frozen: bool = False) -> Mapping[str, Tensor]:
-        """The parameters that are trained, or those that are frozen, by Hugging Face name.
+        """The trained parameters, or the frozen ones, by Hugging Face name.
 
         By reference if the worker lives in this process, else a copy.
         """
         return (await self.broadcast(TrainWorker.weights, frozen=frozen))[0]
 
     async def follow(self, other: TrainCluster, *, share: float) -> None:
-        """Move every weight by this share of the way to `other`'s, a model that as many workers hold in the same way.
+        """Move every weight a fraction `share` of the way towards `other`'s, a model with the same number of ranks and layout.
 
-        Each worker moves its own parts, which travel through this process a bucket at a time: no worker waits for another.
-        Raises ModelError, with nothing moved, if the two are of other shapes.
+        Each worker updates its own parts; the targets pass through this process bucket by bucket, and no worker waits for
+        another. Raises ModelError before anything is changed, if the shapes differ.
         """
         shapes = await self.shapes_shared_with(other)
         self.num_updates += 1
         for names in _buckets(shapes):
             wanted = [{name: held[name] for name in names} for held in shapes]
-            # Whoever is asked is also who is ended if one of them fails: each call belongs to its own cluster.
+            # One call per cluster: if a worker fails, the workers of its own cluster are ended.
             parts = await other.scatter(TrainWorker.parts, wanted)
             await self.scatter(TrainWorker.follow, [FollowJob(part, share) for part in parts])
 
     async def shapes_shared_with(self, other: TrainCluster) -> list[dict[str, PartShape]]:
-        """What each worker holds, as the same worker of `other` does. Raises ModelError if that is not so."""
+        """The shapes of each worker's parts. Raises ModelError unless `other`'s workers hold parts of the same shapes."""
         mine = await self.broadcast(TrainWorker.part_shapes)
         theirs = await other.broadcast(TrainWorker.part_shapes)
         for here, there in zip(mine, theirs, strict=True):
@@ -199,22 +199,22 @@ class TrainCluster:
         return mine
 
     async def to(self, device: str | None, *, weights: bool = True) -> None:
-        """Move the workers' optimizer state, and their weights unless told not to; None: back to their own devices."""
+        """Move the workers' optimizer state, and with `weights` their weights, to a device; None: back to their own."""
         await self.broadcast(TrainWorker.to, device, weights=weights)
 
     async def save(self, folder: Path) -> Sums:
-        """Write a checkpoint that `load` continues from and that plain transformers opens. Returns the sums of its files."""
+        """Write a checkpoint that `load` continues from and that transformers opens. Returns the checksums of its files."""
         return _merged(await self.broadcast(TrainWorker.save, folder))
 
     async def stage(self, folder: Path) -> None:
-        """Take the checkpoint that `save` would write now; it is written while the workers are used. See `written`."""
+        """Copy the checkpoint that `save` would write now. It is written in the background; `written` waits for it."""
         await self.broadcast(TrainWorker.stage, folder)
 
     async def written(self) -> Sums:
-        """Wait until what was staged is on disk; returns the sums of its files. Raises what kept it from getting there, once no
-        rank writes any more.
+        """Wait until the staged checkpoint is on disk; returns the checksums of its files. Raises the error that prevented it,
+        once no rank writes any more.
 
-        Workers are asked now and then, between other calls: one that waited in a worker would keep it from training.
+        It polls the workers between other calls: a call that waited inside a worker would keep it from training.
         """
         pause_s, failed_s = 0.01, float("inf")
         while True:
@@ -235,18 +235,18 @@ class TrainCluster:
         await self.broadcast(TrainWorker.load, folder)
 
     async def close(self) -> None:
-        """Let the workers go."""
+        """Stop the workers."""
         await self._workers.stop()
 
     def _for_all(self, jobs: Iterable[J]) -> list[J]:
-        """The job of each worker: neighbours that share rows are given the same one."""
+        """The job of each worker: consecutive workers that share rows get the same one."""
         return [job for job in jobs for _ in range(self._ranks_per_share)]
 
     async def _together(self, calls: Iterable[Awaitable[T]]) -> list[T]:
         """The results of a call that every worker takes part in.
 
-        If one fails, the others may wait for it in vain. They are given a moment to fail too and are then ended, and the
-        error raised is the one that tells most of the cause.
+        If one fails, the others may wait for it forever. They get `GRACE_S` to fail too and are then ended. The error raised
+        is the one closest to the cause.
         """
         tasks = [asyncio.ensure_future(call) for call in calls]
         try:
@@ -256,7 +256,7 @@ class TrainCluster:
             errors = [error for task in tasks if task.done() and (error := task.exception())]
             if pending:
                 await self._workers.stop()
-                await asyncio.gather(*pending, return_exceptions=True)  # That they were ended tells nothing of the cause.
+                await asyncio.gather(*pending, return_exceptions=True)  # Their errors only say that they were ended.
         except asyncio.CancelledError:
             for task in tasks:
                 task.cancel()
@@ -267,9 +267,9 @@ class TrainCluster:
 
 
 class TrainWorker:
-    """Holds one model, or this rank's part of it: to train for `total_steps` optimizer steps, or, with 0, only to predict.
+    """Holds one model, or this rank's part of it, to train it for `total_steps` optimizer steps; 0: to predict only.
 
-    `rendezvous` is the address at which the ranks of a strategy form their process group.
+    `rendezvous` is the address of the store through which the ranks form their process group.
     """
 
     def __init__(
@@ -288,7 +288,7 @@ class TrainWorker:
         merges = self._strategy.merges_prefixes
         self._repeat_cost = repeat_cost(info.device, config.strategy.precision) if merges else 1.0
         self._stays = self._strategy.holds_whole and config.swap != "all"
-        """Whether its weights never move in memory."""
+        """Whether its weights keep their addresses."""
         self._writing: Future[Sums] | None = None
         self._sender: WeightSender | None = None
         self._sends_slices = False
@@ -312,27 +312,27 @@ class TrainWorker:
 
     @at_work()
     def train(self, job: TrainJob) -> Stats:
-        """This rank's part of an update. Every rank is given as many steps, and takes them together with the others.
+        """This rank's part of an update. All ranks have the same number of steps, and take each together.
 
-        Where a batch has no `old_logp`, the policy has not moved yet when it meets a token: the training pass itself gives it.
+        A batch without `old_logp` is trained on before the policy has moved: the training pass itself gives the log-probs.
         """
         return sum((self._step(batch, job.loss) for batch in job.steps), Stats())
 
     def weights(self, *, frozen: bool = False) -> Mapping[str, Tensor]:
-        """The parameters that are trained (or those that are frozen) by Hugging Face name, by reference."""
+        """The trained parameters (or the frozen ones) by Hugging Face name, by reference."""
         return self._strategy.weights(frozen=frozen)
 
     def part_shapes(self) -> dict[str, PartShape]:
-        """What this worker holds of every weight."""
+        """The shape of this worker's part of every weight."""
         return {name: PartShape(tuple(part.shape), part.dtype) for name, part in self._strategy.parts().items()}
 
     def parts(self, wanted: Mapping[str, PartShape]) -> dict[str, Tensor]:
-        """This worker's part of these weights, of this dtype and on the host: by reference where that is how it is held."""
+        """This worker's part of these weights, on the host and in these dtypes; by reference if it is held so already."""
         held = self._strategy.parts()
         return {name: held[name].to("cpu", like.dtype) for name, like in wanted.items()}
 
     def follow(self, job: FollowJob) -> None:
-        """Move this worker's part of these weights towards that of a model that is held in the same way."""
+        """Move this worker's part of these weights towards the given one."""
         self._strategy.follow(job.parts, share=job.share)
 
     def location(self) -> ProcessLocation:
@@ -340,12 +340,12 @@ class TrainWorker:
         return location_of(self._device)
 
     def slices(self) -> dict[str, Slice] | None:
-        """Where this worker's part of each weight that is pushed lies; None if weights have to be gathered."""
+        """The slice that this worker holds of each pushed weight; None if weights have to be gathered."""
         slices = self._strategy.slices()
         return None if slices is None else {name: part for name, part in slices.items() if not _is_score(name)}
 
     def open_sender(self, channel: Channel) -> None:
-        """From now on weights are sent through this channel."""
+        """Send weights through this channel from now on."""
         self._sends_slices = channel.slices is not None
         if self._sender is not None:
             self._sender.close()
@@ -353,11 +353,11 @@ class TrainWorker:
 
     @at_work()
     def begin_push(self, *, version: int, base_version: int | None) -> Bucket | None:
-        """The first bucket of this version; see `WeightSender.buckets` and `next_bucket`."""
+        """Start a push; returns its first bucket. See `WeightSender.buckets` and `next_bucket`."""
         if self._sender is None:
             raise ValueError("there is no channel to send weights through: call open_sender first")
         if self._gathering is not None:
-            self._gathering.close()  # Of a push that broke off.
+            self._gathering.close()  # It belongs to a push that broke off.
         if self._sends_slices:
             self._buckets = self._sender.pieces(self._strategy.parts(), version=version, base_version=base_version)
             return self.next_bucket()
@@ -368,27 +368,27 @@ class TrainWorker:
 
     @at_work()
     def next_bucket(self) -> Bucket | None:
-        """Fill the next bucket, gathering with the other ranks or alone, and send it if this rank is a sender. None after the
-        last one."""
+        """Fill the next bucket, together with the other ranks if weights are gathered, and send it if this rank is a sender.
+        None after the last one."""
         return next(self._buckets, None)
 
     def to(self, device: str | None, *, weights: bool = True) -> None:
-        """Move optimizer state, and weights unless told not to, to `cpu` while another role uses the device; None: back."""
+        """Move the optimizer state, and with `weights` the weights, to `cpu` while another role uses the device; None: back."""
         self._strategy.to(device or self._device, weights=weights)
         if device == "cpu" and self._device.startswith("cuda"):
-            torch.cuda.empty_cache()  # Other processes cannot use what this one only keeps for later.
+            torch.cuda.empty_cache()  # Other processes cannot use memory that this one caches.
 
     def save(self, folder: Path) -> Sums:
-        """Write a Hugging Face folder and the optimizer's state. Returns the sums of the files that this rank has written."""
+        """Write a Hugging Face folder and the optimizer's state. Returns the checksums of the files that this rank wrote."""
         return sums_of(folder, self._strategy.save(folder))
 
     def stage(self, folder: Path) -> None:
-        """Copy what `save` would write now, and write it while other calls are served: one such write at a time."""
+        """Copy what `save` would write now, and write it in the background; one such write at a time."""
         write = self._strategy.stage(folder)
         self._writing = in_background(lambda: sums_of(folder, write()), name=f"checkpoint {folder.name}")
 
     def written(self) -> Sums | None:
-        """What `save` would return, once what was staged is on disk; None until then. Raises what kept it from that."""
+        """The checksums of the staged checkpoint, once it is on disk; None until then. Raises the error of a failed write."""
         if self._writing is None:
             return {}
         return self._writing.result() if self._writing.done() else None
@@ -398,7 +398,7 @@ class TrainWorker:
         self._strategy.load(folder)
 
     def _step(self, batch: RankBatch, loss: Loss) -> Stats:
-        """One optimizer step. The losses of its micro-batches add up; over steps the reported losses are means."""
+        """One optimizer step. The losses of its micro-batches add up; the reported loss is the mean over steps."""
         stats = Stats({"loss": Sum(0.0)})
         rows = self._routed(batch.rows)
         parts = [] if batch.is_idle else micro_batches(rows, max_tokens=self._pass_tokens, repeat_cost=self._repeat_cost)
@@ -409,28 +409,28 @@ class TrainWorker:
         for _ in range(num_idle):
             beat()
             self._strategy.forward_backward(rows.select_units([shortest(rows.unit_lengths)]), ZeroLoss(needs=loss.needs))
-        # A rank has seen its part of the step only: together they weigh one.
+        # A rank has seen its part of the step only: the weights of all ranks add up to 1.
         weight = 1 / self._strategy.data_parallel.size
         metrics = {name: Mean(metric.value, weight) if isinstance(metric, Sum) else metric for name, metric in stats.items()}
         return Stats(metrics) + self._strategy.optim_step()
 
     def _routed(self, batch: Batch) -> Batch:
-        """The batch with the experts that its tokens take, if it was this model that chose them."""
+        """The batch, without expert routes unless this model replays them."""
         return batch if self._replays_routes else batch.replace(routes=None)
 
     def _num_idle_passes(self, num_passes: int) -> int:
-        """Ranks gather each other's weights in every pass, so all must make as many as the one with the most. Asked first."""
+        """Passes without data: ranks gather each other's weights in every pass, so all make as many as the one with most."""
         return self._strategy.data_parallel.largest(num_passes) - num_passes
 
 
 def train_jobs(
     batch: Batch, loss: Loss, *, epochs: int = 1, steps_per_epoch: int = 1, seed: int = 0, dp_size: int = 1
 ) -> list[TrainJob]:
-    """The jobs of `dp_size` data-parallel ranks, balanced by distinct tokens in every step. Together they are the whole update.
+    """Split an update into the jobs of `dp_size` data-parallel ranks, balanced by distinct tokens in every step.
 
-    `steps_per_epoch` is at most the number of units in the batch. The cut into steps differs from epoch to epoch; `seed`
-    decides it. A loss looks at each whole step here, before any rank sees a part of it. Only the first step knows the versions
-    of its tokens: in later ones the weights have moved from all of them.
+    `steps_per_epoch` is at most the number of units in the batch. Each epoch is cut into steps differently; `seed` decides
+    how. `Loss.prepare` sees each whole step here, before the split over ranks. Only the first step keeps the weight versions
+    of its tokens: in later steps the policy has moved away from all of them.
     """
     steps = [
         loss.prepare(step)
@@ -449,7 +449,7 @@ def _split(step: Batch, dp_size: int) -> list[RankBatch]:
 
 
 def _buckets(shapes: Sequence[Mapping[str, PartShape]]) -> Iterator[list[str]]:
-    """All names, in runs whose parts of all workers together fill no more than a bucket; a larger one is alone."""
+    """All names, in runs whose parts of all workers fit into a bucket; a larger weight has one of its own."""
     names: list[str] = []
     num_bytes = 0
     for name in shapes[0]:
@@ -463,7 +463,7 @@ def _buckets(shapes: Sequence[Mapping[str, PartShape]]) -> Iterator[list[str]]:
 
 
 def _is_score(name: str) -> bool:
-    """A critic's head on the policy's trunk: an engine generates, and knows nothing of it."""
+    """Whether it is the critic's head on the policy's trunk, which engines do not have."""
     return name.startswith(f"{SCORE}.")
 
 
@@ -472,7 +472,7 @@ def _merged(parts: Iterable[Sums]) -> Sums:
 
 
 def _distance_from_cause(error: BaseException) -> int:
-    """A lost process makes its partners fail too, with errors of the network; so does an error of ours."""
+    """Sort key: a lost process, or an error of ours in one rank, makes the other ranks fail with network errors."""
     if isinstance(error, WorkerDied):
         return 0
     return 2 if isinstance(error, WorkerError) else 1
@@ -491,5 +491,5 @@ def _throughput(batch: Batch, *, epochs: int, seconds: float) -> Stats:
 
 
 def shortest(lengths: Sequence[int]) -> int:
-    """The index of the shortest: the cheapest one to run where any would do."""
+    """The index of the shortest sequence, the cheapest to run where any will do."""
     return min(range(len(lengths)), key=lengths.__getitem__)

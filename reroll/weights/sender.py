@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch.distributed import Work
 from torch.multiprocessing.reductions import reduce_tensor
 
 from reroll.config.registry import load_entry
@@ -17,16 +16,13 @@ from reroll.weights.buckets import (
     Bucket,
     Channel,
     Entry,
-    InGroup,
     IpcHandle,
     IpcTensors,
     Mapped,
     Payload,
-    PushGroup,
     SameIpcTensors,
     Stored,
     aligned,
-    encode_change,
     put,
 )
 from reroll.weights.slices import Slice
@@ -41,7 +37,7 @@ class WeightSender:
     def __init__(self, channel: Channel, *, rank: int, device: str) -> None:
         self._channel, self._rank = channel, rank
         self._transport = make_transport(channel, device=torch.device(device)) if rank in channel.senders else None
-        self._sent: dict[str, Tensor] = {}
+        self._changed: Callable[..., Tensor] | None = load_entry("reroll.changes", "sender")() if channel.delta else None
         self._sent_version: int | None = None
 
     def buckets(
@@ -134,16 +130,10 @@ class WeightSender:
     def _fill(self, bucket: _OpenBucket, name: str, tensor: Tensor, *, part: Slice | None = None) -> None:
         if self._transport is None:
             return
-        if self._channel.delta:
-            tensor = self._coded(name, tensor, as_change=bucket.base_version is not None)
+        if self._changed is not None:
+            tensor = self._changed(name, tensor, as_change=bucket.base_version is not None)
         entry = bucket.add(name, tensor, part=part)
         put(self._transport.buffer(bucket.num_filled), entry, tensor)
-
-    def _coded(self, name: str, tensor: Tensor, *, as_change: bool) -> Tensor:
-        """The tensor, or how it changed since it was last sent; kept for the next time."""
-        new = tensor.to("cpu", copy=True).contiguous()
-        base, self._sent[name] = self._sent.get(name), new
-        return encode_change(new, base=base) if as_change and base is not None else new
 
     def _shipped(self, bucket: _OpenBucket, *, is_last: bool) -> Bucket | None:
         if self._transport is None:
@@ -278,33 +268,6 @@ class GpuTransport(Transport):
         return IpcHandle(*reduce_tensor(flat))  # type: ignore[no-untyped-call]
 
 
-class GroupTransport(Transport):
-    """Each bucket goes to the engines of a ring in chunks, while the next bucket is filled."""
-
-    def __init__(self, group: PushGroup, *, bucket_bytes: int, device: torch.device) -> None:
-        self.device = device
-        super().__init__(bucket_bytes=bucket_bytes)
-        self._group = group
-        self._in_flight: list[Work] = []
-
-    def finish(self) -> None:
-        self._wait()
-
-    def close(self) -> None:
-        self._group.leave()
-
-    def _payload(self, flat: Tensor, entries: Sequence[Entry]) -> Payload:
-        # Where ranks gather together, bucket by bucket, an error at the end of one leaves none of them waiting.
-        works = self._group.send(flat)
-        self._wait()
-        self._in_flight = works
-        return InGroup()
-
-    def _wait(self) -> None:
-        while self._in_flight:
-            self._in_flight.pop(0).wait()
-
-
 def make_transport(channel: Channel, *, device: torch.device) -> Transport:
     """The transport of a channel; `device` is where it should put the bytes, if it can choose."""
     size = channel.bucket_bytes
@@ -315,12 +278,8 @@ def make_transport(channel: Channel, *, device: torch.device) -> Transport:
             if device.type == "cuda":
                 return GpuTransport(bucket_bytes=size, device=device)
             return MappedTransport(bucket_bytes=size)
-        case "broadcast":
-            assert channel.group_rank is not None
-            return GroupTransport(PushGroup(channel.group_rank, device), bucket_bytes=size, device=device)
-        case "disk":
-            assert channel.folder is not None
-            transport: Transport = load_entry("reroll.transports", "disk")(channel.folder, bucket_bytes=size)
+        case "broadcast" | "disk":
+            transport: Transport = load_entry("reroll.transports", channel.kind)(channel, bucket_bytes=size, device=device)
             return transport
         case "store":
             return Transport(bucket_bytes=size)

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from reroll.config.base import Node
 from reroll.config.cluster import MachinesConfig
-from reroll.config.select import GpuNode
+from reroll_zoo.gpu_nodes import GpuNode, GpuNodes
 
 
 class DeviceSpecConfig(Node):
@@ -168,11 +168,11 @@ class ClusterConfig(MachinesConfig):
         return tuple(Machine(spec_of(kind.device), kind.num, kind.labels) for kind in self.nodes for _ in range(kind.count))
 
     @property
-    def gpu_nodes(self) -> tuple[GpuNode, ...]:
+    def gpu_nodes(self) -> GpuNodes:
         """Every node as a selection of devices sees it."""
         if self.has_only_cpus:
-            return ()
-        return tuple(GpuNode(one.num, one.labels, one.spec.sold_gb or one.spec.memory_gib) for one in self.machines)
+            return GpuNodes()
+        return GpuNodes(GpuNode(one.num, one.labels, one.spec.sold_gb or one.spec.memory_gib) for one in self.machines)
 
     @property
     def num_devices(self) -> int:

@@ -14,10 +14,11 @@ from functools import lru_cache
 from typing import Literal
 
 from reroll.config.weights import WeightsKind
-from reroll.weights.slices import Ring, plan_slices
+from reroll.weights.slices import plan_slices
 from reroll_zoo.fsdp2.layout import RankLayout
 from reroll_zoo.plan.cluster import ClusterConfig
 from reroll_zoo.plan.shape import ModelShape
+from reroll_zoo.push_ring.order import Ring
 
 Way = Literal["beside", "ring", "store"]
 """How an engine has the weights: from the rank on its GPU, in the process group's ring, or through the runtime's store."""

@@ -15,8 +15,8 @@ import ray
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from reroll.config.select import MEMORY_LABEL, TYPE_LABEL, GpuNode
 from reroll.errors import NoRoom, RerollError
+from reroll_zoo.gpu_nodes import MEMORY_LABEL, TYPE_LABEL, GpuNode
 from reroll_zoo.plan.cluster import DEVICES
 
 GPU_SHARE = 1 / 16

@@ -25,7 +25,6 @@ from ray.exceptions import OutOfMemoryError, RayActorError, RayError
 from ray.util.placement_group import remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from reroll.config.select import GpuNode
 from reroll.errors import RerollError, WorkerDied, WorkerError
 from reroll.runtime.base import A, Calls, P, Placement, Runtime, T, W, WorkerInfo, Workers
 from reroll.runtime.children import (
@@ -39,6 +38,7 @@ from reroll.runtime.cpu import OMP, core_watch, keep_freed_memory, torch_threads
 from reroll.runtime.devices import num_usable_cores
 from reroll.runtime.failures import Raised, gather_all, guarded
 from reroll.runtime.watchdog import NUM_LOOKS, Waits, end_if_it_hangs, is_stopped, print_stacks_when_asked
+from reroll_zoo.gpu_nodes import GpuNodes
 from reroll_zoo.ray.config import RayRuntimeConfig
 from reroll_zoo.ray.places import GpuPlaces, Place, live_gpu_nodes, reserve, spare_cpus
 
@@ -95,8 +95,8 @@ class RayRuntime(Runtime):
         return sum(node.num_gpus for node in self.gpu_nodes)
 
     @property
-    def gpu_nodes(self) -> tuple[GpuNode, ...]:
-        return tuple(node.gpus for node in live_gpu_nodes())
+    def gpu_nodes(self) -> GpuNodes:
+        return GpuNodes(node.gpus for node in live_gpu_nodes())
 
     @property
     def host(self) -> str:

@@ -26,9 +26,10 @@ from reroll.pipeline.weight_sync import WeightSync
 from reroll.runtime.base import Placement, WorkerInfo, Workers
 from reroll.runtime.processes import ProcessRuntime
 from reroll.training.cluster import Rendezvous, TrainCluster, TrainWorker
-from reroll.weights.buckets import Bucket, PushBroken, PushGroup
+from reroll.weights.buckets import Bucket, PushBroken
 from reroll.weights.slices import Slice
 from reroll_zoo.fsdp2.strategy import Fsdp2Strategy
+from reroll_zoo.push_ring.group import PushGroup
 
 
 @dataclass

@@ -27,33 +27,33 @@ from reroll.infer.sequence import SequenceState, check_request, sampling_until_m
 from reroll.types import FinishReason, Request, TokenBlock
 
 _MAX_PREFILL_TOKENS = 8192
-"""Context tokens that one step reads: bounds its memory and the pause of those already running. Longer ones take several."""
+"""Prefill tokens per step: bounds its memory and the pause of running requests. Longer contexts take several steps."""
 
 _RESERVE_TOKENS = 64
-"""Room that each running request has left when another is admitted: or it would soon have to give way again."""
+"""Free room for each running request when another is admitted, so that none is preempted right away."""
 
 _MAX_CACHED_BYTES = 2 << 30
-"""Memory for the keys and values of ended requests."""
+"""Memory for cached prefixes, the keys and values of ended requests."""
 
 _MIN_REUSED_TOKENS = 16
-"""A shorter common prefix is read again: that costs less than finding room for its copy."""
+"""A shorter common prefix is recomputed: that costs less than making room for its copy."""
 
 _MIN_REUSED_SHARE = 0.2
-"""A prefix that is less of the context is read again: a context read from its beginning takes a faster kernel."""
+"""A prefix that is a smaller part of the context is recomputed: a prefill from the start uses a faster kernel."""
 
 
 @dataclass(slots=True, eq=False)
 class _Sequence(SequenceState):
-    """A request's state, and how much of its context the KV cache holds."""
+    """A request's state, and how much of its context is in the KV cache."""
 
     cached: int = 0
     """Leading tokens of the context whose keys and values are in its slot."""
     is_current: bool = False
-    """Whether the weights now in use computed all that is cached."""
+    """Whether the current weights computed all of its cache."""
     arrival: int = 0
-    """When it was submitted, in requests."""
+    """Its number in the order of submission."""
     stops_short: bool = False
-    """Whether a step reads all but the last token of its context first, so that later siblings can go on from there."""
+    """Whether its prefill stops before the last token of its context first, so that later siblings can continue from there."""
     _sampling: RowSampling = field(init=False)
     _early_sampling: RowSampling = field(init=False)
 
@@ -64,66 +64,66 @@ class _Sequence(SequenceState):
 
     @property
     def uncached(self) -> tuple[int, ...]:
-        """The tokens at the end of the context that are not cached yet."""
-        if self.cached == self.length - 1 and self.tokens:  # Nearly always: it writes.
+        """The tokens at the end of the context that are not in the cache yet."""
+        if self.cached == self.length - 1 and self.tokens:  # Nearly always: it is decoding.
             return (self.tokens[-1],)
         return self.context[self.cached :]
 
     @property
     def next_read(self) -> tuple[int, ...]:
-        """What of that the next step reads."""
+        """The part of `uncached` that the next step reads."""
         uncached = self.uncached
         return uncached[: min(_MAX_PREFILL_TOKENS, max(1, len(uncached) - self.stops_short))]
 
     @property
     def is_reading(self) -> bool:
-        """Whether a step has read a part of its context only: it cannot write yet."""
+        """Whether it is in the middle of its prefill, and cannot generate yet."""
         return self.cached < self.length - 1 or (self.cached < self.length and not self.tokens)
 
     def sampling(self, *, ahead: int = 0) -> RowSampling:
-        """How the next token is sampled, or one so far ahead. Before `min_tokens`, stop tokens are left out, though not of the
-        log-prob."""
+        """Sampling settings of the next token, or of one `ahead` of it. Before `min_tokens`, stop tokens cannot be drawn, but
+        still count in the log-probs."""
         return self._sampling if len(self.tokens) + ahead >= self.request.sampling.min_tokens else self._early_sampling
 
 
 @dataclass(slots=True)
 class _Siblings:
-    """Siblings admitted together: the first prefills for all what is not cached of their context."""
+    """Siblings admitted together: the first one prefills their common context for all."""
 
     num_reused: int = 0
-    """Leading tokens that are cached already, in one of two places:"""
+    """Leading tokens that are cached already: in `sibling` or in `cached_prefix`."""
     sibling: int | None = None
-    """the slot of a running sequence, or"""
+    """The slot of a running sequence."""
     cached_prefix: Any = None
-    """a prefix that the backend saved when an earlier request ended."""
+    """A prefix that the backend saved from an earlier request."""
     members: list[_Sequence] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class _RunningStep:
-    """A step under way, and the sequences that it samples for: one token for each, and one more for each that was drafted."""
+    """A step under way, and its sequences. It samples one token for each, and one more for each drafted token."""
 
     pending: PendingTokens
     sequences: tuple[_Sequence, ...]
     drafts: tuple[DraftedTokens, ...] = ()
     only_writes: bool = True
-    """Whether it reads nothing but the newest tokens, and drafts."""
+    """Whether it only decodes (newest tokens and drafts), without any prefill."""
 
 
 class EmbeddedEngine(Engine):
     """One model, one device, one KV cache.
 
-    Running sequence i lives in cache slot i: `_running` is the slot table. A step is one forward pass over what the
-    running sequences have not read yet: the newest token of most, the context of those just admitted.
+    Running sequence i uses cache slot i: `_running` is the slot table. A step is one forward pass over the uncached tokens of
+    the running sequences: the newest token of most, the whole context of those just admitted.
 
-    When a request ends, its keys and values stay cached: saved from its slot and kept until memory is short (the least
-    recently used go first) or the weights change. A prompt that begins like a cached prefix, such as the next turn of a
+    When a request ends, its keys and values stay cached: they are saved from its slot and kept until memory is short (least
+    recently used first) or the weights change. A prompt that starts with a cached prefix, such as the next turn of a
     conversation, or like a running prompt, gets a copy and prefills only the rest. `max_cached` prefixes are kept: by
-    default four times as many as may run, because the conversations under way are more than those; 0 for none.
+    default four times `max_running`, because there are more conversations than running requests; 0 for none.
 
-    `cache_bytes` bounds keys and values; None: what the device has free. When they are all in use, cached prefixes go, those
-    that wait wait, and the youngest running requests give way: their tokens are kept and read again when there is room. A
-    token is a function of seed, position and weights, so they write what they would have written.
+    `cache_bytes` bounds the KV cache; None: the free memory of the device. When it is full, cached prefixes are evicted,
+    requests wait, and the youngest running requests are preempted: their tokens are kept and prefilled again when there is
+    room. A token is a function of seed, position and weights, so preemption does not change the result.
     """
 
     def __init__(
@@ -139,9 +139,9 @@ class EmbeddedEngine(Engine):
         pace: DraftPace | None = None,
         notes_routes: bool = False,
     ) -> None:
-        """With `reads_again`, new weights read the contexts of requests in flight anew; else they go on from what older weights
-        have read. With a `drafter` and a `pace`, steps check the guesses of the one where the other finds that it pays. With
-        `notes_routes`, completions tell which experts have read their tokens."""
+        """With `reads_again`, requests in flight are prefilled again after new weights; else they keep the cache of the older
+        ones. With a `drafter` and a `pace`, steps verify drafted tokens when the pace expects a gain. With `notes_routes`,
+        completions report the experts of their tokens."""
         self._runner = ModelRunner(model, notes_routes=notes_routes)
         if drafter is not None and self._runner.is_recurrent:
             raise ModelError(
@@ -176,7 +176,7 @@ class EmbeddedEngine(Engine):
             self._waiting.append(sequence)
             if self._drafter is not None:
                 self._drafter.join(sequence)
-        else:  # All of it was written before.
+        else:  # The request was complete already.
             self._reports.append(sequence.finish(reason))
 
     @torch.inference_mode()
@@ -194,11 +194,11 @@ class EmbeddedEngine(Engine):
 
     @property
     def num_unfinished(self) -> int:
-        """Requests waiting or running, and ended ones not reported yet."""
+        """Requests waiting, running, or ended and not reported yet."""
         return len(self._waiting) + len(self._running) + len(self._reports)
 
     def tokens_so_far(self, request_id: str) -> tuple[int, ...]:
-        """What is written of a request that has not ended; empty for one that waits, has ended or is not known."""
+        """The generated tokens of a running request; empty for any other."""
         for sequence in self._running:
             if sequence.request.id == request_id:
                 return tuple(sequence.tokens)
@@ -229,15 +229,15 @@ class EmbeddedEngine(Engine):
     adopts_weights = True
 
     def load_part(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """In place: no second copy of the weights is held."""
+        """Copy them in place: there is no second copy of the weights."""
         self._runner.load_part(weights)
         return {}
 
     def load_weights(self, weights: Mapping[str, Tensor], *, version: int) -> None:
-        self._ahead = None  # The old weights drew it.
+        self._ahead = None  # It was drawn with the old weights.
         self._cached_prefixes.clear()
         for slot in reversed(range(len(self._running))):
-            if self._running[slot].is_reading:  # No context is read by two versions.
+            if self._running[slot].is_reading:  # No prefill mixes two versions.
                 self._put_back(slot)
         for sequence in self._running:
             sequence.is_current = False
@@ -257,7 +257,7 @@ class EmbeddedEngine(Engine):
         self._asleep = False
 
     def _make_way(self) -> None:
-        """Have room for what the running sequences read next: if there is none, the youngest gives way."""
+        """Make room for the next tokens of the running sequences: preempt the youngest until there is enough."""
         while self._running and not self._find_room():
             if len(self._running) == 1:
                 raise self._too_small(self._running[0].length)
@@ -265,8 +265,8 @@ class EmbeddedEngine(Engine):
             self.counts.num_gave_way += 1
 
     def _find_room(self, newcomers: Sequence[tuple[int, int]] = (), *, reserve: int = 0) -> bool:
-        """Whether all that runs, and `newcomers` (see `has_room`), can have so many tokens more than they are long. Cached
-        prefixes are dropped for them."""
+        """Whether the running sequences and the `newcomers` (see `has_room`) fit, each with `reserve` further tokens. Cached
+        prefixes are evicted for them."""
         running = self._running
         num_new = sum(end - num_shared for end, num_shared in newcomers) + sum(s.length - s.cached for s in running)
         num_new += reserve * (len(running) + len(newcomers))
@@ -286,12 +286,12 @@ class EmbeddedEngine(Engine):
         )
 
     def _forget_running(self) -> None:
-        """All that run wait again, at the front: their contexts are read anew."""
+        """Move all running sequences back to the front of the queue: their contexts are prefilled again."""
         for slot in reversed(range(len(self._running))):
             self._put_back(slot)
 
     def _admit(self) -> list[_Siblings]:
-        """Take from the waiting requests, oldest first, as many as may run, have room and be read now."""
+        """Admit waiting requests, oldest first, within the limits on running requests, cache and prefill."""
         num_free, num_tokens = self._max_running - len(self._running), 0
         if not self._waiting or not num_free or any(sequence.is_reading for sequence in self._running):
             return []
@@ -316,21 +316,20 @@ class EmbeddedEngine(Engine):
             leader.stops_short = self._leaves_siblings(num_free) and num_shared < len(context) - 1
             group.members.append(self._waiting.popleft())
             num_free -= 1
-            # It is read in parts; its siblings come when that is done.
+            # It is prefilled in parts; its siblings follow when that is done.
             if num_tokens > _MAX_PREFILL_TOKENS or leader.stops_short:
                 break
         return list(groups.values())
 
     def _leaves_siblings(self, num_free: int) -> bool:
-        """Whether there is no room for all siblings of the first that waits, and those left out would lack a state to go on
-        from."""
+        """Whether some siblings of the first waiting request have to wait, and would find no state to continue from."""
         waiting = self._waiting
         return self._backend.bytes_per_state > 0 and len(waiting) > num_free and waiting[num_free].context == waiting[0].context
 
     def _running_prompts(self) -> PrefixIndex[int]:
-        """The slots of prompts that the present weights have read."""
+        """The slots of running prompts that the current weights have read."""
         index: PrefixIndex[int] = PrefixIndex(max_entries=self._max_running, max_tokens=self._max_running * self._max_length)
-        if self._backend.bytes_per_state:  # They have gone on since.
+        if self._backend.bytes_per_state:  # The states have moved on since.
             return index
         for slot, sequence in enumerate(self._running):
             if sequence.is_current and not sequence.is_reading:
@@ -338,10 +337,10 @@ class EmbeddedEngine(Engine):
         return index
 
     def _find_reusable(self, context: tuple[int, ...], running_prompts: PrefixIndex[int]) -> _Siblings:
-        """A group that begins with what is cached of this context already, if that is enough to be worth a copy."""
+        """A new group that reuses what is cached of this context, if that is worth a copy."""
         sibling, cached = running_prompts.find(context), self._cached_prefixes.find(context)
         num_common = max(match[0] if match else 0 for match in (sibling, cached))
-        # The last token is always read: its logits are what the first new token is drawn from.
+        # The last token is always read: the first new token is drawn from its logits.
         num_reused = min(num_common, len(context) - 1)
         if num_reused < max(_MIN_REUSED_TOKENS, _MIN_REUSED_SHARE * len(context)):
             return _Siblings()
@@ -350,9 +349,9 @@ class EmbeddedEngine(Engine):
         return _Siblings(num_reused, cached_prefix=cached[1] if cached else None)
 
     def _assign_slots(self, groups: list[_Siblings]) -> list[int]:
-        """Give admitted sequences the next slots: first one of each group, then the siblings that only copy it.
+        """Give admitted sequences the next slots: first the leader of each group, then the siblings that copy its cache.
 
-        Returns, for each of the latter, the slot of its sibling.
+        Returns, for each of those siblings, the slot of its leader.
         """
         if not groups:
             return []
@@ -376,7 +375,7 @@ class EmbeddedEngine(Engine):
         return leaders
 
     def _start(self, leaders: list[int]) -> _RunningStep:
-        """Start a forward pass that draws a token for every running sequence. The last ones copy what their `leaders` read."""
+        """Start a forward pass that samples for every running sequence. The last ones copy the cache of their `leaders`."""
         num_readers = len(self._running) - len(leaders)
         readers = self._running[:num_readers]
         starts, uncached = [sequence.cached for sequence in readers], [sequence.next_read for sequence in readers]
@@ -398,7 +397,7 @@ class EmbeddedEngine(Engine):
         return _RunningStep(pending, tuple(self._running), drafts, only_writes)
 
     def _draft(self) -> tuple[DraftedTokens, ...]:
-        """Guesses at the next tokens of each running sequence, as far as it may go on. Nothing, if there is none or no room."""
+        """Drafts of the next tokens of each running sequence, within its limits. Empty if there are none, or no room."""
         least = self._draft_bar()
         if self._drafter is None or least is None:
             return ()
@@ -414,11 +413,11 @@ class EmbeddedEngine(Engine):
         return tuple(drafts) if is_worth_it else ()
 
     def _draft_bar(self) -> float | None:
-        """How likely a guess must be to be read with the next step; None: no drafts."""
+        """The least probability of a drafted token that the next step verifies; None: no drafts."""
         return self._pace.bar(len(self._running)) if self._drafter and self._pace else None
 
     def _check(self, starts: list[int], uncached: list[tuple[int, ...]], drafts: Sequence[DraftedTokens]) -> PendingTokens:
-        """Start a step that reads the drafts too, and draws at each of their places."""
+        """Start a step that reads the drafts too, and samples at each of their positions."""
         num_drafted = [len(draft.tokens) for draft in drafts]
         self.counts.num_drafted += sum(num_drafted)
         return self._backend.forward_and_sample(
@@ -434,15 +433,15 @@ class EmbeddedEngine(Engine):
         )
 
     def _start_ahead(self, step: _RunningStep) -> _RunningStep | None:
-        """Start the step after this one, before its tokens are known: the device need not wait for the host.
+        """Start the next step before the tokens of this one are known, so that the device does not wait for the host.
 
-        What it draws for sequences that turn out to have ended is thrown away. None if others should be admitted first,
-        or if most will have ended.
+        Its tokens for sequences that turn out to have ended are discarded. None if others should be admitted first, or if
+        most sequences will have ended.
         """
         if self._waiting and len(self._running) < self._max_running:
             return None
         if step.drafts or self._draft_bar() is not None:
-            return None  # Drafts follow what is known.
+            return None  # Drafts follow known tokens.
         running = self._running
         if any(sequence.length + 1 >= self._max_length or sequence.cached < sequence.length for sequence in running):
             return None
@@ -461,13 +460,13 @@ class EmbeddedEngine(Engine):
         return None if pending is None else _RunningStep(pending, tuple(running))
 
     def _finish(self, step: _RunningStep) -> None:
-        """Write down what a step drew, and report the sequences that ended with it."""
+        """Append the tokens of a step, and report the sequences that ended with it."""
         ended, num_tokens = [], 0
         slots = {id(sequence): slot for slot, sequence in enumerate(self._running)}
         drawn = zip(*step.pending.result(), strict=True)
         for sequence, draft in zip(step.sequences, step.drafts or repeat(NO_DRAFT), strict=False):
             own = list(islice(drawn, len(draft.tokens) + 1))
-            if id(sequence) not in slots or sequence.cached < sequence.length:  # It has ended, or is still reading.
+            if id(sequence) not in slots or sequence.cached < sequence.length:  # It has ended, or is still in its prefill.
                 continue
             num_written, reason = self._write(sequence, own, draft)
             num_tokens += num_written
@@ -488,7 +487,7 @@ class EmbeddedEngine(Engine):
     def _write(
         self, sequence: _Sequence, drawn: Sequence[tuple[int, float]], draft: DraftedTokens
     ) -> tuple[int, FinishReason | None]:
-        """Append what was drawn, up to the end or the first wrong guess, whose successors were drawn for another context."""
+        """Append the sampled tokens up to the end or the first wrong draft: later ones were sampled in another context."""
         num_written = num_right = 0
         reason = None
         for token, logprob in drawn:
@@ -511,14 +510,14 @@ class EmbeddedEngine(Engine):
         self._reports.append(sequence.finish(reason, routes))
 
     def _free_slot(self, slot: int) -> None:
-        """Cache what a slot holds and free it: the last running sequence moves in, so that running slots stay contiguous."""
+        """Cache a slot's prefix and free the slot: the last running sequence moves in, so that slots stay contiguous."""
         ended = self._running[slot]
         if ended.is_current:
             self._save_prefix(slot)
         self._vacate(slot)
 
     def _save_prefix(self, slot: int) -> None:
-        """Cache what a slot holds, if that is worth it."""
+        """Cache a slot's prefix, if it is long enough."""
         sequence = self._running[slot]
         if self._max_cached and sequence.cached >= _MIN_REUSED_TOKENS:
             saved = self._backend.save_prefix(slot, length=sequence.cached)
@@ -526,7 +525,7 @@ class EmbeddedEngine(Engine):
 
     @torch.inference_mode()
     def _put_back(self, slot: int) -> None:
-        """A running sequence waits again, before all others; what it has written is kept, what it has read is not."""
+        """Preempt a running sequence: it waits again, before all others. Its tokens are kept, its cache is not."""
         sequence = self._running[slot]
         self._vacate(slot)
         sequence.cached, sequence.is_current = 0, False
@@ -540,7 +539,7 @@ class EmbeddedEngine(Engine):
 
 
 def make_backend(runner: ModelRunner, end_ids: Sequence[int], *, max_bytes: int | None = None) -> CacheBackend[Any]:
-    """The one that `reroll.cache_backends` names for this kind of device (pages and CUDA graphs on a GPU), or as
+    """The cache backend of the group `reroll.cache_backends` for this type of device (pages and CUDA graphs on a GPU), or
     `recurrent` for models whose layers carry a state; else dense slots."""
     opened = load_entry("reroll.cache_backends", "recurrent" if runner.is_recurrent else runner.device.type)
     if opened is None and runner.is_recurrent:
@@ -552,8 +551,8 @@ def make_backend(runner: ModelRunner, end_ids: Sequence[int], *, max_bytes: int 
 
 
 def _prefix_index(backend: CacheBackend[Any], *, max_entries: int) -> PrefixIndex[Any]:
-    """For the prefixes that this backend saves."""
-    bytes_per_token = max(1, backend.bytes_per_token)  # Without attention, tokens take nothing.
+    """An index for the prefixes that this backend saves."""
+    bytes_per_token = max(1, backend.bytes_per_token)  # Without attention layers, tokens take no memory.
     max_tokens = _MAX_CACHED_BYTES // bytes_per_token
     if not backend.bytes_per_state:
         return PrefixIndex(max_entries=max_entries, max_tokens=max_tokens)
@@ -562,7 +561,7 @@ def _prefix_index(backend: CacheBackend[Any], *, max_entries: int) -> PrefixInde
 
 
 def _end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Tokens that end a completion: the tokenizer's, and those that the model's generation settings name."""
+    """Tokens that end a completion: the tokenizer's, and those of the model's generation config."""
     generation = model.generation_config.eos_token_id if model.generation_config is not None else None
     named = generation if isinstance(generation, list) else [generation]
     return frozenset(token for token in (tokenizer.eos_token_id, *named) if token is not None)

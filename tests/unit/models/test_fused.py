@@ -3,9 +3,11 @@ import torch
 
 from reroll.models import fused as fused_module
 from reroll.models.attention import PackedAttention, hidden_states, logits
-from reroll.models.fused import fuse, fuse_gates, fuse_norms, fuse_rotations
+from reroll.models.fused import fuse
 from reroll.models.load import load_model
 from reroll.models.logprobs import token_logprobs
+from reroll_zoo import fused_layers
+from reroll_zoo.fused_layers import fuse_gates, fuse_norms, fuse_rotations
 from reroll_zoo.tiny_models import make_tiny
 
 
@@ -39,7 +41,8 @@ def test_a_fused_model_learns_what_the_original_one_does(tmp_path, family, monke
     folder = str(make_tiny(tmp_path, family=family, layers=2, initializer_range=0.2))
     model, fused = (load_model(folder, dtype=torch.float32, device="cpu") for _ in range(2))
     want = gradients(model)
-    monkeypatch.setattr(fused_module, "runs_kernels", lambda tensor: True)  # In Triton's interpreter.
+    for module in (fused_module, fused_layers):
+        monkeypatch.setattr(module, "runs_kernels", lambda tensor: True)  # In Triton's interpreter.
     assert fuse_gates(fused) == 2
     assert fuse_rotations(fused) == 1
     fuse(fused)  # A second time changes nothing.

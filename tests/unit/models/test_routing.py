@@ -15,7 +15,6 @@ from torch.nn.functional import linear
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from reroll.config.parts import LoraConfig, OptimConfig
-from reroll.config.routes import FAMILIES
 from reroll.config.strategy import TorchStrategyConfig
 from reroll.errors import ModelError
 from reroll.infer.embedded.engine import EmbeddedEngine
@@ -27,6 +26,7 @@ from reroll.training.base import Needs, required
 from reroll.training.loss import SFT_LOSS
 from reroll.training.torch_strategy import TorchStrategy
 from reroll.types import Completion, Request, Sample, SamplingParams
+from reroll_zoo.expert_routes.families import FAMILIES
 from reroll_zoo.tiny_models import make_tiny
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))  # scripts, no package

@@ -15,7 +15,6 @@ from transformers import PreTrainedModel
 
 from reroll.config.parts import OptimConfig, PolicyConfig
 from reroll.config.strategy import TorchStrategyConfig
-from reroll.models.fused import fuse_norms
 from reroll.models.load import load_model
 from reroll.runtime.base import WorkerInfo
 from reroll.tokens.batch import Batch, pack
@@ -25,6 +24,7 @@ from reroll.training.cluster import PredictJob, TrainWorker, train_jobs
 from reroll.training.loss import PolicyLoss
 from reroll.training.predict import predict
 from reroll.types import Sample
+from reroll_zoo.fused_layers import fuse_norms
 from reroll_zoo.tiny_models import make_tiny
 
 PPO = PolicyLoss(kind="ppo", options={"clip_low": 0.2, "clip_high": 0.2})

@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from reroll.config.load import parse_config
-from reroll.config.select import GpuNode, select_gpus
 from reroll.config.tree import RlvrConfig
 from reroll.errors import ConfigError
+from reroll_zoo.gpu_nodes import GpuNode, GpuNodes
 from reroll_zoo.plan.draw import lanes_of
 from reroll_zoo.plan.plan import Plan, make_plan
 from reroll_zoo.plan.search import best_plan, candidates, device_violations
@@ -100,14 +100,14 @@ def test_auto_never_tears_an_engine_over_two_nodes() -> None:
 
 def test_the_kubernetes_manifest_gives_the_mixed_example_what_it_selects() -> None:
     _, job = yaml.safe_load_all((EXAMPLES / "launch" / "kuberay.yaml").read_text())
-    nodes = []
+    nodes = GpuNodes()
     for group in job["spec"]["rayClusterSpec"]["workerGroupSpecs"]:
         [container] = group["template"]["spec"]["containers"]
         num_gpus = int(container["resources"]["limits"]["nvidia.com/gpu"])
-        nodes += [GpuNode(num_gpus, group["labels"])] * group["replicas"]
+        nodes = GpuNodes([*nodes, *[GpuNode(num_gpus, group["labels"])] * group["replicas"]])
         assert group["minReplicas"] == group["replicas"], "a run does not start before all are there"
     config = mixed()
-    assert len({*select_gpus(config.policy.devices, nodes), *select_gpus(config.engine.devices, nodes)}) == 16  # type: ignore[arg-type]
+    assert len({*nodes.select(config.policy.devices), *nodes.select(config.engine.devices)}) == 16  # type: ignore[arg-type]
     assert "runtime.kind=ray runtime.address=auto" in job["spec"]["entrypoint"]
 
 

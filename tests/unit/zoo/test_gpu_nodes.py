@@ -10,16 +10,18 @@ import pytest
 from reroll.config.host import parse_devices
 from reroll.config.load import parse_config
 from reroll.config.parts import DeviceSelectionConfig
-from reroll.config.select import GpuNode, select_gpus
 from reroll.errors import ConfigError
+from reroll_zoo.gpu_nodes import GpuNode, GpuNodes
 from reroll_zoo.plan.cluster import ClusterConfig
 from reroll_zoo.ray.places import gpu_node
 
-NODES = (
-    GpuNode(2, {"pool": "rollout", "rack": "1"}, 48),
-    GpuNode(4, {"pool": "train", "rack": "1"}, 141),
-    GpuNode(4, {"pool": "train", "rack": "2"}, 80),
-    GpuNode(2, {"pool": "rollout", "rack": "2"}, None),
+NODES = GpuNodes(
+    [
+        GpuNode(2, {"pool": "rollout", "rack": "1"}, 48),
+        GpuNode(4, {"pool": "train", "rack": "1"}, 141),
+        GpuNode(4, {"pool": "train", "rack": "2"}, 80),
+        GpuNode(2, {"pool": "rollout", "rack": "2"}, None),
+    ]
 )
 
 
@@ -37,7 +39,7 @@ NODES = (
     ],
 )
 def test_a_selection_is_the_first_gpus_of_the_nodes_that_match(selection: dict[str, Any], indices: str) -> None:
-    assert select_gpus(DeviceSelectionConfig(**selection), NODES) == tuple(indices.split())
+    assert NODES.select(DeviceSelectionConfig(**selection)) == tuple(indices.split())
     assert parse_devices(DeviceSelectionConfig(**selection), num_gpus=12, nodes=NODES) == tuple(indices.split())
 
 
@@ -56,7 +58,7 @@ def test_a_selection_is_the_first_gpus_of_the_nodes_that_match(selection: dict[s
 )
 def test_too_few_gpus_are_refused_with_what_there_is(selection: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match="the cluster has") as caught:
-        select_gpus(DeviceSelectionConfig(**selection), NODES)
+        NODES.select(DeviceSelectionConfig(**selection))
     assert problem in str(caught.value)
 
 
@@ -94,8 +96,8 @@ def test_a_mixed_cluster_numbers_devices_through_its_kinds() -> None:
     assert (cluster.num_devices, cluster.is_mixed, cluster.devices_per_node) == (8, True, 2)
     assert [cluster.spec_of(str(index)).name for index in range(8)] == ["h200"] * 4 + ["l40s"] * 4
     assert [cluster.node_of(str(index)) for index in range(8)] == [0, 0, 0, 0, 1, 1, 2, 2]
-    assert select_gpus(DeviceSelectionConfig(gpus=3, label={"pool": "rollout"}), cluster.gpu_nodes) == ("4", "5", "6")
-    assert select_gpus(DeviceSelectionConfig(gpus=4, min_memory_gb=80), cluster.gpu_nodes) == ("0", "1", "2", "3")
+    assert cluster.gpu_nodes.select(DeviceSelectionConfig(gpus=3, label={"pool": "rollout"})) == ("4", "5", "6")
+    assert cluster.gpu_nodes.select(DeviceSelectionConfig(gpus=4, min_memory_gb=80)) == ("0", "1", "2", "3")
 
 
 def test_a_role_reckons_with_the_weakest_device_it_is_on() -> None:

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from torch import Tensor
 
-from reroll.weights.buckets import PushBroken, apply_change, encode_change
+from reroll.weights.buckets import PushBroken
+from reroll_zoo.weight_changes import apply_change, encode_change
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int8]
 

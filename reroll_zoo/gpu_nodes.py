@@ -35,21 +35,25 @@ class GpuNode:
         return f"{self.num_gpus} GPU{'s' if self.num_gpus > 1 else ''} ({', '.join([*labels, memory])})"
 
 
-def select_gpus(selection: DeviceSelectionConfig, nodes: Sequence[GpuNode]) -> tuple[str, ...]:
-    """The first GPUs that match, as indices through all nodes. The same selection gives the same GPUs, so its roles share them.
+class GpuNodes(tuple[GpuNode, ...]):
+    """The machines of a cluster, in the order in which their GPUs are numbered."""
 
-    Raises ValueError, with what there is, if too few match.
-    """
-    matching: list[int] = []
-    first = 0
-    for node in nodes:
-        if node.carries(selection):
-            matching += range(first, first + node.num_gpus)
-        first += node.num_gpus
-    chosen = matching[selection.skip : selection.skip + selection.gpus]
-    if len(chosen) < selection.gpus:
-        raise ValueError(_too_few(selection, nodes, num_matching=len(matching)))
-    return tuple(map(str, chosen))
+    def select(self, selection: DeviceSelectionConfig) -> tuple[str, ...]:
+        """The first GPUs that match, as indices through all nodes. The same selection gives the same GPUs, so its roles
+        share them.
+
+        Raises ValueError, with what there is, if too few match.
+        """
+        matching: list[int] = []
+        first = 0
+        for node in self:
+            if node.carries(selection):
+                matching += range(first, first + node.num_gpus)
+            first += node.num_gpus
+        chosen = matching[selection.skip : selection.skip + selection.gpus]
+        if len(chosen) < selection.gpus:
+            raise ValueError(_too_few(selection, self, num_matching=len(matching)))
+        return tuple(map(str, chosen))
 
 
 def _too_few(selection: DeviceSelectionConfig, nodes: Sequence[GpuNode], *, num_matching: int) -> str:
