@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+_MAX_TOLD = 2000
+"""Characters."""
 
 
 class RerollError(Exception):
@@ -69,7 +73,14 @@ class NoRoom(RerollError):
     """The machines that there are have no place for a worker."""
 
 
-class EnvError(RerollError):
+class SampleError(RerollError):
+    """Root of what fails a sample alone. Its message may quote the policy, and is told without what steers a terminal."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
+
+
+class EnvError(SampleError):
     """An environment failed: becomes a status on the trajectory, never escapes a step."""
 
 
@@ -77,7 +88,7 @@ class EnvLost(EnvError):
     """The place where an environment ran is gone, with every episode in it. No episode's own doing: each is played again."""
 
 
-class RewardError(RerollError):
+class RewardError(SampleError):
     """A reward failed: becomes a status on the trajectory, never escapes a step."""
 
 
@@ -116,3 +127,26 @@ class RunFolderError(RerollError):
 
 class WeightsError(RerollError):
     """New weights did not reach the engines. The last checkpoint is intact."""
+
+
+def last_lines(error: BaseException) -> str:
+    """Type, message and place of an exception in user code, short enough for a status and fit for a terminal."""
+    told = printable("".join(traceback.format_exception_only(error)).strip())
+    if len(told) > _MAX_TOLD:  # Some messages hold all of what could not be read.
+        told = f"{told[: _MAX_TOLD // 2]} … {told[-_MAX_TOLD // 2 :]}"
+    return told + place_of(error)
+
+
+def place_of(error: BaseException) -> str:
+    """Where an exception was raised: ` (file:line)`; empty if it never was."""
+    frames = list(traceback.walk_tb(error.__traceback__))
+    return f" ({frames[-1][0].f_code.co_filename}:{frames[-1][1]})" if frames else ""
+
+
+def printable(text: str) -> str:
+    """Control characters and halves of characters as pictures: what a model writes must not steer a terminal, or stop it."""
+    return text.translate(_PICTURES)
+
+
+_PICTURES = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"}
+_PICTURES |= dict.fromkeys((*range(0x80, 0xA0), *range(0xD800, 0xE000)), 0xFFFD) | {0x7F: ord("␡")}

@@ -25,8 +25,7 @@ from reroll.config.losses import ImportLossConfig
 from reroll.config.pipeline import PipelineConfig
 from reroll.config.rewards import ImportRewardConfig, walk
 from reroll.config.tree import RlvrConfig
-from reroll.errors import RerollError, Violation
-from reroll.runtime.children import last_lines
+from reroll.errors import RerollError, Violation, last_lines
 from reroll_zoo.opening import Attempt, openings
 
 if TYPE_CHECKING:

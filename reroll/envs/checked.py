@@ -13,8 +13,7 @@ from typing import Any, cast
 import numpy as np
 
 from reroll.envs.base import InvalidAction, StepResult
-from reroll.errors import EnvError, RerollError
-from reroll.runtime.children import last_lines
+from reroll.errors import EnvError, RerollError, last_lines
 from reroll.types import Message
 
 _MAX_REASON_CHARS = 2000

@@ -23,10 +23,9 @@ from reroll.envs.inline import InlineEnv
 from reroll.envs.make import env_name, import_problems
 from reroll.envs.meter import EnvMeter
 from reroll.envs.worker import NOT_OPEN, Close, Command, EnvAnswer, EnvWorker, GiveUp, Open, Step, num_stuck_threads
-from reroll.errors import ConfigError, EnvError, EnvLost, RerollError, Violation, WorkerDied
+from reroll.errors import ConfigError, EnvError, EnvLost, RerollError, Violation, WorkerDied, last_lines
 from reroll.observe.metrics import Stats
 from reroll.runtime.base import Placement, Runtime, Workers
-from reroll.runtime.children import last_lines
 from reroll.runtime.devices import num_usable_cores
 from reroll.runtime.local import LocalRuntime
 from reroll.runtime.processes import ProcessRuntime

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 from reroll.config.envs import EnvConfig, ImportEnvConfig
 from reroll.envs.base import Env
-from reroll.errors import RerollError
-from reroll.runtime.children import last_lines
+from reroll.errors import RerollError, last_lines
 
 
 def make_env(node: EnvConfig) -> Env:

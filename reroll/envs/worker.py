@@ -19,9 +19,8 @@ from reroll.config.envs import EnvConfig
 from reroll.envs.base import Env, InvalidAction, StepResult
 from reroll.envs.checked import as_env_error, as_messages, as_step_result
 from reroll.envs.make import env_name, import_problems, make_env
-from reroll.errors import EnvError
+from reroll.errors import EnvError, last_lines
 from reroll.runtime.base import WorkerInfo
-from reroll.runtime.children import last_lines
 from reroll.types import Message
 
 NOT_OPEN = "the environment is not open: reset it first, and step it no more after close"

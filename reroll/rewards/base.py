@@ -13,9 +13,8 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from reroll.config.rewards import EnvRewardConfig
-from reroll.errors import RewardError, RewardRaised
+from reroll.errors import RewardError, RewardRaised, last_lines, place_of
 from reroll.observe.metrics import Stats
-from reroll.runtime.children import last_lines, place_of
 from reroll.types import Prompt, Score, Trajectory
 
 

@@ -10,11 +10,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from reroll.config.reward_base import InProcessRewardConfig
-from reroll.errors import RewardError
+from reroll.errors import RewardError, last_lines
 from reroll.rewards.base import as_score, raised
 from reroll.rewards.memory import MemoryLimit, Spent
 from reroll.runtime.base import WorkerInfo
-from reroll.runtime.children import last_lines
 from reroll.types import Prompt, Score, Trajectory
 
 Case = tuple[Prompt, Trajectory]

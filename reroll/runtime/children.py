@@ -10,14 +10,11 @@ import subprocess
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import NoReturn
 
 _PARENT_CHECK_S = 1.0
-_MAX_TOLD = 2000
-"""Characters."""
 _MARK = "REROLL_CHILD"
 """The variable in the environment of a child that says whose it is: a mark, behind those of the processes above it."""
 _MAX_ROUNDS = 20
@@ -154,20 +151,6 @@ def _marks(pid: int) -> list[bytes]:
 def epitaph(exit_code: int) -> str:
     """How a process ended, as a user knows it: ` (exit code 3)` or ` (SIGSEGV)`."""
     return f" ({signal.Signals(-exit_code).name})" if exit_code < 0 else f" (exit code {exit_code})"
-
-
-def last_lines(error: BaseException) -> str:
-    """Type, message and place of an exception in user code, short enough for a status."""
-    told = "".join(traceback.format_exception_only(error)).strip()
-    if len(told) > _MAX_TOLD:  # Some messages hold all of what could not be read.
-        told = f"{told[: _MAX_TOLD // 2]} … {told[-_MAX_TOLD // 2 :]}"
-    return told + place_of(error)
-
-
-def place_of(error: BaseException) -> str:
-    """Where an exception was raised: ` (file:line)`; empty if it never was."""
-    frames = list(traceback.walk_tb(error.__traceback__))
-    return f" ({frames[-1][0].f_code.co_filename}:{frames[-1][1]})" if frames else ""
 
 
 if __name__ == "__main__":

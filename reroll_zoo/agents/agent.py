@@ -18,9 +18,9 @@ from typing import IO, TYPE_CHECKING, Any
 
 from reroll.config.agents import EndpointConfig
 from reroll.config.imports import import_object
-from reroll.errors import RerollError, RewardError
+from reroll.errors import RerollError, RewardError, SampleError, last_lines
 from reroll.rollout.play import AgentEpisode, Generate
-from reroll.runtime.children import kill_group, last_lines
+from reroll.runtime.children import kill_group
 from reroll.types import Prompt, SamplingParams, Status, Trajectory
 from reroll_zoo.agents.config import CommandAgentConfig, EndpointAgentConfig, FunctionAgentConfig
 from reroll_zoo.agents.conversation import Conversation
@@ -54,7 +54,7 @@ Agent = Callable[[Prompt, Access], Awaitable[object]]
 fails the sample; cancelling it stops it."""
 
 
-class AgentFailed(Exception):
+class AgentFailed(SampleError):
     """An agent that ended badly. The message is the sample's reason."""
 
 

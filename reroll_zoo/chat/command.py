@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from reroll_zoo.samples.episode import printable
+from reroll.errors import printable
 
 if TYPE_CHECKING:
     from reroll_zoo.chat.chat import Chat

@@ -16,8 +16,7 @@ from typing import Any
 
 from reroll.envs.base import Env, InvalidAction, StepResult
 from reroll.envs.checked import as_messages, as_step_result
-from reroll.errors import RerollError
-from reroll.runtime.children import last_lines
+from reroll.errors import RerollError, last_lines
 from reroll.types import Message
 
 MAX_STEPS = 1000

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
+from reroll.errors import printable
 from reroll.types import Message, Prompt, Trajectory
 
 Decode = Callable[[Sequence[int]], str]
@@ -183,15 +184,6 @@ def shade(logp: float | None) -> int:
     """How surprising a token was, from 0 (all but certain) to 4 (less than one in a hundred)."""
     probability = 0.0 if logp is None else math.exp(logp)
     return sum(probability < bound for bound in LIKELY)
-
-
-def printable(text: str) -> str:
-    """Control characters and halves of characters as pictures: what a model writes must not steer a terminal, or stop it."""
-    return text.translate(_PICTURES)
-
-
-_PICTURES = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"}
-_PICTURES |= dict.fromkeys((*range(0x80, 0xA0), *range(0xD800, 0xE000)), ord(UNKNOWN)) | {0x7F: ord("␡")}
 
 
 def render_messages(messages: tuple[Message, ...]) -> str:

@@ -10,8 +10,8 @@ from html import escape
 from importlib.resources import files
 from pathlib import Path
 
-from reroll.errors import RunFolderError
-from reroll_zoo.samples.episode import LIKELY, EpisodeTurn, LoggedEpisode, Token, Told, printable, shade
+from reroll.errors import RunFolderError, printable
+from reroll_zoo.samples.episode import LIKELY, EpisodeTurn, LoggedEpisode, Token, Told, shade
 from reroll_zoo.show.terminal import facts, last_words, number, title_of, weights_of
 
 _EMPTY = frozenset("_.-·")

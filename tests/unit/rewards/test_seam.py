@@ -82,6 +82,30 @@ async def test_what_is_raised_is_logged_once_a_kind_and_counted(caplog: pytest.L
     assert [stats[f"judging/p/{name}"] for name in ("scored", "failed", "raised")] == [1, 5, 4]
 
 
+STEERING = "\x1b]0;mine\x07\x1b[2J \x9b31m \r \ud800"
+"""What sets a terminal's title, clears it, colours it, starts the line anew; and half a character, which no file takes."""
+
+
+@pytest.mark.parametrize("raised", [ValueError, RewardError, KeyError])
+async def test_words_of_the_policy_in_a_reason_steer_no_terminal(
+    raised: type[Exception], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def quotes(prompt: Prompt, trajectory: Trajectory) -> float:
+        raise raised(f"cannot read {trajectory.text}")
+
+    with caplog.at_level(logging.WARNING), pytest.raises(RewardError) as caught:
+        await cluster(quotes).score(PROMPT, said(STEERING))
+    told = [
+        str(caught.value),
+        f"{pickle.loads(pickle.dumps(caught.value))}",
+        *(record.getMessage() for record in caplog.records),
+    ]
+    for reason in told:
+        assert "cannot read" in reason
+        assert reason.isprintable()
+        reason.encode()
+
+
 def test_why_a_reward_raised_travels_between_processes_whole() -> None:
     error = RewardRaised("ValueError: x", kind="ValueError (a.py:3)")
     for twin in (pickle.loads(pickle.dumps(error)), copy.copy(error)):

@@ -5,9 +5,9 @@ from episode_fakes import decode_bytes, play, user
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reroll.errors import RunFolderError
+from reroll.errors import RunFolderError, printable
 from reroll.types import Message, Prompt, Status
-from reroll_zoo.samples.episode import pieces_of, printable, shade
+from reroll_zoo.samples.episode import pieces_of, shade
 from reroll_zoo.samples.folders import find_run
 
 
