@@ -27,11 +27,11 @@ WEIGHTS = (0.5, 0.0, 2.0)
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, ...]:
-    """Student and teacher as reroll runs them, and as plain transformers does."""
+    """Student and teacher as reroll runs them, and as plain transformers does, in double precision."""
     folder = tmp_path_factory.mktemp("models")
     paths = [make_tiny(folder / str(seed), seed=seed, initializer_range=0.3) for seed in (1, 2)]
     ours = [load_model(str(path), dtype=torch.float32, device="cpu") for path in paths]
-    return (*ours, *(AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32) for path in paths))
+    return (*ours, *(AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64) for path in paths))
 
 
 def make_batch(teacher: Any, *, top_k: int) -> Batch:
@@ -99,7 +99,9 @@ def test_its_weight_gradient_is_that_of_the_definition(models: Any, kind: str, t
     assert total == pytest.approx(value, rel=1e-4)
     assert value > 0.01
     for name, parameter in student.named_parameters():
-        torch.testing.assert_close(required(parameter.grad), expected[name], atol=2e-6, rtol=1e-3, msg=name)
+        # Single precision, transformers' own as well as ours, is up to 1.4e-5 of the largest entry away from the double one.
+        off = (required(parameter.grad).double() - expected[name]).abs().max()
+        assert off <= 5e-5 * expected[name].abs().max(), name
 
 
 def test_only_taught_tokens_count_in_the_reported_divergence(models: Any) -> None:
