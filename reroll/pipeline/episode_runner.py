@@ -24,6 +24,7 @@ from reroll.envs.cluster import EnvCluster
 from reroll.infer.cluster import CONCURRENCY, InferCluster
 from reroll.infer.worker import InferWorker
 from reroll.models.load import context_length, load_tokenizer
+from reroll.pictures import FOLDER as PICTURES_FOLDER
 from reroll.pipeline.evaluate import EvalResult, evaluate
 from reroll.pipeline.judges import open_hosts
 from reroll.rewards.cluster import RewardCluster
@@ -135,7 +136,7 @@ async def open_episode_runner(
     Judges cache their answers in `run_folder`.
     """
     async with AsyncExitStack() as stack:
-        renderer = Renderer(load_tokenizer(config.policy.model))
+        renderer = Renderer(load_tokenizer(config.policy.model), pictures=run_folder and run_folder / PICTURES_FOLDER)
         agents = await _open_agents(config, stack)
         rewards = await RewardCluster.start(
             runtime,
@@ -192,6 +193,7 @@ async def spawn_engine(runtime: Runtime, engine: EngineConfig, policy: PolicyCon
         external=None if isinstance(engine, EmbeddedEngineConfig) else engine,
         reads_again=engine.reads_again,
         exact=policy.exact,
+        train_vision=policy.train_vision,
         notes_routes=policy.replay_routes,
     )
     return InferCluster(workers, max_workers=engine.max_workers or 0)
