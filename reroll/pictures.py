@@ -3,8 +3,8 @@
 In a message's text MARK stands where a picture is, and `images` says in order which: a data URL, a file, or `picture:NAME` for
 one that is kept here. Its name is the hash of its bytes.
 
-Among the tokens of a prompt a picture is a run of ids beyond every vocabulary, made from its name. So prompts with equal ids show
-equal pictures: whatever goes by common beginnings (siblings, caches, the router, the journal) needs to know nothing of pictures.
+Among the tokens of a prompt a picture is a run of ids beyond every vocabulary, made from its name. So prompts with equal ids
+show equal pictures: whatever goes by common beginnings (siblings, caches, the router, the journal) need not know of them.
 """
 
 from __future__ import annotations

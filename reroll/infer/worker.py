@@ -119,7 +119,9 @@ class InferWorker:
             engine = opened.open(model, external, precision=precision, device=info.device, lora=lora)
         else:
             drafter, pace = (None, None) if draft == "off" else load_entry("reroll.drafts", "drafter")(always=draft == "always")
-            policy = load_model(model, dtype=DTYPES[precision], device=info.device, lora=lora, exact=exact, train_vision=train_vision)
+            policy = load_model(
+                model, dtype=DTYPES[precision], device=info.device, lora=lora, exact=exact, train_vision=train_vision
+            )
             engine = EmbeddedEngine(
                 policy,
                 load_tokenizer(model),

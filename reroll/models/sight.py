@@ -1,7 +1,7 @@
 """Models that see: the seam between a pass over packed tokens and what knows of pictures, the group `reroll.vision`.
 
-Ids of `reroll.pictures` stand for parts of pictures. An `Eye` says which of the packed tokens those are, and has taken the place of
-the forward pass of the model's trunk: that is given what the eye saw as `reroll_sight`.
+Ids of `reroll.pictures` stand for parts of pictures. An `Eye` says which of the packed tokens those are, and has taken the
+place of the forward pass of the model's trunk: that is given what the eye saw as `reroll_sight`.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def open_eye(model: PreTrainedModel, name: str, *, trains: bool) -> None:
         return
     find, opened = load_entry("reroll.vision", "auto_class"), load_entry("reroll.vision", "eye")
     if find and opened and find(model.config):
-        model.reroll_eye = opened(model, name, trains=trains)  # type: ignore[assignment]
+        model.reroll_eye = opened(model, name, trains=trains)
 
 
 def eye_of(model: PreTrainedModel) -> Eye | None:

@@ -32,8 +32,8 @@ _NUM_STARTS_KEPT = 256
 
 
 class PictureTokens(Protocol):
-    """How a model's processor puts pictures among tokens: what the entry point `tokens` of the group `reroll.vision` opens, given
-    a tokenizer. It raises ModelError if that belongs to a model that sees nothing."""
+    """How a model's processor puts pictures among tokens: what the entry point `tokens` of the group `reroll.vision` opens,
+    given a tokenizer. It raises ModelError if that belongs to a model that sees nothing."""
 
     def encode(self, text: str, names: Sequence[str]) -> tuple[int, ...]:
         """Text as the chat template shows it, in which the kept pictures of these names have their placeholders, in order."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 import torch
@@ -71,7 +71,7 @@ class Eye:
     def __init__(self, model: PreTrainedModel, name: str, *, trains: bool) -> None:
         self._reader = reader_of(name)
         self._family = self._reader.family
-        self._base: Any = model.base_model
+        self._base = cast(Any, model.base_model)
         self._trains = trains
         self._image_id: int = model.config.image_token_id
         self._tower = [parameter for part in self._family.tower(self._base) for parameter in part.parameters()]
@@ -97,7 +97,10 @@ class Eye:
         if not any(has_pictures) and not (has_grid and any(part.shift != 0 for part in parts)):
             return None
         book = _Rows(self._reader)
-        rows = [book.rows(part) if shows else np.full(len(part.ids) - part.start, -1) for part, shows in zip(parts, has_pictures)]
+        rows = [
+            book.rows(part) if shows else np.full(len(part.ids) - part.start, -1)
+            for part, shows in zip(parts, has_pictures, strict=True)
+        ]
         positions = [self._positions(part)[0][:, part.start :] + part.shift for part in parts] if has_grid else []
         device = self._base.device
         return PackedSight(

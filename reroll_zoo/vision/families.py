@@ -114,7 +114,7 @@ class SmolFamily(Family):
         inputs = processor(images=[[image]], return_row_col_info=True, return_tensors="pt")
         vision = config.vision_config
         num_of_tile = (vision.image_size // vision.patch_size) ** 2 // config.scale_factor**2
-        text = get_image_prompt_string(
+        text: str = get_image_prompt_string(  # type: ignore[no-untyped-call]
             inputs["rows"][0][0],
             inputs["cols"][0][0],
             num_of_tile,
@@ -169,8 +169,8 @@ def family_of(config: Any) -> Family:
 def grid_positions(ids: NDArray[np.int64], grids: Sequence[tuple[int, int]]) -> tuple[NDArray[np.int64], int]:
     """Where the tokens of one sequence stand in time, height and width, [3, L], and where the next one stands.
 
-    Words stand one behind the other. A picture, of which `grids` gives rows and columns, stands at one time, and what follows it
-    behind its longer side.
+    Words stand one behind the other. A picture, of which `grids` gives rows and columns, stands at one time, and what follows
+    it behind its longer side.
     """
     positions, done, following = np.empty((3, len(ids)), dtype=np.int64), 0, 0
     for (_, places), (height, width) in zip(runs_in(ids), grids, strict=True):

@@ -20,7 +20,7 @@ _SHOWN_CHARACTERS = 60
 
 
 def message(role: str, *parts: Any) -> Message:
-    """A message of texts and pictures (files, bytes, PIL images, arrays), e.g. `message("user", picture, "Which digit is it?")`.
+    """A message of texts and pictures (files, bytes, PIL images, arrays), e.g. `message("user", picture, "Which digit?")`.
 
     A string is text; name a file with `pathlib.Path`. Raises ValueError.
     """
@@ -29,14 +29,13 @@ def message(role: str, *parts: Any) -> Message:
     return {"role": role, "content": text, "images": images} if images else {"role": role, "content": text}
 
 
-def plain_content(
-    parts: Sequence[Any], *, folder: Path | None = None, given: list[Any] | None = None
-) -> tuple[str, list[str]]:
+def plain_content(parts: Sequence[Any], *, folder: Path | None = None, given: list[Any] | None = None) -> tuple[str, list[str]]:
     """The text, with `reroll.pictures.MARK` where pictures stand, and these as `images` holds them.
 
-    Parts are those of OpenAI and of Hugging Face: `{"type": "text", "text": …}`, `{"type": "image", "image": …}` (a file, a data
-    URL, bytes, a PIL image, an array of pixels), `{"type": "image_url", "image_url": {"url": …}}`. One that is `{"type": "image"}`
-    and no more takes the next of `given`. Files are looked for in `folder`. Raises ValueError that says which part is wrong.
+    Parts are those of OpenAI and of Hugging Face: `{"type": "text", "text": …}`, `{"type": "image", "image": …}` (a file, a
+    data URL, bytes, a PIL image, an array of pixels), `{"type": "image_url", "image_url": {"url": …}}`. One that is
+    `{"type": "image"}` and no more takes the next of `given`. Files are looked for in `folder`. Raises ValueError that says
+    which part is wrong.
     """
     text, images = "", list[str]()
     for place, part in enumerate(parts):
@@ -64,7 +63,7 @@ def plain_content(
 
 
 def as_image(value: Any, *, folder: Path | None = None) -> str:
-    """A picture as a message's `images` holds it: a data URL, or the absolute path of a file. Raises ValueError if it is none."""
+    """A picture as a message's `images` holds it: a data URL, or the absolute path of a file. Raises ValueError."""
     if isinstance(value, Mapping):  # As `datasets` stores them, or OpenAI sends them.
         found = [value[key] for key in ("bytes", "path", "url") if value.get(key) is not None]
         if not found:

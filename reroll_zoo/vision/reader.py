@@ -29,10 +29,13 @@ class PictureReader:
             self.config: Any = AutoConfig.from_pretrained(folder)
             self.family = family_of(self.config)
             # The backend that needs no torchvision: so equal pixels wherever it runs.
-            self.processor: Any = AutoImageProcessor.from_pretrained(folder, backend="pil")
+            opener: Any = AutoImageProcessor
+            self.processor = opener.from_pretrained(folder, backend="pil")
         except (OSError, ValueError, ImportError) as error:
             reason = str(error).strip().splitlines()[0]
-            raise ModelError(f"cannot load the image processor of {name!r}: {reason} (get its preprocessor_config.json)") from error
+            raise ModelError(
+                f"cannot load the image processor of {name!r}: {reason} (get its preprocessor_config.json)"
+            ) from error
         self.read = lru_cache(maxsize=_NUM_KEPT)(self._read)
 
     def save(self, folder: Path) -> None:
@@ -72,8 +75,8 @@ class PromptPictures:
         first, *others = text.split(placeholder)
         if len(others) != len(names):
             raise DataError(
-                f"{len(names)} pictures, and {len(others)} times {placeholder} in the prompt's text: take it out of what is said, "
-                "or use a chat template that shows pictures"
+                f"{len(names)} pictures, and {len(others)} times {placeholder} in the prompt's text: take it out of what is "
+                "said, or use a chat template that shows pictures"
             )
         pictures = [self._reader.read(name) for name in names]
         whole = first + "".join(picture.text + words for picture, words in zip(pictures, others, strict=True))
@@ -81,6 +84,7 @@ class PromptPictures:
         shown = [token for name, picture in zip(names, pictures, strict=True) for token in tokens_of(name, picture.num_tokens)]
         places = ids == self._image_id
         if int(places.sum()) != len(shown):
-            raise ModelError(f"the tokenizer does not take {self._reader.family.image_token} for one token: it is not this model's")
+            token = self._reader.family.image_token
+            raise ModelError(f"the tokenizer does not take {token} for one token: it is not this model's")
         ids[places] = shown
         return tuple(ids.tolist())

@@ -27,16 +27,14 @@ def with_pictures(row: Mapping[str, Any], *, prompt: str, messages: str, folder:
         plain[messages] = [{"role": "user", "content": parts}]
     if not isinstance(plain.get(messages), list):
         return plain  # It is no conversation either way: told by who reads it.
-    plain[messages] = [
-        _plain(message, f"{messages}[{place}]", folder, given) for place, message in enumerate(plain[messages])
-    ]
+    plain[messages] = [_plain(message, f"{messages}[{place}]", folder, given) for place, message in enumerate(plain[messages])]
     if given:
         raise BadRow(f'{len(given)} of its pictures stand nowhere: give as many parts {{"type": "image"}} (or marks {PLACE})')
     return plain
 
 
 def _given(row: Mapping[str, Any]) -> list[Any]:
-    found = next((row[name] for name in COLUMNS if row.get(name) is not None), [])
+    found: Any = next((row[name] for name in COLUMNS if row.get(name) is not None), [])
     return list(found) if isinstance(found, list | tuple) else [found]
 
 

@@ -144,5 +144,3 @@ def _processor(family: str, size: int, patch: int, splits: bool) -> Any:
     return Qwen2VLImageProcessorPil(
         patch_size=patch, merge_size=2, size={"shortest_edge": least, "longest_edge": max(least, size * size)}
     )
-
-
