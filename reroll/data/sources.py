@@ -15,6 +15,7 @@ from reroll.config.registry import load_entry
 from reroll.data.prompts import PromptSampler, PromptSource
 from reroll.data.rows import BadRow, read_rows
 from reroll.errors import DataError
+from reroll.pictures import MARK
 from reroll.types import Message, Prompt
 
 T = TypeVar("T")
@@ -212,9 +213,12 @@ def _check_message(value: object, *, name: str) -> Message:
         raise BadRow(f"`{name}.role` is {value['role']!r}, not one of {', '.join(ROLES)}")
     may_be_blank = value["role"] in ("system", "tool")
     content = check_text(value["content"], name=f"{name}.content", may_be_blank=may_be_blank)
-    if not value.get("images"):
+    images = value.get("images")
+    if not images:
         return Message(role=value["role"], content=content)
-    return Message(role=value["role"], content=content, images=value["images"])
+    if not (isinstance(images, list) and all(isinstance(image, str) for image in images) and content.count(MARK) == len(images)):
+        raise BadRow(f"`{name}.images` does not name a picture for each place of one: give `{name}.content` as a list of parts")
+    return Message(role=value["role"], content=content, images=images)
 
 
 def check_text(value: object, *, name: str, may_be_blank: bool = False) -> str:

@@ -179,9 +179,12 @@ class Renderer:
         images = message.get("images", ())
         if not (images or self._takes_parts):
             return message["content"]
-        texts = texts_around(message["content"], len(images)) if images else [message["content"]]
+        texts = [message["content"]]
+        if images:
+            self._open_pictures()  # Which tells of a model that sees nothing.
+            texts = texts_around(message["content"], len(images))
         parts = [part for text in texts for part in ({"type": "image"}, {"type": "text", "text": text})]
-        return [part for part in parts[1:] if part.get("text") != ""]
+        return [part for part in parts[1:] if part.get("text") != ""] or parts[1:]
 
     def _apply_template(self, messages: Sequence[Message], *, generation_prompt: bool, tools: Sequence[ToolSchema]) -> str:
         shown: list[dict[str, Any]] = [{"role": message["role"], "content": self._content(message)} for message in messages]
@@ -206,12 +209,15 @@ class Renderer:
     def _encode(self, text: str, images: Sequence[str] = ()) -> tuple[int, ...]:
         if not images:
             return tuple(self.tokenizer.encode(text, add_special_tokens=False))
+        return self._open_pictures().encode(text, [PICTURES.read(image) for image in images])
+
+    def _open_pictures(self) -> PictureTokens:
         if self._pictures is None:
             opened = load_entry("reroll.vision", "tokens")
             if opened is None:
                 raise ModelError("no installed package puts pictures among tokens: install reroll with its zoo")
             self._pictures = cast(PictureTokens, opened(self.tokenizer))
-        return self._pictures.encode(text, [PICTURES.read(image) for image in images])
+        return self._pictures
 
 
 def _describe(tools: Sequence[ToolSchema], messages: Sequence[Message]) -> list[Message]:

@@ -60,6 +60,7 @@ def test_conversations_to_imitate_may_show_pictures(source):
         ({"prompt": "<image>, <image>", "images": ["0.png"]}, "2 marks <image> and 1 pictures"),
         ({"messages": [{"role": "user", "content": "a"}], "images": ["0.png"]}, "1 of its pictures stand nowhere"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "a picture without one"),
+        ({"messages": [{"role": "user", "content": "a", "images": ["0.png"]}]}, "a picture for each place of one"),
     ],
 )
 def test_a_bad_row_is_told_by_its_line(source, row, fault):
