@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import AutoConfig, FineGrainedFP8Config, Mxfp4Config, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, FineGrainedFP8Config, PreTrainedConfig, PreTrainedModel
+from transformers.utils.quantization_config import Mxfp4Config
 
 from reroll.errors import ModelError
 
@@ -50,7 +51,7 @@ def forget_quantization(model: PreTrainedModel, dtype: torch.dtype) -> None:
     _forget(model.config)
     # What was done to the weights in loading is undone in saving, which would name them as the quantized ones: the conversions
     # of the family itself stand in transformers' own table.
-    model._weight_conversions = None
+    model._weight_conversions = None  # type: ignore[assignment]
 
 
 def _parts(config: PreTrainedConfig) -> tuple[PreTrainedConfig, PreTrainedConfig]:
