@@ -41,7 +41,7 @@ def open_harmony(tokenizer: PreTrainedTokenizerBase) -> Harmony | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Segment:
+class _ChannelMessage:
     """One message of a turn: `header` says its channel and whom it is for; `end` is empty if it was cut."""
 
     header: str
@@ -74,7 +74,7 @@ class Harmony:
     def read(self, ids: Sequence[int]) -> str | None:
         if not any(self._marks.get(id) == _CHANNEL for id in ids):
             return None
-        return "\n".join(segment.text for segment in self._segments(ids))
+        return "\n".join(message.text for message in self._channel_messages(ids))
 
     def write(self, content: str, *, to_imitate: bool) -> str:
         thought, closed, said = content.rpartition("</think>")
@@ -94,12 +94,12 @@ class Harmony:
         return f"{text}{_CHANNEL}final{_MESSAGE}{said}{_RETURN if to_imitate else _END}"
 
     def follow(self, said: Sequence[int], messages: Sequence[Message]) -> str:
-        segment = next(reversed(list(self._segments(said))), None)
+        called = [message.called for message in self._channel_messages(said)]
+        who = (called[-1] if called else None) or _NO_CALL
         is_over = bool(said) and self._marks.get(said[-1]) in _ENDS
-        who = (segment.called if segment else None) or _NO_CALL
         return "".join(("" if is_over else _END, *(_shown(message, who=who) for message in messages), _CUE))
 
-    def _segments(self, ids: Sequence[int]) -> Iterator[_Segment]:
+    def _channel_messages(self, ids: Sequence[int]) -> Iterator[_ChannelMessage]:
         """The messages of a turn, which begins behind the cue."""
         header, since, in_body = "", 0, False
         for place, mark in [*((place, self._marks.get(id)) for place, id in enumerate(ids)), (len(ids), "")]:
@@ -109,7 +109,7 @@ class Harmony:
             if not in_body:
                 header, in_body = f"{header} {words}", mark == _MESSAGE
             elif mark in (*_ENDS, _START, ""):
-                yield _Segment(header, words, mark)
+                yield _ChannelMessage(header, words, mark)
                 header, in_body = "", False
 
     def _spell(self, ids: Sequence[int]) -> str:
