@@ -55,7 +55,7 @@ class Message(TypedDict):
     role: str
     content: str
     images: NotRequired[list[str]]
-    """The pictures in it, one for each `reroll.pictures.MARK` in the content: data URLs, files, or names of kept ones."""
+    """The pictures in it, one for each U+FFFC in the content: data URLs, files, or names of kept ones."""
     tools: NotRequired[list[ToolSchema]]
     """Only on the first message of a conversation: the tools that the assistant may call."""
 

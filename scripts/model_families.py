@@ -45,6 +45,20 @@ The bound is that of the tiny models below. SmolLM2-135M with its 30 layers keep
 (8e-05 at most), and is told to fail by its gradients (3e-04) and after a step (6e-04). Whether that is rounding has not
 been settled.""".splitlines()
 
+QUANTIZED = """## gpt-oss, and quantized checkpoints
+
+Weights that a folder stores as MXFP4 (the experts of gpt-oss) or FP8 with a scale for each block (DeepSeek V3, Qwen3-FP8) are
+read as plain weights in the precision of the strategy, trained, pushed and saved as an ordinary folder. Other methods (GPTQ,
+AWQ, bitsandbytes, …) are refused: name the original checkpoint. vLLM and SGLang open the folder themselves and cannot take
+plain weights into it then: `reroll models dequantize MODEL FOLDER` writes a plain one to name instead.
+
+gpt-oss speaks in channels (harmony). A reward, an environment or a tool reads its turns as those of any other model: the
+analysis in `<think>…</think>`, then the final words; a call to `functions.NAME` as `<tool_call>`. Tools are shown as its own
+template shows them, and their results under the called function's name. SFT writes `<think>` and `<tool_call>` of the rows
+back into channels; a turn can make one call. Sampled tokens are never written anew, so the analysis of earlier turns stays in
+a conversation, where OpenAI's own renderer drops it. Its template writes today's date into the prompt.
+""".splitlines()
+
 STATES = """## Layers that carry a state
 
 Qwen3-Next and Qwen3.5 (dense and with experts; of a checkpoint with pictures the language model) have layers with a state
@@ -195,6 +209,8 @@ def page(measured: Mapping[str, contract.Measured]) -> str:
         f"- *generate*: prompts, of {len(contract.LENGTHS)}, that the engine greedily continues with the tokens of `generate`",
         "",
         *YOUR_OWN,
+        "",
+        *QUANTIZED,
         "",
         *STATES,
         "",

@@ -10,12 +10,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-from reroll.config.data import DataConfig, EnvSourceConfig, NamedColumnsConfig, RowSourceConfig, SourceConfig
+from reroll.config.data import DataConfig, EnvSourceConfig, NamedColumnsConfig, RowSourceConfig, SourceConfig, TableConfig
 from reroll.config.registry import load_entry
 from reroll.data.prompts import PromptSampler, PromptSource
 from reroll.data.rows import BadRow, read_rows
 from reroll.errors import DataError
-from reroll.pictures import MARK
 from reroll.types import Message, Prompt
 
 T = TypeVar("T")
@@ -143,19 +142,13 @@ class Columns:
             messages=config.messages_key,
             answer=config.answer_key,
             answer_after=config.answer_after,
-            folder=folder_of(config),
+            folder=config.path.parent if isinstance(config, TableConfig) else None,
         )
 
     @property
     def used(self) -> tuple[str, ...]:
         """All of them."""
         return (self.prompt, self.messages, self.answer, self.system, *IMAGE_COLUMNS)
-
-
-def folder_of(config: RowSourceConfig) -> Path | None:
-    """Where files lie that rows of this source name by relative paths; None: in the working directory."""
-    path = getattr(config, "path", None)
-    return path.parent if isinstance(path, Path) else None
 
 
 def read_messages(row: Mapping[str, Any], columns: Columns, *, system: str | None) -> tuple[Message, ...]:
@@ -182,10 +175,8 @@ def read_messages(row: Mapping[str, Any], columns: Columns, *, system: str | Non
 
 
 def _may_have_pictures(row: Mapping[str, Any], columns: Columns) -> bool:
-    messages = row.get(columns.messages)
-    has_parts = isinstance(messages, list) and any(
-        isinstance(message, dict) and isinstance(message.get("content"), list) for message in messages
-    )
+    messages = [message for message in row.get(columns.messages) or () if isinstance(message, dict)]
+    has_parts = any(isinstance(message.get("content"), list) or message.get("images") for message in messages)
     return has_parts or any(row.get(name) is not None for name in IMAGE_COLUMNS)
 
 
@@ -213,12 +204,8 @@ def _check_message(value: object, *, name: str) -> Message:
         raise BadRow(f"`{name}.role` is {value['role']!r}, not one of {', '.join(ROLES)}")
     may_be_blank = value["role"] in ("system", "tool")
     content = check_text(value["content"], name=f"{name}.content", may_be_blank=may_be_blank)
-    images = value.get("images")
-    if not images:
-        return Message(role=value["role"], content=content)
-    if not (isinstance(images, list) and all(isinstance(image, str) for image in images) and content.count(MARK) == len(images)):
-        raise BadRow(f"`{name}.images` does not name a picture for each place of one: give `{name}.content` as a list of parts")
-    return Message(role=value["role"], content=content, images=images)
+    message = Message(role=value["role"], content=content)
+    return Message(**message, images=value["images"]) if value.get("images") else message
 
 
 def check_text(value: object, *, name: str, may_be_blank: bool = False) -> str:

@@ -20,10 +20,10 @@ from reroll.infer.base import Engine, Finished
 from reroll.infer.embedded.engine import EmbeddedEngine
 from reroll.models.load import DTYPES, Precision, load_model, load_tokenizer
 from reroll.models.routing import can_be_noted
-from reroll.pictures import PICTURES
 from reroll.runtime.base import WorkerInfo
 from reroll.runtime.cpu import release_helper_threads
 from reroll.runtime.watchdog import at_work, beat
+from reroll.tokens.pictures import receive_pictures
 from reroll.types import Request, TokenBlock
 from reroll.weights.buckets import Bucket, Channel, ProcessLocation, WeightReceiver, location_of
 
@@ -333,7 +333,7 @@ class InferWorker:
             case Abort(request_id):
                 self._engine.abort(request_id)
             case Submit(request, pictures):
-                PICTURES.receive(pictures)
+                receive_pictures(pictures)
                 try:
                     self._engine.submit(request)
                 except ValueError as error:

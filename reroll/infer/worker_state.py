@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from reroll.infer.worker import Command, EngineStatus
 from reroll.observe.metrics import Mean, Stats, Sum
-from reroll.pictures import FIRST_ID, PICTURES, names_in
+from reroll.tokens.pictures import pictures_to_send
 from reroll.types import Completion, PartialCompletion, Request
 
 OnTokens = Callable[[NDArray[np.uint32], NDArray[np.float64], int], None]
@@ -51,11 +51,9 @@ class WorkerState:
 
     def pictures_for(self, request: Request) -> dict[str, bytes]:
         """Those of its prompt that the worker was not sent before."""
-        if not any(token >= FIRST_ID for token in request.prompt_ids):
-            return {}
-        missing = [name for name in names_in(request.prompt_ids) if name not in self.pictures]
+        missing = pictures_to_send(request.prompt_ids, but=self.pictures)
         self.pictures.update(missing)
-        return {name: PICTURES.find(name) for name in missing}
+        return missing
 
     def post(self, command: Command) -> None:
         """Queue a command for the next call."""

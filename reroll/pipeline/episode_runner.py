@@ -24,12 +24,12 @@ from reroll.envs.cluster import EnvCluster
 from reroll.infer.cluster import CONCURRENCY, InferCluster
 from reroll.infer.worker import InferWorker
 from reroll.models.load import context_length, load_tokenizer
-from reroll.pictures import FOLDER as PICTURES_FOLDER
 from reroll.pipeline.evaluate import EvalResult, evaluate
 from reroll.pipeline.judges import open_hosts
 from reroll.rewards.cluster import RewardCluster
 from reroll.rollout.play import AgentEpisode, Generate, play
 from reroll.runtime.base import Placement, Runtime
+from reroll.tokens.pictures import FOLDER as PICTURES_FOLDER
 from reroll.tokens.renderer import Renderer
 from reroll.types import Message, Prompt, SamplingParams, Score, Trajectory
 
@@ -136,7 +136,7 @@ async def open_episode_runner(
     Judges cache their answers in `run_folder`.
     """
     async with AsyncExitStack() as stack:
-        renderer = Renderer(load_tokenizer(config.policy.model), pictures=run_folder and run_folder / PICTURES_FOLDER)
+        renderer = Renderer(load_tokenizer(config.policy.model), folder=run_folder and run_folder / PICTURES_FOLDER)
         agents = await _open_agents(config, stack)
         rewards = await RewardCluster.start(
             runtime,

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reroll.pictures import FIRST_ID, PICTURES
+from reroll.tokens.pictures import pictures_to_send, receive_pictures
 from reroll.types import Sample
 
 _T, _N = {"axis": "token"}, {"axis": "sequence"}
@@ -139,8 +139,7 @@ class Batch:
         """Pickled as arrays: where shared memory carries them, a reader sees the sender's bytes and copies none. Read-only.
         With them go the pictures that they show, each once."""
         arrays = {each.name: _as_array(getattr(self, each.name)) for each in fields(self)}
-        pictures = PICTURES.of_tokens(arrays["ids"]) if bool((self.ids >= FIRST_ID).any()) else {}
-        return _from_arrays, (arrays, pictures)
+        return _from_arrays, (arrays, pictures_to_send(arrays["ids"]))
 
     @property
     def _is_trained(self) -> Tensor:
@@ -202,7 +201,7 @@ def _as_array(value: Any) -> Any:
 
 
 def _from_arrays(values: dict[str, Any], pictures: dict[str, bytes]) -> Batch:
-    PICTURES.receive(pictures)
+    receive_pictures(pictures)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # Nobody writes into a batch.
         tensors = {name: torch.from_numpy(value) for name, value in values.items() if isinstance(value, np.ndarray)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -13,7 +14,8 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from reroll.config.registry import load_entry
 from reroll.errors import DataError, ModelError
-from reroll.pictures import PICTURES, images_of, texts_around
+from reroll.tokens.chat_format import chat_format
+from reroll.tokens.pictures import images_of, pictures
 from reroll.tokens.tool_calls import CALL_OPENS
 from reroll.types import Message, ToolSchema
 
@@ -35,8 +37,11 @@ class PictureTokens(Protocol):
     """How a model's processor puts pictures among tokens: what the entry point `tokens` of the group `reroll.vision` opens,
     given a tokenizer. It raises ModelError if that belongs to a model that sees nothing."""
 
-    def encode(self, text: str, names: Sequence[str]) -> tuple[int, ...]:
-        """Text as the chat template shows it, in which the kept pictures of these names have their placeholders, in order."""
+    def parts(self, message: Message) -> list[dict[str, str]]:
+        """The content of a message as chat templates take it that show pictures."""
+
+    def encode(self, text: str, images: Sequence[str]) -> tuple[int, ...]:
+        """Text as the chat template shows it, in which these pictures have their placeholders, in order."""
 
 
 class Renderer:
@@ -50,21 +55,20 @@ class Renderer:
     teaches another or none, the system message describes the tools, and their results are shown as the user's words.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, pictures: Path | None = None) -> None:
-        """What is shown in a run is written to its folder of `pictures`; what lies there is known."""
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, folder: Path | None = None) -> None:
+        """The pictures that are shown in a run are written to its `folder` of them; what lies there is known."""
         if not tokenizer.chat_template:
             raise ModelError(
                 f"the tokenizer of {tokenizer.name_or_path!r} has no chat template: use an instruct model, "
                 "or put a chat_template.jinja into its folder"
             )
         self.tokenizer = tokenizer
-        self._folder, self._pictures = pictures, cast("PictureTokens | None", None)
-        if pictures is not None:
-            PICTURES.look_in(pictures)
+        self._folder, self._pictures = folder, cast("PictureTokens | None", None)
         self._takes_parts = False
         self._takes_parts = not self._shows_text()
         self._start = lru_cache(maxsize=_NUM_STARTS_KEPT)(self._encode_start)
-        self._knows_tools = self._is_fluent_in_tools()
+        self._format = chat_format(tokenizer)
+        self._knows_tools = self._format is not None or self._is_fluent_in_tools()
         closing = self._encode(self._after_mark([_USER, _ASSISTANT], generation_prompt=False))
         marked = {token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
         specials = [place for place, token in enumerate(closing) if token in marked]
@@ -72,7 +76,9 @@ class Renderer:
         """Tokens after an assistant's words up to the one that ends its turn; 0 if the template has no such token."""
         eos = tokenizer.eos_token_id
         self._closing_ids = closing[: self._num_closing_ids] or (eos,)
-        self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys((eos, self._closing_ids[-1])))
+        self.stop_token_ids: tuple[int, ...] = tuple(
+            dict.fromkeys((eos, self._closing_ids[-1], *(self._format.stop_token_ids if self._format else ())))
+        )
         """Tokens that end a completion: end of sequence and the template's end of turn."""
 
     def start(self, messages: Sequence[Message], *, tools: Sequence[ToolSchema] = ()) -> tuple[int, ...]:
@@ -84,15 +90,8 @@ class Renderer:
 
     def kept(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
         """The messages with their pictures in the run's folder, and by name: what may be stored and sent at will."""
-        if self._folder is None or not images_of(messages):
-            return messages
         folder = self._folder
-        return tuple(
-            {**message, "images": [PICTURES.write(image, folder) for image in message["images"]]}
-            if "images" in message
-            else message
-            for message in messages
-        )
+        return tuple(pictures().filed(each, folder) for each in messages) if folder and images_of(messages) else messages
 
     def whole(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """A conversation as the template shows one that is over: with all it puts behind the last message, and no cue."""
@@ -103,6 +102,9 @@ class Renderer:
 
         A completion that was cut before its end of turn is closed here, as the template would have closed it.
         """
+        if self._format is not None:
+            followed = self._format.follow(completion_ids, messages)
+            return (*prompt_ids, *completion_ids, *self._encode(followed, images_of(messages)))
         tail = self._encode(self._after_mark([_USER, _ASSISTANT, *messages], generation_prompt=True), images_of(messages))
         if completion_ids and completion_ids[-1] in self.stop_token_ids:
             tail = tail[self._num_closing_ids :]
@@ -110,6 +112,8 @@ class Renderer:
 
     def decode(self, ids: Sequence[int], *, with_special: bool = False) -> str:
         """Text, without special tokens unless they are asked for."""
+        if self._format is not None and not with_special and (read := self._format.read(ids)) is not None:
+            return read
         if isinstance(self.tokenizer, PreTrainedTokenizerFast):  # Straight to Rust: the wrapper looks at every id in Python.
             return self.tokenizer.backend_tokenizer.decode(ids, skip_special_tokens=not with_special)
         text = self.tokenizer.decode(list(ids), skip_special_tokens=not with_special, clean_up_tokenization_spaces=False)
@@ -130,11 +134,17 @@ class Renderer:
         ids = self.start(messages[: turns[0]])
         mask = [False] * len(ids)
         for turn, next_turn in zip(turns, [*turns[1:], None], strict=True):
-            said = (*self._encode(messages[turn]["content"]), *self._closing_ids)
+            said = self._said(messages[turn]["content"])
             mask += [turn >= start] * len(said)
             ids = (*ids, *said) if next_turn is None else self.extend(ids, said, messages[turn + 1 : next_turn])
             mask += [False] * (len(ids) - len(mask))
         return ids, tuple(mask)
+
+    def _said(self, content: str) -> tuple[int, ...]:
+        """A turn to imitate, with its end."""
+        if self._format is not None:
+            return self._encode(self._format.write(content, to_imitate=True))
+        return (*self._encode(content), *self._closing_ids)
 
     def _encode_start(self, messages_and_tools: str) -> tuple[int, ...]:
         messages, tools = json.loads(messages_and_tools)
@@ -144,7 +154,16 @@ class Renderer:
         tools = [*tools, *(tool for message in messages for tool in message.get("tools", ()))]
         if tools and not self._knows_tools:
             messages, tools = _describe(tools, messages), []
-        return self._render(messages, generation_prompt=generation_prompt, tools=tools)
+        if self._format is None:
+            return self._render(messages, generation_prompt=generation_prompt, tools=tools)
+        turns = [*(place for place, message in enumerate(messages) if message["role"] == "assistant"), len(messages)]
+        text = self._render(messages[: turns[0]], generation_prompt=generation_prompt or len(turns) > 1, tools=tools)
+        for turn, next_turn in pairwise(turns):
+            said, after = self._format.write(messages[turn]["content"], to_imitate=False), messages[turn + 1 : next_turn]
+            text += said
+            if after or generation_prompt:
+                text += self._format.follow(self._encode(said), after)
+        return text
 
     def _after_mark(self, messages: Sequence[Message], *, generation_prompt: bool) -> str:
         text = self._render(messages, generation_prompt=generation_prompt)
@@ -176,15 +195,9 @@ class Renderer:
 
     def _content(self, message: Message) -> str | list[dict[str, str]]:
         """As templates take it."""
-        images = message.get("images", ())
-        if not (images or self._takes_parts):
-            return message["content"]
-        texts = [message["content"]]
-        if images:
-            self._open_pictures()  # Which tells of a model that sees nothing.
-            texts = texts_around(message["content"], len(images))
-        parts = [part for text in texts for part in ({"type": "image"}, {"type": "text", "text": text})]
-        return [part for part in parts[1:] if part.get("text") != ""] or parts[1:]
+        if message.get("images"):
+            return self._open_pictures().parts(message)
+        return [{"type": "text", "text": message["content"]}] if self._takes_parts else message["content"]
 
     def _apply_template(self, messages: Sequence[Message], *, generation_prompt: bool, tools: Sequence[ToolSchema]) -> str:
         shown: list[dict[str, Any]] = [{"role": message["role"], "content": self._content(message)} for message in messages]
@@ -209,7 +222,7 @@ class Renderer:
     def _encode(self, text: str, images: Sequence[str] = ()) -> tuple[int, ...]:
         if not images:
             return tuple(self.tokenizer.encode(text, add_special_tokens=False))
-        return self._open_pictures().encode(text, [PICTURES.read(image) for image in images])
+        return self._open_pictures().encode(text, images)
 
     def _open_pictures(self) -> PictureTokens:
         if self._pictures is None:
@@ -217,6 +230,8 @@ class Renderer:
             if opened is None:
                 raise ModelError("no installed package puts pictures among tokens: install reroll with its zoo")
             self._pictures = cast(PictureTokens, opened(self.tokenizer))
+            if self._folder is not None:
+                pictures().look_in(self._folder)
         return self._pictures
 
 

@@ -17,6 +17,7 @@ from reroll.errors import ModelError
 from reroll.infer.embedded.engine import EmbeddedEngine
 from reroll.models.attention import PackedAttention, hidden_states, logits
 from reroll.models.load import load_model, load_tokenizer, resolve_model
+from reroll.models.quantized import dequantizing, forget_quantization
 from reroll.tokens.batch import pack
 from reroll.training.loss import SFT_LOSS
 from reroll.training.torch_strategy import TorchStrategy
@@ -89,7 +90,12 @@ def measure(name: str, *, training: bool = False, on_part: Callable[[str], None]
 
 def _plain(name: str) -> PreTrainedModel:
     source = resolve_model(name)
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, attn_implementation="eager")
+    plainly = dequantizing(source)
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        source, dtype=torch.float32, attn_implementation="eager", **plainly
+    )
+    if plainly:
+        forget_quantization(model, torch.float32)
     return model.eval()  # type: ignore[no-any-return, no-untyped-call]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, NamedTuple, Self, cast
 
 import numpy as np
 import torch
@@ -16,10 +16,11 @@ from torch import Tensor
 from transformers import AutoModelForImageTextToText, PreTrainedModel
 
 from reroll.errors import ModelError
-from reroll.models.sight import ReadNow, Sight
-from reroll.pictures import FIRST_ID, runs_in
+from reroll.models.sight import Sight
+from reroll.tokens.pictures import FIRST_ID
 from reroll_zoo.vision.families import FAMILIES, Features, grid_positions
 from reroll_zoo.vision.reader import PictureReader, reader_of
+from reroll_zoo.vision.store import runs_in
 
 _MAX_CACHED_BYTES = 256 << 20
 """Of features, for each model."""
@@ -28,6 +29,17 @@ _MAX_CACHED_BYTES = 256 << 20
 def auto_class(config: Any) -> Any:
     """What of transformers opens a model that sees here; None for others."""
     return AutoModelForImageTextToText if config.model_type in FAMILIES else None
+
+
+class ReadNow(NamedTuple):
+    """What of one sequence a pass reads."""
+
+    ids: NDArray[np.int64]
+    """From its beginning on, if there are pictures among what is read."""
+    start: int = 0
+    """From which of them on they are read."""
+    shift: int = 0
+    """By how much they stand further back than they would in a sequence that begins with `ids`."""
 
 
 class _Rows:

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
 
 from reroll.errors import ModelError
-from reroll.pictures import runs_in
+from reroll_zoo.vision.store import runs_in
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from urllib.parse import unquote, urlparse
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from reroll.pictures import MARK
 from reroll.types import Message
+from reroll_zoo.vision.store import MARK
 
 _PICTURE_KEYS = ("image", "path", "url", "image_url", "bytes")
 _SHOWN_CHARACTERS = 60
@@ -30,7 +30,7 @@ def message(role: str, *parts: Any) -> Message:
 
 
 def plain_content(parts: Sequence[Any], *, folder: Path | None = None, given: list[Any] | None = None) -> tuple[str, list[str]]:
-    """The text, with `reroll.pictures.MARK` where pictures stand, and these as `images` holds them.
+    """The text, with `MARK` where pictures stand, and these as `images` holds them.
 
     Parts are those of OpenAI and of Hugging Face: `{"type": "text", "text": …}`, `{"type": "image", "image": …}` (a file, a
     data URL, bytes, a PIL image, an array of pixels), `{"type": "image_url", "image_url": {"url": …}}`. One that is

@@ -12,9 +12,10 @@ from transformers import AutoConfig, AutoImageProcessor, PreTrainedTokenizerBase
 
 from reroll.errors import DataError, ModelError
 from reroll.models.load import resolve_base
-from reroll.pictures import MIN_TOKENS, PICTURES, tokens_of
+from reroll.types import Message
 from reroll_zoo.vision.families import ReadPicture, family_of
 from reroll_zoo.vision.parts import opened
+from reroll_zoo.vision.store import MIN_TOKENS, PICTURES, texts_around, tokens_of
 
 _NUM_KEPT = 256
 """Pictures whose pixels are kept as the processor made them."""
@@ -69,8 +70,15 @@ class PromptPictures:
         self._reader = reader_of(tokenizer.name_or_path)
         self._image_id: int = self._reader.config.image_token_id
 
-    def encode(self, text: str, names: Sequence[str]) -> tuple[int, ...]:
+    def parts(self, message: Message) -> list[dict[str, str]]:
+        """The content of a message as chat templates take it."""
+        texts = texts_around(message["content"], len(message["images"]))
+        parts = [part for text in texts for part in ({"type": "image"}, {"type": "text", "text": text})][1:]
+        return [part for part in parts if part.get("text") != ""]
+
+    def encode(self, text: str, images: Sequence[str]) -> tuple[int, ...]:
         """The ids of a text in which these pictures have their placeholders, in order; each is a run of ids of its own."""
+        names = [PICTURES.read(image) for image in images]
         placeholder = self._reader.family.placeholder
         first, *others = text.split(placeholder)
         if len(others) != len(names):

@@ -8,6 +8,7 @@ from typing import Any
 
 from reroll.data.rows import BadRow
 from reroll_zoo.vision.parts import plain_content
+from reroll_zoo.vision.store import MARK
 
 COLUMNS = ("images", "image")
 """Where a row may have its pictures: one, or a list of them."""
@@ -49,6 +50,8 @@ def _placed(text: str, num: int) -> list[dict[str, str]]:
 
 
 def _plain(message: Any, name: str, folder: Path | None, given: list[Any]) -> Any:
+    if isinstance(message, Mapping) and message.get("images"):
+        return _as_it_is(message, name)
     if not isinstance(message, Mapping) or not isinstance(message.get("content"), list | tuple):
         return message
     # Columnar files fill the keys that only other parts have with nulls.
@@ -61,3 +64,12 @@ def _plain(message: Any, name: str, folder: Path | None, given: list[Any]) -> An
     except ValueError as error:
         raise BadRow(f"`{name}.content`: {error}") from None
     return {**message, "content": text} | ({"images": images} if images else {})
+
+
+def _as_it_is(message: Mapping[str, Any], name: str) -> Any:
+    """A message whose pictures stand beside its text already, as `Message` has them."""
+    content, images = message.get("content"), message["images"]
+    is_list = isinstance(images, list) and all(isinstance(image, str) for image in images)
+    if not is_list or not isinstance(content, str) or content.count(MARK) != len(images):
+        raise BadRow(f"`{name}.images` does not name a picture for each place of one: give `{name}.content` as a list of parts")
+    return message

@@ -9,8 +9,8 @@ from reroll.errors import DataError, ModelError
 from reroll.infer.embedded.engine import EmbeddedEngine
 from reroll.models.attention import logits
 from reroll.models.load import load_model, load_tokenizer, save_model
-from reroll.pictures import FIRST_ID, runs_in
 from reroll.tokens.batch import pack
+from reroll.tokens.pictures import FIRST_ID
 from reroll.tokens.renderer import Renderer
 from reroll.tokens.samples import sft_sample
 from reroll.training.shared_prefix import token_states
@@ -19,6 +19,7 @@ from reroll_zoo.tiny_models import make_tiny
 from reroll_zoo.vision.families import family_of
 from reroll_zoo.vision.parts import message
 from reroll_zoo.vision.reader import reader_of
+from reroll_zoo.vision.store import runs_in
 from tests.unit.zoo.vision.conftest import picture
 
 TOLERANCE = 2e-5

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from reroll.pictures import MARK, PICTURES
 from reroll_zoo.vision.parts import as_image, message, opened, plain_content
+from reroll_zoo.vision.store import MARK, PICTURES
 
 PIXELS = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
 

@@ -6,8 +6,8 @@ from PIL import Image
 from reroll.config.data import JsonlSourceConfig
 from reroll.data.sources import load_source
 from reroll.errors import DataError
-from reroll.pictures import MARK
 from reroll_zoo.offline.rows import load_conversations
+from reroll_zoo.vision.store import MARK
 
 
 @pytest.fixture

@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 
 from reroll.errors import DataError
-from reroll.pictures import FIRST_ID, MARK, PictureStore, name_of, names_in, runs_in, texts_around, tokens_of
+from reroll.tokens.pictures import FIRST_ID
+from reroll_zoo.vision.store import MARK, PictureStore, name_of, names_in, runs_in, texts_around, tokens_of
 
 
 def test_a_pictures_tokens_say_its_name_and_no_vocabulary_has_them():

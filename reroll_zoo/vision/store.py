@@ -1,10 +1,7 @@
-"""Pictures in conversations: what they are called, the tokens that stand for them, and where their bytes are kept.
+"""Pictures in conversations: what they are called, the ids that stand for them, and where their bytes are kept.
 
 In a message's text MARK stands where a picture is, and `images` says in order which: a data URL, a file, or `picture:NAME` for
 one that is kept here. Its name is the hash of its bytes.
-
-Among the tokens of a prompt a picture is a run of ids beyond every vocabulary, made from its name. So prompts with equal ids
-show equal pictures: whatever goes by common beginnings (siblings, caches, the router, the journal) need not know of them.
 """
 
 from __future__ import annotations
@@ -16,7 +13,7 @@ import os
 import tempfile
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -25,18 +22,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reroll.errors import DataError
+from reroll.tokens.pictures import FIRST_ID
+from reroll.types import Message
 
 MARK = "\N{OBJECT REPLACEMENT CHARACTER}"
 """Stands for a picture in the text of a message that has `images`."""
-FIRST_ID = 1 << 23
-"""Ids from here on are parts of pictures. No vocabulary has 8 million words, and the journal has room for twice as many."""
 MIN_TOKENS = 4
 """Of a picture: so many carry its name. The further ones carry their number."""
 _NAMED = 1 << 22
 _DIGITS = 5
 """Hexadecimal digits of the name that one token carries."""
-FOLDER = "pictures"
-"""Of a run: what its samples were shown, by name."""
 _KEPT = "picture:"
 _MAX_BYTES = 1 << 30
 """Held in memory; further ones lie in files."""
@@ -143,9 +138,15 @@ class PictureStore:
             unfinished.replace(file)
         return _KEPT + name
 
-    def of_tokens(self, ids: Iterable[int]) -> dict[str, bytes]:
-        """The pictures among the ids of whole sequences, to be sent where these are sent."""
-        return {name: self.find(name) for name in names_in(ids)}
+    def filed(self, message: Message, folder: Path) -> Message:
+        """The message with its pictures in this folder, and by name."""
+        if "images" not in message:
+            return message
+        return {**message, "images": [self.write(image, folder) for image in message["images"]]}
+
+    def of_tokens(self, ids: Iterable[int], *, but: Collection[str] = ()) -> dict[str, bytes]:
+        """The pictures among the ids of whole sequences, but these: to be sent where the ids are sent."""
+        return {name: self.find(name) for name in names_in(ids) if name not in but}
 
     def receive(self, pictures: Mapping[str, bytes]) -> None:
         """Keep what came with tokens."""
@@ -177,8 +178,3 @@ def texts_around(content: str, num_images: int) -> list[str]:
             f"a message has {num_images} images and {len(texts) - 1} places for them: give its content as a list of parts"
         )
     return texts
-
-
-def images_of(messages: Sequence[Mapping[str, object]]) -> list[str]:
-    """All pictures of a conversation, in order."""
-    return [image for message in messages for image in message.get("images", ())]  # type: ignore[attr-defined]
