@@ -80,4 +80,4 @@ def print_measured(console: Console, found: Measured, *, title: str) -> None:
             _WORKS if is_same else _FAILS, "greedy tokens as `generate`", f"{found.num_same} of {len(LENGTHS)} prompts"
         )
     console.print(table)
-    console.print("gaps to Hugging Face's eager attention in fp32; what is of rounding's size works (docs/models.md)")
+    console.print("gaps to Hugging Face's eager attention in fp32; those of rounding's size pass (docs/models.md)")
