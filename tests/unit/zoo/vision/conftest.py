@@ -1,16 +1,12 @@
-import numpy as np
 import pytest
 
 from reroll.models.load import load_tokenizer
 from reroll.tokens.renderer import Renderer
 from reroll_zoo.vision.parts import message
 from reroll_zoo.vision.tiny import make_tiny_vision
+from tests.unit.zoo.vision.drawn import picture
 
 FAMILIES = ("smolvlm", "idefics3", "qwen2_5_vl", "qwen3_vl")
-
-
-def picture(seed: int, height: int = 24, width: int = 32) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, 255, (height, width, 3), dtype=np.uint8)
 
 
 @pytest.fixture(scope="session", params=FAMILIES)

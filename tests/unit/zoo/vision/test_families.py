@@ -20,7 +20,7 @@ from reroll_zoo.vision.families import family_of
 from reroll_zoo.vision.parts import message
 from reroll_zoo.vision.reader import reader_of
 from reroll_zoo.vision.store import runs_in
-from tests.unit.zoo.vision.conftest import picture
+from tests.unit.zoo.vision.drawn import picture
 
 TOLERANCE = 2e-5
 
