@@ -1,10 +1,10 @@
 import pytest
+from vision_fakes import picture
 
 from reroll.models.load import load_tokenizer
 from reroll.tokens.renderer import Renderer
 from reroll_zoo.vision.parts import message
 from reroll_zoo.vision.tiny import make_tiny_vision
-from tests.unit.zoo.vision.drawn import picture
 
 FAMILIES = ("smolvlm", "idefics3", "qwen2_5_vl", "qwen3_vl")
 

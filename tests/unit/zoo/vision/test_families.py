@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForImageTextToText
+from vision_fakes import picture
 
 from reroll.errors import DataError, ModelError
 from reroll.infer.embedded.engine import EmbeddedEngine
@@ -20,7 +21,6 @@ from reroll_zoo.vision.families import family_of
 from reroll_zoo.vision.parts import message
 from reroll_zoo.vision.reader import reader_of
 from reroll_zoo.vision.store import runs_in
-from tests.unit.zoo.vision.drawn import picture
 
 TOLERANCE = 2e-5
 
