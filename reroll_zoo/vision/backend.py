@@ -12,7 +12,7 @@ from reroll.infer.embedded.model_runner import ModelRunner
 from reroll.infer.embedded.slots import SavedSlot, SlotBackend
 from reroll.models.sight import Sight
 from reroll.tokens.pictures import FIRST_ID
-from reroll_zoo.vision.eye import Eye, ReadNow
+from reroll_zoo.vision.eye import PackedEye, ReadNow
 
 _SHARE_OF_FREE = 0.3
 """Of a GPU's free memory: what slots without a budget of their own may grow to. They are copied as they grow."""
@@ -38,7 +38,7 @@ class VisionBackend(SlotBackend):
         if max_bytes is None and runner.device.type == "cuda":
             max_bytes = int(_SHARE_OF_FREE * torch.cuda.mem_get_info(runner.device)[0])
         super().__init__(runner, max_bytes=max_bytes)
-        assert isinstance(runner.eye, Eye)
+        assert isinstance(runner.eye, PackedEye)
         self._eye = runner.eye
         self._slots: list[_Seen] = []
 

@@ -42,7 +42,7 @@ class ReadNow(NamedTuple):
     """By how much they stand further back than they would in a sequence that begins with `ids`."""
 
 
-class _Rows:
+class _FeatureRows:
     """Gives the tokens of pictures their rows among the features of all: each picture once, in the order of first sight."""
 
     def __init__(self, reader: PictureReader) -> None:
@@ -77,7 +77,7 @@ class PackedSight(Sight):
         return replace(self, rows=self.rows[tokens], positions=positions)
 
 
-class Eye:
+class PackedEye:
     """Takes the place of the forward pass of a model's trunk, so that it runs on packed tokens."""
 
     def __init__(self, model: PreTrainedModel, name: str, *, trains: bool) -> None:
@@ -108,7 +108,7 @@ class Eye:
         has_grid = self._family.has_grid_positions
         if not any(has_pictures) and not (has_grid and any(part.shift != 0 for part in parts)):
             return None
-        book = _Rows(self._reader)
+        book = _FeatureRows(self._reader)
         rows = [
             book.rows(part) if shows else np.full(len(part.ids) - part.start, -1)
             for part, shows in zip(parts, has_pictures, strict=True)
@@ -209,6 +209,6 @@ class Eye:
             self._num_cached_bytes -= self._cached.popitem(last=False)[1].num_bytes
 
 
-def open_eye(model: PreTrainedModel, name: str, *, trains: bool) -> Eye:
+def open_eye(model: PreTrainedModel, name: str, *, trains: bool) -> PackedEye:
     """Have this model see, with the image processor of the folder `name`."""
-    return Eye(model, name, trains=trains)
+    return PackedEye(model, name, trains=trains)

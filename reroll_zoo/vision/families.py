@@ -47,7 +47,7 @@ class Features:
         return sum(each.nbytes for each in (self.embeddings, *self.deep))
 
 
-class Family(ABC):
+class SeeingFamily(ABC):
     """One for all models of it."""
 
     placeholder: str
@@ -73,7 +73,7 @@ class Family(ABC):
         """Run the tower once on all of these."""
 
 
-class QwenFamily(Family):
+class QwenFamily(SeeingFamily):
     """Qwen2.5-VL and Qwen3-VL: pictures of any size, positions in three dimensions."""
 
     placeholder = image_token = "<|image_pad|>"
@@ -105,7 +105,7 @@ class QwenFamily(Family):
         return [Features(found, tuple(layer[place] for layer in layers)) for place, found in enumerate(output.pooler_output)]
 
 
-class SmolFamily(Family):
+class SmolFamily(SeeingFamily):
     """SmolVLM and Idefics3: large pictures are cut into tiles, each of which is a run of tokens with its place before it."""
 
     placeholder = image_token = "<image>"
@@ -149,14 +149,14 @@ class SmolFamily(Family):
 
 
 _SMOL, _QWEN = SmolFamily(), QwenFamily()
-FAMILIES: dict[str, Family] = {"smolvlm": _SMOL, "idefics3": _SMOL, "qwen2_5_vl": _QWEN, "qwen3_vl": _QWEN}
+FAMILIES: dict[str, SeeingFamily] = {"smolvlm": _SMOL, "idefics3": _SMOL, "qwen2_5_vl": _QWEN, "qwen3_vl": _QWEN}
 """By `model_type`."""
 _REASONS = {
     "gemma3": "a picture's tokens look at each other in both directions there, and reroll's attention looks back only",
 }
 
 
-def family_of(config: Any) -> Family:
+def family_of(config: Any) -> SeeingFamily:
     """Raises ModelError if pictures cannot be shown to such a model."""
     kind = config.model_type
     if kind in FAMILIES:
