@@ -39,9 +39,6 @@ def plain_content(parts: Sequence[Any], *, folder: Path | None = None, given: li
     """
     text, images = "", list[str]()
     for place, part in enumerate(parts):
-        if isinstance(part, str):
-            text += _unmarked(part)
-            continue
         if not isinstance(part, Mapping) or not isinstance(part.get("type"), str):
             raise ValueError(f'part {place} is {_shown(part)}: give {{"type": "text", …}} or {{"type": "image", …}}')
         if part["type"] == "text":

@@ -23,7 +23,8 @@ def seen(image: str) -> np.ndarray:
 
 
 def test_text_and_pictures_become_text_with_marks():
-    text, images = plain_content([{"type": "text", "text": "a "}, {"type": "image", "image": png()}, "b"])
+    words = [{"type": "text", "text": text} for text in ("a ", "b")]
+    text, images = plain_content([words[0], {"type": "image", "image": png()}, words[1]])
     assert text == f"a {MARK}b"
     assert [seen(image).tolist() for image in images] == [PIXELS.tolist()]
 
@@ -63,7 +64,7 @@ def test_a_message_of_texts_and_pictures():
 
 
 def test_a_mark_that_a_text_brings_along_is_no_picture():
-    assert plain_content([f"a{MARK}b"]) == ("ab", [])
+    assert plain_content([{"type": "text", "text": f"a{MARK}b"}]) == ("ab", [])
 
 
 @pytest.mark.parametrize(
