@@ -153,7 +153,8 @@ class PaddedAdded:
     """On a CPU, what each sequence adds asks, and looks at all of it. A sequence that adds most of its tokens asks whole."""
 
     def __init__(self, shared: SharedPrefixes, cu_seqlens: Tensor) -> None:
-        bounds, kinds = cu_seqlens.tolist(), {}
+        bounds = cu_seqlens.tolist()
+        kinds: dict[tuple[bool, int, int], list[tuple[Tensor, int, Tensor]]] = {}
         ends = shared.num_added.cumsum(0).tolist()
         for sequence, added, end in zip(shared.sequences.tolist(), shared.num_added.tolist(), ends, strict=True):
             tokens = shared.index[bounds[sequence] : bounds[sequence + 1]]
@@ -201,7 +202,7 @@ def _asking(rows: Sequence[tuple[Tensor, int]], *, is_whole: bool) -> _Asking:
 
 def _rows(states: Tensor, index: Tensor) -> Tensor:
     """[U, H, D] -> [N, H, L, D]"""
-    return states.index_select(0, index.flatten()).unflatten(0, index.shape).transpose(1, 2)
+    return states.index_select(0, index.flatten()).view(*index.shape, *states.shape[1:]).transpose(1, 2)
 
 
 def _bounds(lengths: Tensor) -> Tensor:

@@ -128,7 +128,7 @@ class _CachedAttention:
 
 
 def _by_products(keys: Tensor, num_steps: int, scoring: Scoring) -> bool:
-    """Whether attention is two plain products: for a few bf16 queries on a CPU, up to half as fast again as PyTorch's kernel."""
+    """Whether attention is two plain products: for few bf16 queries on a CPU, up to half as fast again as PyTorch's kernel."""
     is_plain = scoring.softcap is None and scoring.sinks is None and not exact.is_exact()
     return is_plain and num_steps <= _SHORT and keys.dtype == torch.bfloat16 and keys.device.type == "cpu"
 
@@ -159,7 +159,9 @@ def _as_rows(query: Tensor) -> Tensor:
 
 
 def _from_rows(output: Tensor, num_steps: int) -> Tensor:
-    return output.unflatten(2, (-1, num_steps)).permute(0, 3, 1, 2, 4)
+    """[N, H_kv, G * M, D] -> [N, M, H_kv, G, D]"""
+    num_slots, num_heads, _, dim = output.shape
+    return output.reshape(num_slots, num_heads, -1, num_steps, dim).permute(0, 3, 1, 2, 4)
 
 
 def _for_rows(visible: Tensor, num_sharing: int) -> Tensor:
