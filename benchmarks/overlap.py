@@ -1,4 +1,5 @@
-"""What a staleness budget buys: the production scheduler against a heavy-tailed fake engine and a fake trainer of equal cost.
+"""What a staleness budget buys, and what it buys to train on groups as they come (`train.stream`): the production scheduler
+against a heavy-tailed fake engine and a fake trainer of equal cost.
 
 Run: python benchmarks/overlap.py
 """
@@ -82,10 +83,43 @@ async def measure(folder: Path) -> tuple[list[dict[str, Any]], float, float]:
     return rows, generate_s, train_s
 
 
+async def run_streamed(folder: Path, *, max_staleness: int, train_s: float, early: bool) -> float:
+    """Seconds of all steps, with a trainer that takes so long for all groups of a step and gets them as `take_parts` does."""
+    config = RolloutConfig(prompts_per_step=PROMPTS_PER_STEP, group_size=GROUP_SIZE, max_staleness=max_staleness)
+    engine = Engine()
+    with Journal(folder / f"{max_staleness}-{early}.jsonl") as journal:
+        scheduler = RolloutScheduler(config, Prompts(), episode=engine.episode, score=score, journal=journal, seed=0)
+        started_s = time.perf_counter()
+        for step in range(NUM_STEPS):
+            groups = []
+            async for part in scheduler.take_parts(PROMPTS_PER_STEP, early=early):
+                groups += part
+                await asyncio.sleep(train_s * len(part) / PROMPTS_PER_STEP)
+            scheduler.release(groups, version=step + 1)
+        wall_s = time.perf_counter() - started_s
+        await scheduler.close()
+    return wall_s
+
+
+async def measure_streamed(folder: Path, *, generate_s: float) -> list[dict[str, Any]]:
+    """With a trainer as slow as the engine, and one that takes a third of it; waiting for all groups and not, in turn."""
+    rows = []
+    for share in (1.0, 1 / 3):
+        for max_staleness in (0, 1):
+            wall_s = {
+                early: await run_streamed(folder, max_staleness=max_staleness, train_s=share * generate_s, early=early)
+                for early in (False, True)
+            }
+            row = {"train_of_generate": share, "max_staleness": max_staleness}
+            rows.append(row | {"waiting_s": wall_s[False], "streamed_s": wall_s[True], "speedup": wall_s[False] / wall_s[True]})
+    return rows
+
+
 def main() -> None:
     given = arguments(__doc__).parse_args()
     with tempfile.TemporaryDirectory() as folder:
         rows, generate_s, train_s = asyncio.run(measure(Path(folder)))
+        streamed = asyncio.run(measure_streamed(Path(folder), generate_s=generate_s))
     in_turn_s = NUM_STEPS * (generate_s + train_s)
     overlapped_s = NUM_STEPS * max(generate_s, train_s) + generate_s  # The first step has nothing to overlap with.
     bound = in_turn_s / overlapped_s
@@ -97,6 +131,7 @@ def main() -> None:
         facts={"theory_in_turn_s": in_turn_s, "theory_overlapped_s": overlapped_s, "theory_speedup": bound},
         save=given.save,
     )
+    report("stream", streamed, title=f"{NUM_STEPS} steps, trained on as groups come or when all are there", save=given.save)
 
 
 if __name__ == "__main__":

@@ -107,13 +107,16 @@ def _find_weights(name: str) -> None:
     import transformers
 
     from reroll.models.load import quiet, resolve_base
+    from reroll.models.quantized import dequantizing
 
     if find_spec("accelerate") is None:  # What lets transformers read no more than that.
         return
+    source = resolve_base(name)
+    plainly = dequantizing(source)
     with quiet():
         try:
             auto: Any = transformers.AutoModelForCausalLM
-            _, found = auto.from_pretrained(resolve_base(name), device_map="meta", output_loading_info=True)
+            _, found = auto.from_pretrained(source, device_map="meta", output_loading_info=True, **plainly)
         except (OSError, RuntimeError) as error:
             problem = str(error).partition("\n")[0]
             raise ModelError(f"the weights of {name} do not fit its config.json, or are not there: {problem}") from error

@@ -1,6 +1,6 @@
 """Writes docs/models.md: what each family of models does here, measured on a tiny random model of it.
 
-Run: python scripts/model_families.py (five to ten minutes on two busy cores).
+Run: python scripts/model_families.py (ten to twenty minutes on two busy cores).
 The quick tests hold some families to it, the slow ones all.
 """
 
@@ -15,10 +15,26 @@ from typing import Any
 import transformers
 from transformers.utils import logging
 
+from reroll.models.load import skeleton
+from reroll.models.recurrent import is_recurrent
+from reroll_zoo.expert_routes import families
+from reroll_zoo.fsdp2 import experts, tensor
 from reroll_zoo.model_check import contract
 from reroll_zoo.tiny_models import make_tiny
 
+ENGINES = {
+    "vLLM": ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe"),
+    "SGLang": ("llama", "qwen2", "qwen3", "smollm3"),
+}
+"""Families that ran the contract of engines (`tests/contract`) there on a GPU."""
+
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
+
+BESIDE = """- *beside*: what else takes a family, by its own rules. `fsdp2` shards them all; with *tp*, *sp* and *ep* ranks
+  share its layers, sequences or experts (held to one process by the tests: tp and sp llama, qwen2, qwen3; ep qwen3_moe);
+  *routes*: its choices of experts are replayed in training; *vLLM*, *SGLang*: it ran the contract of engines there, on an H200
+
+On a GPU the embedded engine's kernels ran llama, qwen2, qwen3, qwen3_moe, smollm3, mistral and gemma2.""".splitlines()
 
 YOUR_OWN = """## Your own model
 
@@ -28,6 +44,7 @@ works, with the largest gap, and what is refused, with the reason:
 ```
 $ reroll models check my-model
  works │ packed into one row = alone     │ largest gap 3e-06
+ works │ common beginnings computed once │ largest gap 3e-06
  works │ gradients of every weight       │ largest gap 2e-06
  works │ log-probs after a training step │ largest gap 5e-06
  works │ log-probs with a LoRA adapter   │ largest gap 4e-06
@@ -38,12 +55,25 @@ $ reroll models check my-model
 
 The step is one of AdamW on the cross-entropy, against PyTorch's own; the adapter is held against weights into which it is
 multiplied. It runs in fp32 on the CPU and needs 32 bytes for each parameter; where memory does not hold that, `--layers 2`
-takes a random model of the folder's config with so many layers. Exit code 1: refused, or something differs by more than 1e-4.
-It says nothing of bf16, of GPUs, nor of vLLM and SGLang.
+takes a random model of the folder's config with so many layers. Exit code 1: refused, or something differs by more than
+rounding: 1e-4, and for gradients and the step thirty times what they move by when every weight moves by its last bit, since
+depth amplifies that, and Adam, which divides by the size of a gradient. SmolLM2-135M with its 30 layers has gaps of 3e-4
+there; computed in double precision, norms and softmax included, they are 8e-14 (gradients) and 2e-13 (the step).
+It says nothing of bf16, of GPUs, nor of vLLM and SGLang.""".splitlines()
 
-The bound is that of the tiny models below. SmolLM2-135M with its 30 layers keeps to it in log-probs, engine and LoRA
-(8e-05 at most), and is told to fail by its gradients (3e-04) and after a step (6e-04). Whether that is rounding has not
-been settled.""".splitlines()
+QUANTIZED = """## gpt-oss, and quantized checkpoints
+
+Weights that a folder stores as MXFP4 (the experts of gpt-oss) or FP8 with a scale for each block (DeepSeek V3, Qwen3-FP8) are
+read as plain weights in the precision of the strategy, trained, pushed and saved as an ordinary folder. Other methods (GPTQ,
+AWQ, bitsandbytes, …) are refused: name the original checkpoint. vLLM and SGLang open the folder themselves and cannot take
+plain weights into it then: `reroll models dequantize MODEL FOLDER` writes a plain one to name instead.
+
+gpt-oss speaks in channels (harmony). A reward, an environment or a tool reads its turns as those of any other model: the
+analysis in `<think>…</think>`, then the final words; a call to `functions.NAME` as `<tool_call>`. Tools are shown as its own
+template shows them, and their results under the called function's name. SFT writes `<think>` and `<tool_call>` of the rows
+back into channels; a turn can make one call. Sampled tokens are never written anew, so the analysis of earlier turns stays in
+a conversation, where OpenAI's own renderer drops it. Its template writes today's date into the prompt.
+""".splitlines()
 
 STATES = """## Layers that carry a state
 
@@ -170,15 +200,22 @@ FAMILIES: dict[str, dict[str, Any]] = {
 """Fields of each family's tiny config that are not those of all. Windows are shorter than the sequences."""
 
 
-def measure(family: str, folder: Path) -> contract.Measured:
+def measure(family: str, folder: Path, *, training: bool = False) -> contract.Measured:
     """Make a tiny model in the folder, and compare."""
     options: dict[str, Any] = {"hidden": 64, "layers": 3, "initializer_range": 0.2, "max_positions": 128} | FAMILIES[family]
     name = str(make_tiny(folder, family=family, **options))  # type: ignore[arg-type]  # Any that transformers knows.
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    return contract.measure(name)
+    return contract.measure(name, training=training)
 
 
-def page(measured: Mapping[str, contract.Measured]) -> str:
+def beside(family: str, folder: Path) -> list[str]:
+    """What takes the model in the folder, beside one process with the embedded engine."""
+    found = [] if is_recurrent(skeleton(str(folder))) else ["sp"]
+    lists = {"tp": tensor.FAMILIES, "ep": experts.FAMILIES, "routes": families.FAMILIES, **ENGINES}
+    return found + [name for name, taken in lists.items() if family in taken]
+
+
+def page(measured: Mapping[str, contract.Measured], beside: Mapping[str, list[str]]) -> str:
     """docs/models.md"""
     version = transformers.__version__
     taken = {family: found for family, found in measured.items() if not found.refused}
@@ -190,23 +227,30 @@ def page(measured: Mapping[str, contract.Measured]) -> str:
         "attention. The largest gaps:",
         "",
         "- *packed*: log-probs of sequences packed into one row, as they are trained on, against each alone",
-        "- *gradient*: of these log-probs, of every weight, as a share of its largest entry",
+        "- *siblings*: of sequences that begin alike, their common beginning computed once",
+        "- *gradient*: of the packed log-probs, of every weight, as a share of its largest entry",
+        "- *step*: log-probs after a step of AdamW; *LoRA*: with an adapter, against weights into which it is multiplied",
         "- *engine*: log-probs that the embedded engine reports of what it wrote; *pushed*: after new weights have been pushed",
         f"- *generate*: prompts, of {len(contract.LENGTHS)}, that the engine greedily continues with the tokens of `generate`",
+        *BESIDE,
         "",
         *YOUR_OWN,
+        "",
+        *QUANTIZED,
         "",
         *STATES,
         "",
         "## Families",
         "",
-        "| family (`model_type`) | packed | gradient | engine | pushed | generate |",
-        "|---|---|---|---|---|---|",
+        "| family (`model_type`) | packed | siblings | gradient | step | LoRA | engine | pushed | generate | beside |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for family, found in taken.items():
         engine = f"{found.engine:.0e} | {found.pushed:.0e} | {found.num_same}"
         engine = "refused | |" if found.engine_refused else engine
-        lines.append(f"| {family} | {found.packed:.0e} | {found.gradient:.0e} | {engine} |")
+        trained = (found.packed, found.siblings, found.gradient, found.step, found.lora)
+        gaps = " | ".join("refused" if gap is None else f"{gap:.0e}" for gap in trained)
+        lines.append(f"| {family} | {gaps} | {engine} | {', '.join(beside[family])} |")
     lines += [
         "",
         "A family that is not listed may work: `train/sampler_gap_current` of a first step tells, and `guard` ends a run in",
@@ -227,12 +271,13 @@ def main() -> None:
     """Measure every family, and write the page."""
     warnings.simplefilter("ignore")
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    measured = {}
+    measured, others = {}, {}
     for family in FAMILIES:
         with tempfile.TemporaryDirectory() as folder:
-            measured[family] = measure(family, Path(folder))
+            measured[family] = measure(family, Path(folder), training=True)
+            others[family] = beside(family, Path(folder))
         print(family, measured[family], flush=True)
-    PAGE.write_text(page(measured))
+    PAGE.write_text(page(measured, others))
 
 
 if __name__ == "__main__":

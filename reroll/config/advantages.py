@@ -36,6 +36,11 @@ class AdvantageConfig(FormulaConfig):
         return False
 
     @property
+    def group_by_group(self) -> bool:
+        """Whether the advantages of a group depend on nothing outside the group."""
+        return False
+
+    @property
     def deaf_to(self) -> str | None:
         """Why no change of a reward after it was given would change an advantage; None where it does."""
         return f"advantage {self.kind} looks at the parts of the reward" if self.reads_parts else None
@@ -66,6 +71,10 @@ class NormalisedAdvantageConfig(AdvantageConfig):
     def compares_siblings(self) -> bool:
         return self.mean in ("group", "leave_one_out") or self.std == "group"
 
+    @property
+    def group_by_group(self) -> bool:
+        return self.mean in ("none", "group", "leave_one_out") and self.std in ("none", "group")
+
 
 class GaeAdvantageConfig(AdvantageConfig):
     """What tokens brought beyond a critic's estimate (generalised advantage estimation, as in PPO)."""
@@ -78,6 +87,10 @@ class GaeAdvantageConfig(AdvantageConfig):
     gae_lambda: Fraction = 0.95
     """Lambda: 0 trusts the critic, 1 trusts the rewards."""
 
+    @property
+    def group_by_group(self) -> bool:
+        return True
+
 
 class ImportAdvantageConfig(AdvantageConfig):
     """Your own function: `(episodes, **options) -> Tensor [T]`, like those in `reroll.algo.advantages`."""
@@ -87,6 +100,12 @@ class ImportAdvantageConfig(AdvantageConfig):
     """`module:name`; the folder of the YAML and the working directory are importable."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Its keyword arguments."""
+    by_group: bool = False
+    """Whether the advantages of a group depend on nothing outside the group: what `train.stream` asks."""
+
+    @property
+    def group_by_group(self) -> bool:
+        return self.by_group
 
     @property
     def function_name(self) -> str:

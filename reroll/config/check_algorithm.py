@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from reroll.config.advantages import GaeAdvantageConfig, ImportAdvantageConfig
 from reroll.config.losses import ImportLossConfig
+from reroll.config.registry import load_entry
 from reroll.config.tree import RlvrConfig
 from reroll.errors import Violation
 
@@ -21,6 +22,7 @@ def algorithm_violations(config: RlvrConfig, *, module_exists: Callable[[str], b
         *_shaping(config),
         *_teachers(config),
         *_imports(config, module_exists),
+        *_stream(config),
     ]
 
 
@@ -183,6 +185,11 @@ def _distill(config: RlvrConfig) -> Iterator[Violation]:
         yield from (
             Violation(at, "has no effect: nothing is learned from advantages", fix) for at, value in idle.items() if value
         )
+
+
+def _stream(config: RlvrConfig) -> Iterable[Violation]:
+    violations = load_entry("reroll.updates", "violations") if config.train.stream else None
+    return violations(config) if violations else ()
 
 
 def _imports(config: RlvrConfig, module_exists: Callable[[str], bool]) -> Iterator[Violation]:

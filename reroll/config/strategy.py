@@ -21,6 +21,8 @@ class StrategyConfig(KindConfig):
     default_kind: ClassVar[str | None] = "torch"
     can_follow: ClassVar[bool] = True
     """Whether a model that it only holds can be moved towards another, as a reference that follows the policy is."""
+    scales_gradients: ClassVar[bool] = False
+    """Whether its `Strategy` has `scale_gradients`, which `train.stream` needs."""
 
     precision: Literal["fp32", "bf16"] = "fp32"
     """bf16 computes in bf16 and keeps fp32 master weights for the optimizer."""
@@ -70,5 +72,6 @@ class TorchStrategyConfig(StrategyConfig):
     """One process, one device, plain PyTorch: the oracle of every other kind."""
 
     runs: ClassVar[str] = "reroll.training.make:make_torch"
+    scales_gradients: ClassVar[bool] = True
 
     kind: Literal["torch"] = "torch"

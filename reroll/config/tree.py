@@ -41,6 +41,9 @@ class TrainConfig(Node):
     mini_batches: int = Field(default=1, ge=1)
     """Optimizer steps per epoch; the batch is split into as many parts, equal in sequences (within one) and drawn by the seed.
     Samples of one prompt go into the same part, where their number divides a part's."""
+    stream: bool = False
+    """Start on the groups that are ready, a micro-batch at a time, while the others are still written (docs/algorithms.md):
+    the same gradient, up to rounding. Not for algorithms that look at all samples of a step at once."""
 
 
 class RecordedRunConfig(Node):

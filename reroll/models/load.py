@@ -30,6 +30,7 @@ from reroll.models.attention import IMPLEMENTATION, check_supported
 from reroll.models.exact import make_exact
 from reroll.models.fused import fuse, prepare
 from reroll.models.heads import SCORE, add_score_head, score_head
+from reroll.models.quantized import dequantizing, forget_quantization, plain_config
 from reroll.models.recurrent import mix_packed
 
 Precision = Literal["fp32", "bf16"]
@@ -143,7 +144,7 @@ def skeleton(name: str, *, lora: LoraConfig | None = None) -> PreTrainedModel:
     source = resolve_base(name)
     try:
         with _LOADING, torch.device("meta"):
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source))  # type: ignore[no-untyped-call]
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(plain_config(source))  # type: ignore[no-untyped-call]
             if lora is not None:
                 from reroll.models.lora import add_lora
 
@@ -199,11 +200,14 @@ def _load(auto: Any, source: str, dtype: torch.dtype, **options: Any) -> tuple[P
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # What it would report about the scalar head is as intended.
     try:
+        options |= dequantizing(source)
         model, found = auto.from_pretrained(
             source, dtype=dtype, attn_implementation=IMPLEMENTATION, output_loading_info=True, **options
         )
     finally:
         logging.set_verbosity(verbosity)
+    if "quantization_config" in options:
+        forget_quantization(model, dtype)
     is_score = [key.startswith(f"{SCORE}.") for key in found["missing_keys"]]
     if not all(is_score):
         names = sorted(key for key in found["missing_keys"] if not key.startswith(f"{SCORE}."))

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from reroll.algo.advantages import gae_returns
 from reroll.algo.episodes import Episodes
+from reroll.algo.kl import k3
 from reroll.algo.running import RunningMoments
 from reroll.algo.selection import highest_entropy
 from reroll.algo.shaping import shape_advantages, standardised
@@ -111,9 +112,15 @@ def policy_loss_of(config: RlvrConfig, *, kl_coef: float, vocabulary: int | None
     )
 
 
-def advantage_stats(batch: Batch) -> Stats:
-    """What the advantages of a step look like."""
-    values = batch.advantage[batch.loss_mask]
+def kl_to_reference(batch: Batch) -> float | None:
+    """Estimated KL (k3) of the sampling policy to the reference, averaged over the loss tokens; None if either is missing."""
+    if batch.ref_logp is None or not batch.loss_mask.any():
+        return None
+    return float(k3(batch.logp, batch.ref_logp)[batch.loss_mask].mean())
+
+
+def advantage_stats(values: Tensor) -> Stats:
+    """What the advantages of a step's tokens in the loss look like."""
     if not len(values):
         return Stats()
     return Stats(

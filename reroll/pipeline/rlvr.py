@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 
 from reroll.algo.episodes import Episodes
-from reroll.algo.kl import KL_ESTIMATORS, adapted_coef, k3
+from reroll.algo.kl import KL_ESTIMATORS, adapted_coef
 from reroll.algo.running import RunningMoments
 from reroll.algo.shaping import shape_rewards
 from reroll.config.advantages import GaeAdvantageConfig
@@ -24,18 +24,38 @@ from reroll.errors import SamplerMismatch
 from reroll.observe.metrics import Last, Mean, Stats, Sum
 from reroll.pipeline.base import Pipeline, RunContext
 from reroll.pipeline.build import LearningModels, RlvrComponents, build_rlvr
-from reroll.pipeline.credit import advantage_stats, assign_advantages, critic_targets, on_domain_scale, policy_loss_of
+from reroll.pipeline.credit import (
+    advantage_stats,
+    assign_advantages,
+    critic_targets,
+    kl_to_reference,
+    on_domain_scale,
+    policy_loss_of,
+)
 from reroll.pipeline.evaluate import num_episodes
 from reroll.pipeline.guard import alarm_of
 from reroll.tokens.batch import Batch, pack
 from reroll.tokens.samples import rows_of
 from reroll.training.base import Needs, required
-from reroll.training.loss import ValueLoss
+from reroll.training.loss import PolicyLoss, ValueLoss
 from reroll.types import Group, Status
 
 _WHOLE_VOCABULARY = 1 << 30
 FLAT_STEPS = 3
 """After this many steps in a row without a gradient the user is told: a single one may be chance."""
+
+
+class EarlyUpdate(Protocol):
+    """An update that begins before all groups of its step are there, as `(learner, step)` makes it."""
+
+    busy_s: float
+    """Seconds of training until now."""
+
+    async def add(self, groups: Sequence[Group]) -> None:
+        """Take further groups of the step, and train on as many as there should be."""
+
+    async def finish(self) -> Stats:
+        """Complete the update: all groups are there."""
 
 
 class GroupLearner(Pipeline[RlvrConfig]):
@@ -72,7 +92,8 @@ class GroupLearner(Pipeline[RlvrConfig]):
             batch, episodes = await self.add_reference_and_values(batch, episodes)
             batch = await self.credit(batch, episodes, groups)
             kl = kl_to_reference(batch)
-            stats = advantage_stats(batch) + self.kl_stats(kl)  # Reports the coefficient behind this step's rewards.
+            # Reports the coefficient behind this step's rewards.
+            stats = advantage_stats(batch.advantage[batch.loss_mask]) + self.kl_stats(kl)
             self.update_kl_coef(kl, num_samples=len(batch))  # The loss uses the new one.
             stats += await self.update(batch.without_untrained(), step)
             await self.check_sampler(stats, batch, episodes, groups, step)
@@ -155,9 +176,13 @@ class GroupLearner(Pipeline[RlvrConfig]):
             stats += Stats({name.replace("train", "critic", 1): metric for name, metric in critic_stats.items()})
             if step < config.critic.warmup_steps:
                 return stats
-        loss = policy_loss_of(config, kl_coef=self.kl_coef, vocabulary=self.parts.teachers.vocabulary)
-        loss = replace(loss, version=step)
-        return stats + await self.policy.train(batch, loss, epochs=train.epochs, mini_batches=train.mini_batches, seed=step)
+        loss, epochs, mini_batches = self.loss_of(step), train.epochs, train.mini_batches
+        return stats + await self.policy.train(batch, loss, epochs=epochs, mini_batches=mini_batches, seed=step)
+
+    def loss_of(self, step: int) -> PolicyLoss:
+        """The loss of this step's update of the policy."""
+        loss = policy_loss_of(self.config, kl_coef=self.kl_coef, vocabulary=self.parts.teachers.vocabulary)
+        return replace(loss, version=step)
 
     def kl_stats(self, kl: float | None) -> Stats:
         """Metrics: the KL coefficient, and the KL to the reference if it was measured."""
@@ -217,6 +242,11 @@ class RlvrPipeline(GroupLearner):
     def __init__(self, config: RlvrConfig, context: RunContext, parts: RlvrComponents) -> None:
         super().__init__(config, context, parts)
         self.rollouts = parts.rollouts
+        shares_gpu = parts.devices.overlap("policy", "engine")
+        streams = config.train.stream and not shares_gpu
+        self._begin_update: Callable[..., EarlyUpdate] | None = load_entry("reroll.updates", "streamed") if streams else None
+        if config.train.stream and shares_gpu:
+            context.notes.append("train.stream has no effect: policy and engine take turns on the same GPU")
         self._num_flat_steps = 0
         self._committed_state = self._state_now()
         """The result of `state`, as of the last finished step: prompts of an unfinished step count as unused."""
@@ -225,9 +255,11 @@ class RlvrPipeline(GroupLearner):
         started = time.perf_counter()
         view = self.context.view
         with view.doing(self.rollouts.progress):
-            groups = await self.context.unless_stopped(self.rollouts.take(self.config.rollout.prompts_per_step))
-        waited = Stats({"time/wait_s": Last(time.perf_counter() - started)})
-        trained = await self.train_on(groups, step)
+            update = self._begin_update(self, step) if self._begin_update else None
+            groups = await self.context.unless_stopped(self._take(update))
+        waited_s = time.perf_counter() - started - (update.busy_s if update else 0.0)
+        waited = Stats({"time/wait_s": Last(waited_s)})
+        trained = await (update.finish() if update else self.train_on(groups, step))
         with view.doing(lambda: "pushing weights"):
             async with self.parts.devices.lease("engine"):
                 pushed = await self.parts.weights.push(version=step + 1)
@@ -236,6 +268,18 @@ class RlvrPipeline(GroupLearner):
         self._committed_state = self._state_now()
         swapped = Stats({"time/swap_s": Last(self.parts.devices.take_swap_s())})
         return waited + swapped + trained + pushed + rollout_stats(groups) + self._component_stats()
+
+    async def _take(self, update: EarlyUpdate | None) -> list[Group]:
+        """The groups of a step, and with `update` their gradients as they come."""
+        num_prompts = self.config.rollout.prompts_per_step
+        if update is None:
+            return await self.rollouts.take(num_prompts)
+        groups: list[Group] = []
+        async with aclosing(self.rollouts.take_parts(num_prompts)) as parts:
+            async for part in parts:
+                groups += part
+                await update.add(part)
+        return groups
 
     async def check_sampler(self, stats: Stats, batch: Batch, episodes: Episodes, groups: Sequence[Group], step: int) -> None:
         """Raise SamplerMismatch if the engine's log-probs differ from the policy's by more than precision explains. A diagnosis
@@ -299,13 +343,6 @@ class RlvrPipeline(GroupLearner):
 
     def restart(self) -> None:
         self.rollouts.take_up(version=0)
-
-
-def kl_to_reference(batch: Batch) -> float | None:
-    """Estimated KL (k3) of the sampling policy to the reference, averaged over the loss tokens; None if either is missing."""
-    if batch.ref_logp is None or not batch.loss_mask.any():
-        return None
-    return float(k3(batch.logp, batch.ref_logp)[batch.loss_mask].mean())
 
 
 def rollout_stats(groups: Sequence[Group]) -> Stats:

@@ -54,6 +54,8 @@ class AdmittedGroup(Generic[P]):
     is_finished: bool = False
     goes_on: bool = False
     """It was sent back, and its kept samples can still be trained on after the next admission."""
+    is_promised: bool = False
+    """`promise` returned it: the next `take` does so too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,6 +190,18 @@ class Admission(Generic[P]):
         self._num_dropped[group.domain] += 1
         return self._reassign_slot(group.domain)
 
+    def promise(self) -> list[AdmittedGroup[P]]:
+        """Finished groups that the next `take` will return, whatever the others do; each of them once."""
+        promised = []
+        num_candidates = Counter(self._slot_domains[: self._num_candidates])
+        for domain, num in Counter(self._slot_domains[: self._prompts_per_step]).items():
+            candidates = self._candidates(domain, num_candidates[domain])
+            for group in candidates:
+                if group.is_finished and not group.is_promised and self._can_promise(group, candidates, num):
+                    group.is_promised = True
+                    promised.append(group)
+        return promised
+
     def take(self) -> Taken[P] | None:
         """The finished groups of one step, or None if there are not enough yet. Release them before the next take."""
         if self._held:
@@ -305,19 +319,33 @@ class Admission(Generic[P]):
 
     def _choose(self, domain: str, num: int, *, num_candidates: int) -> list[AdmittedGroup[P]] | None:
         """A domain's groups for the next step: those sent back most often, unless older ones cannot wait. None: not yet."""
-        candidates = list(islice(self._open[domain].values(), num_candidates))
+        candidates = self._candidates(domain, num_candidates)
         running = [group for group in candidates if not group.is_finished]
-        if len(running) > num_candidates - num or any(group.num_tries >= self._max_tries for group in running):
-            return None
         ready = [group for group in candidates if group.is_finished]
-        if len(ready) < num:
+        if len(ready) < num or any(group.num_tries >= self._max_tries for group in running):
             return None
-        most_tried = sorted(ready, key=lambda group: -group.num_tries)[:num]
-        oldest = sorted(ready, key=lambda group: (group.version, group.number))[:num]
+        most_tried = sorted(ready, key=lambda group: (not group.is_promised, -group.num_tries))[:num]
+        oldest = sorted(ready, key=_oldest_first)[:num]
         for chosen in (most_tried, oldest):
             if self._can_wait(domain, chosen):
                 return chosen
         return None if running else oldest  # No running group could change the choice.
+
+    def _candidates(self, domain: str, num: int) -> list[AdmittedGroup[P]]:
+        """A domain's oldest open groups, and those that are promised though the domain has lost their slot since."""
+        groups = self._open[domain].values()
+        return [group for place, group in enumerate(groups) if place < num or group.is_promised]
+
+    def _can_promise(self, group: AdmittedGroup[P], candidates: Sequence[AdmittedGroup[P]], num: int) -> bool:
+        """Whether a step with this group and all that are promised can still take every group that has to be in it."""
+        if len(candidates) <= num:
+            return True
+        promised = [one for one in candidates if one.is_promised or one is group]
+        others = sorted((one for one in candidates if one not in promised), key=_oldest_first)
+        others = sorted(others, key=lambda one: one.is_finished or one.num_tries < self._max_tries)  # Who is waited for first.
+        num_awaited = sum(not one.is_finished and one.num_tries >= self._max_tries for one in others)
+        num_left = num - len(promised)
+        return num_left >= num_awaited and self._can_wait(group.domain, [*promised, *others[:num_left]])
 
     def _can_wait(self, domain: str, chosen: Sequence[AdmittedGroup[P]]) -> bool:
         """Whether the later steps can take all groups that `chosen` leaves behind within the staleness budget: of those too old
@@ -352,3 +380,8 @@ class Admission(Generic[P]):
             queued = Queued(prompt=group.prompt, domain=group.domain, num_tries=group.num_tries, number=group.number)
             self._queue[group.domain].appendleft(queued)
         return returned
+
+
+def _oldest_first(group: AdmittedGroup[P]) -> tuple[bool, int, int]:
+    """Sort key. Promised groups come before all others."""
+    return not group.is_promised, group.version, group.number

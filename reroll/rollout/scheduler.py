@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -107,6 +107,10 @@ class RolloutScheduler:
 
         Raises what a sample raised, TooManyFailures if most samples fail, and RerollError if no group is ever kept.
         """
+        return [group async for part in self.take_parts(num_prompts, early=False) for group in part]
+
+    async def take_parts(self, num_prompts: int, *, early: bool = True) -> AsyncGenerator[list[Group]]:
+        """As `take`, in parts: if `early`, each group as soon as it is certain to be in the step."""
         if num_prompts != self._config.prompts_per_step:
             raise ValueError(
                 f"take rollout.prompts_per_step={self._config.prompts_per_step} prompts at a time, got {num_prompts}"
@@ -117,20 +121,24 @@ class RolloutScheduler:
             self._admit()
             if taken := self._admission.take():
                 break
+            if early and (promised := self._admission.promise()):
+                yield self._handed_out(promised)
+                continue
             self._wake.clear()
             await self._wake.wait()
         self._stop(taken.returned, QUEUED_AGAIN)
         self._reassigning.clear()
-        now = _now()
-        groups = []
-        for admitted in taken.groups:
-            flight = self._flights[admitted.number]
-            self._meter.ready_s.add(now - flight.finished_s)
-            self._meter.staleness.add(self._admission.version - admitted.version)
-            groups.append(flight.group())
+        last = self._handed_out([admitted for admitted in taken.groups if not admitted.is_promised])
         self._admit()
-        self._journal.taken([group.number for group in groups])
-        return groups
+        self._journal.taken([admitted.number for admitted in taken.groups])
+        yield last
+
+    def _handed_out(self, admitted_groups: Sequence[AdmittedGroup[Prompt]]) -> list[Group]:
+        now = _now()
+        for admitted in admitted_groups:
+            self._meter.ready_s.add(now - self._flights[admitted.number].finished_s)
+            self._meter.staleness.add(self._admission.version - admitted.version)
+        return [self._flights[admitted.number].group() for admitted in admitted_groups]
 
     def progress(self) -> str:
         """Progress of the samples that the next `take` waits for, in words."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import pairwise
 
 import jinja2
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from reroll.errors import DataError, ModelError
+from reroll.tokens.chat_format import chat_format
 from reroll.tokens.tool_calls import CALL_OPENS
 from reroll.types import Message, ToolSchema
 
@@ -46,7 +48,8 @@ class Renderer:
             )
         self.tokenizer = tokenizer
         self._start = lru_cache(maxsize=_NUM_STARTS_KEPT)(self._encode_start)
-        self._knows_tools = self._is_fluent_in_tools()
+        self._format = chat_format(tokenizer)
+        self._knows_tools = self._format is not None or self._is_fluent_in_tools()
         closing = self._encode(self._after_mark([_USER, _ASSISTANT], generation_prompt=False))
         marked = {token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
         specials = [place for place, token in enumerate(closing) if token in marked]
@@ -54,7 +57,9 @@ class Renderer:
         """Tokens after an assistant's words up to the one that ends its turn; 0 if the template has no such token."""
         eos = tokenizer.eos_token_id
         self._closing_ids = closing[: self._num_closing_ids] or (eos,)
-        self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys((eos, self._closing_ids[-1])))
+        self.stop_token_ids: tuple[int, ...] = tuple(
+            dict.fromkeys((eos, self._closing_ids[-1], *(self._format.stop_token_ids if self._format else ())))
+        )
         """Tokens that end a completion: end of sequence and the template's end of turn."""
 
     def start(self, messages: Sequence[Message], *, tools: Sequence[ToolSchema] = ()) -> tuple[int, ...]:
@@ -73,6 +78,8 @@ class Renderer:
 
         A completion that was cut before its end of turn is closed here, as the template would have closed it.
         """
+        if self._format is not None:
+            return (*prompt_ids, *completion_ids, *self._encode(self._format.follow(completion_ids, messages)))
         tail = self._encode(self._after_mark([_USER, _ASSISTANT, *messages], generation_prompt=True))
         if completion_ids and completion_ids[-1] in self.stop_token_ids:
             tail = tail[self._num_closing_ids :]
@@ -80,6 +87,8 @@ class Renderer:
 
     def decode(self, ids: Sequence[int], *, with_special: bool = False) -> str:
         """Text, without special tokens unless they are asked for."""
+        if self._format is not None and not with_special and (read := self._format.read(ids)) is not None:
+            return read
         if isinstance(self.tokenizer, PreTrainedTokenizerFast):  # Straight to Rust: the wrapper looks at every id in Python.
             return self.tokenizer.backend_tokenizer.decode(ids, skip_special_tokens=not with_special)
         text = self.tokenizer.decode(list(ids), skip_special_tokens=not with_special, clean_up_tokenization_spaces=False)
@@ -100,11 +109,17 @@ class Renderer:
         ids = self.start(messages[: turns[0]])
         mask = [False] * len(ids)
         for turn, next_turn in zip(turns, [*turns[1:], None], strict=True):
-            said = (*self._encode(messages[turn]["content"]), *self._closing_ids)
+            said = self._said(messages[turn]["content"])
             mask += [turn >= start] * len(said)
             ids = (*ids, *said) if next_turn is None else self.extend(ids, said, messages[turn + 1 : next_turn])
             mask += [False] * (len(ids) - len(mask))
         return ids, tuple(mask)
+
+    def _said(self, content: str) -> tuple[int, ...]:
+        """A turn to imitate, with its end."""
+        if self._format is not None:
+            return self._encode(self._format.write(content, to_imitate=True))
+        return (*self._encode(content), *self._closing_ids)
 
     def _encode_start(self, messages_and_tools: str) -> tuple[int, ...]:
         messages, tools = json.loads(messages_and_tools)
@@ -114,7 +129,16 @@ class Renderer:
         tools = [*tools, *(tool for message in messages for tool in message.get("tools", ()))]
         if tools and not self._knows_tools:
             messages, tools = _describe(tools, messages), []
-        return self._render(messages, generation_prompt=generation_prompt, tools=tools)
+        if self._format is None:
+            return self._render(messages, generation_prompt=generation_prompt, tools=tools)
+        turns = [*(place for place, message in enumerate(messages) if message["role"] == "assistant"), len(messages)]
+        text = self._render(messages[: turns[0]], generation_prompt=generation_prompt or len(turns) > 1, tools=tools)
+        for turn, next_turn in pairwise(turns):
+            said, after = self._format.write(messages[turn]["content"], to_imitate=False), messages[turn + 1 : next_turn]
+            text += said
+            if after or generation_prompt:
+                text += self._format.follow(self._encode(said), after)
+        return text
 
     def _after_mark(self, messages: Sequence[Message], *, generation_prompt: bool) -> str:
         text = self._render(messages, generation_prompt=generation_prompt)

@@ -33,9 +33,10 @@ def find_calls(text: str) -> list[Call | MalformedCall]:
     return [_read_call(part.partition(_CALL_ENDS)[0]) for part in text.split(CALL_OPENS)[1:]]
 
 
-def write_call(name: str, arguments: Mapping[str, Any]) -> str:
-    """A call as a policy writes it."""
-    return f"{CALL_OPENS}{json.dumps({'name': name, 'arguments': dict(arguments)}, ensure_ascii=False)}{_CALL_ENDS}"
+def write_call(name: str, arguments: Mapping[str, Any] | str) -> str:
+    """A call as a policy writes it. Arguments may be text, which who reads the call takes for JSON."""
+    given = arguments if isinstance(arguments, str) else dict(arguments)
+    return f"{CALL_OPENS}{json.dumps({'name': name, 'arguments': given}, ensure_ascii=False)}{_CALL_ENDS}"
 
 
 def read_json(text: str) -> Any:

@@ -181,6 +181,10 @@ class Strategy(ABC):
     def forward_backward(self, batch: Batch, loss: Loss) -> Stats:
         """Add the gradient of one micro-batch."""
 
+    def scale_gradients(self, factor: float) -> None:
+        """Multiply the gradient that has been added so far."""
+        raise NotImplementedError(f"{type(self).__name__} cannot scale what it has summed: set train.stream to false")
+
     @abstractmethod
     def optim_step(self) -> Stats:
         """Clip, step the optimizer and its schedule, zero the gradients. Reports `grad_norm` and `lr`.

@@ -124,9 +124,14 @@ class TrainCluster:
         """Call a method on every worker, each with its own shard. Returns the results in rank order."""
         return await self._together(self._workers.scatter(method, shards))
 
+    @property
+    def num_shares(self) -> int:
+        """How many parts a batch is split into."""
+        return self._workers.size // self._ranks_per_share
+
     async def predict(self, batch: Batch, needs: Needs) -> Predictions:
         """The model's outputs for the batch. The workers share it, balanced by distinct tokens."""
-        dp_size = self._workers.size // self._ranks_per_share
+        dp_size = self.num_shares
         parts = balance(prefix_order(batch.ids, batch.cu_seqlens), num_parts=min(dp_size, len(batch)))
         jobs = [PredictJob(batch.select(part), needs) for part in parts]
         # With more workers than sequences, the rest get a copy: all must take part in the collectives.
@@ -151,8 +156,7 @@ class TrainCluster:
         started_s = time.perf_counter()
         if epochs * mini_batches > 1 and batch.old_logp is None and loss.compares_with_old_policy:
             batch = batch.replace(old_logp=await self.logprobs(batch))
-        dp_size = self._workers.size // self._ranks_per_share
-        jobs = train_jobs(batch, loss, epochs=epochs, steps_per_epoch=mini_batches, seed=seed, dp_size=dp_size)
+        jobs = train_jobs(batch, loss, epochs=epochs, steps_per_epoch=mini_batches, seed=seed, dp_size=self.num_shares)
         self.num_updates += 1
         try:
             answers = await self.scatter(TrainWorker.train, self._for_all(jobs))
@@ -163,6 +167,20 @@ class TrainCluster:
         seconds = time.perf_counter() - started_s
         stats = sum(answers[:: self._ranks_per_share], Stats()) + _throughput(batch, epochs=epochs, seconds=seconds)
         return stats.prefixed("train/") + Stats({"time/train_s": Last(seconds)})
+
+    async def accumulate(self, batch: Batch, loss: Loss, *, denominator: int) -> Stats:
+        """Add the gradient of a part of an optimizer step, divided by this; `apply` corrects it and takes the step."""
+        started_s = time.perf_counter()
+        rows = batch.replace(num_loss_tokens=denominator, num_sequences=denominator)
+        jobs = [TrainJob(steps=(share,), loss=loss) for share in _split(rows, self.num_shares)]
+        await self.scatter(TrainWorker.accumulate, self._for_all(jobs))
+        return _throughput(batch, epochs=1, seconds=time.perf_counter() - started_s).prefixed("train/")
+
+    async def apply(self, *, scale: float) -> Stats:
+        """Take the optimizer step by `scale` times the gradient that `accumulate` added up."""
+        answers = await self.broadcast(TrainWorker.apply, scale)
+        self.num_updates += 1
+        return sum(answers[:: self._ranks_per_share], Stats()).prefixed("train/")
 
     async def weights(self, *, frozen: bool = False) -> Mapping[str, Tensor]:
         """The trained parameters, or the frozen ones, by Hugging Face name.
@@ -289,6 +307,7 @@ class TrainWorker:
         self._repeat_cost = repeat_cost(info.device, config.strategy.precision) if merges else 1.0
         self._stays = self._strategy.holds_whole and config.swap != "all"
         """Whether its weights keep their addresses."""
+        self._accumulated = Stats({"loss": Sum(0.0)})
         self._writing: Future[Sums] | None = None
         self._sender: WeightSender | None = None
         self._sends_slices = False
@@ -316,7 +335,20 @@ class TrainWorker:
 
         A batch without `old_logp` is trained on before the policy has moved: the training pass itself gives the log-probs.
         """
-        return sum((self._step(batch, job.loss) for batch in job.steps), Stats())
+        return sum((self._take_step(self._add_gradients(batch, job.loss)) for batch in job.steps), Stats())
+
+    @at_work()
+    def accumulate(self, job: TrainJob) -> None:
+        """Add the gradient of this rank's part of a part of an optimizer step."""
+        for batch in job.steps:
+            self._accumulated += self._add_gradients(batch, job.loss)
+
+    @at_work()
+    def apply(self, scale: float) -> Stats:
+        """Take the optimizer step by `scale` times what was accumulated."""
+        stats, self._accumulated = self._accumulated, Stats({"loss": Sum(0.0)})
+        self._strategy.scale_gradients(scale)
+        return self._take_step(stats, scale)
 
     def weights(self, *, frozen: bool = False) -> Mapping[str, Tensor]:
         """The trained parameters (or the frozen ones) by Hugging Face name, by reference."""
@@ -397,8 +429,8 @@ class TrainWorker:
         """Continue from what `save` wrote."""
         self._strategy.load(folder)
 
-    def _step(self, batch: RankBatch, loss: Loss) -> Stats:
-        """One optimizer step. The losses of its micro-batches add up; the reported loss is the mean over steps."""
+    def _add_gradients(self, batch: RankBatch, loss: Loss) -> Stats:
+        """Add the gradient of this rank's rows. The losses of micro-batches add up."""
         stats = Stats({"loss": Sum(0.0)})
         rows = self._routed(batch.rows)
         parts = [] if batch.is_idle else micro_batches(rows, max_tokens=self._pass_tokens, repeat_cost=self._repeat_cost)
@@ -409,10 +441,14 @@ class TrainWorker:
         for _ in range(num_idle):
             beat()
             self._strategy.forward_backward(rows.select_units([shortest(rows.unit_lengths)]), ZeroLoss(needs=loss.needs))
+        return stats
+
+    def _take_step(self, stats: Stats, scale: float = 1.0) -> Stats:
+        """One optimizer step, and what is reported of it: the loss as the mean over steps."""
         # A rank has seen its part of the step only: the weights of all ranks add up to 1.
         weight = 1 / self._strategy.data_parallel.size
-        metrics = {name: Mean(metric.value, weight) if isinstance(metric, Sum) else metric for name, metric in stats.items()}
-        return Stats(metrics) + self._strategy.optim_step()
+        losses = {name: Mean(metric.value * scale, weight) for name, metric in stats.items() if isinstance(metric, Sum)}
+        return Stats({**stats, **losses}) + self._strategy.optim_step()
 
     def _routed(self, batch: Batch) -> Batch:
         """The batch, without expert routes unless this model replays them."""

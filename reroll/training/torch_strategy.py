@@ -78,6 +78,11 @@ class TorchStrategy(Strategy):
         self._collect_gradients()
         return stats
 
+    def scale_gradients(self, factor: float) -> None:
+        for master in self._masters.values():
+            if master.grad is not None:
+                master.grad.mul_(factor)
+
     def optim_step(self) -> Stats:
         self._offload.wait_for_prefetch()
         gradients = [master.grad for master in self._masters.values() if master.grad is not None]

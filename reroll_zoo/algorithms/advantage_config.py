@@ -13,6 +13,14 @@ from reroll.config.tree import RlvrConfig
 from reroll.errors import Violation
 
 
+class _ByGroupConfig(AdvantageConfig):
+    """An estimator that looks at nothing outside the group."""
+
+    @property
+    def group_by_group(self) -> bool:
+        return True
+
+
 class _SiblingsConfig(AdvantageConfig):
     """An estimator that compares the samples of a group."""
 
@@ -21,7 +29,7 @@ class _SiblingsConfig(AdvantageConfig):
         return True
 
 
-class RemaxAdvantageConfig(AdvantageConfig):
+class RemaxAdvantageConfig(_ByGroupConfig):
     """Reward minus what the policy's greedy answer to the same prompt earned (ReMax)."""
 
     runs: ClassVar[str] = "reroll_zoo.algorithms.advantages:remax"
@@ -30,7 +38,7 @@ class RemaxAdvantageConfig(AdvantageConfig):
     kind: Literal["remax"] = "remax"
 
 
-class OpoAdvantageConfig(_SiblingsConfig):
+class OpoAdvantageConfig(_SiblingsConfig, _ByGroupConfig):
     """Reward minus the group's mean reward weighted by length (OPO)."""
 
     runs: ClassVar[str] = "reroll_zoo.algorithms.advantages:opo"
@@ -93,7 +101,7 @@ def _by_threshold(kind: str) -> str:
     return f"advantage {kind} asks only whether the reward reaches its threshold"
 
 
-class PassAtKAdvantageConfig(AdvantageConfig):
+class PassAtKAdvantageConfig(_ByGroupConfig):
     """Reward sets of k answers for having one right answer (pass@k training). The group must be larger than k."""
 
     runs: ClassVar[str] = "reroll_zoo.algorithms.advantages:pass_at_k"
@@ -116,7 +124,7 @@ class PassAtKAdvantageConfig(AdvantageConfig):
             yield Violation("advantage.k", problem, f"set it below rollout.group_size, which is {size}")
 
 
-class RaftAdvantageConfig(AdvantageConfig):
+class RaftAdvantageConfig(_ByGroupConfig):
     """1 for accepted samples, 0 for the others: imitate what was good (RAFT)."""
 
     runs: ClassVar[str] = "reroll_zoo.algorithms.advantages:raft"
@@ -143,8 +151,12 @@ class ReturnsAdvantageConfig(AdvantageConfig):
     whiten: bool = False
     """To mean 0 and standard deviation 1 over all tokens of the batch."""
 
+    @property
+    def group_by_group(self) -> bool:
+        return not self.whiten
 
-class OptimalTokenBaselineAdvantageConfig(_SiblingsConfig):
+
+class OptimalTokenBaselineAdvantageConfig(_SiblingsConfig, _ByGroupConfig):
     """Reward still to come, minus the group's mean at the same place weighted by gradient norms."""
 
     runs: ClassVar[str] = "reroll_zoo.algorithms.advantages:optimal_token_baseline"
@@ -174,8 +186,12 @@ class TurnReturnsAdvantageConfig(AdvantageConfig):
     def compares_siblings(self) -> bool:
         return "group" in (self.mean, self.std)
 
+    @property
+    def group_by_group(self) -> bool:
+        return "batch" not in (self.mean, self.std)
 
-class GigpoAdvantageConfig(_SiblingsConfig):
+
+class GigpoAdvantageConfig(_SiblingsConfig, _ByGroupConfig):
     """Episodes compared with their siblings, and turns with the turns that started from the same state (GiGPO)."""
 
     runs: ClassVar[str] = "reroll_zoo.algorithms.advantages:gigpo"

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from reroll.config.parts import LoraConfig
+from reroll.errors import ModelError
 from reroll.infer.hf_weights import WeightChecker
-from reroll.models.load import load_model, skeleton
+from reroll.models.load import load_model, resolve_base, skeleton
+from reroll.models.quantized import quantization
 
 _A, _B, _FROZEN = ".lora_A.default.weight", ".lora_B.default.weight", ".base_layer."
 """How peft names the parts of an adapted layer."""
@@ -26,6 +28,11 @@ class HFWeightAssembler:
     """
 
     def __init__(self, model: str, *, lora: LoraConfig | None) -> None:
+        if method := quantization(resolve_base(model)):
+            raise ModelError(
+                f"{model} stores weights quantized by {method!r}, and plain ones are pushed: write a plain checkpoint with "
+                f"`reroll models dequantize {model} FOLDER` and name that, or take engine: {{kind: embedded}}"
+            )
         shape = skeleton(model, lora=lora)
         self._model = model
         self._checker = WeightChecker(shape)

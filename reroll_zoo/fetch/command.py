@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from reroll_zoo.fetch.dequantize import dequantize
 from reroll_zoo.model_check.command import check
 
 models = typer.Typer(help="Models on this machine.", no_args_is_help=True)
@@ -19,6 +20,7 @@ def _group() -> None:
 
 
 models.command("check")(check)
+models.command("dequantize")(dequantize)
 
 
 @models.command("fetch")

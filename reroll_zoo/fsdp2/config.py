@@ -20,6 +20,7 @@ class Fsdp2StrategyConfig(GroupStrategyConfig):
     """
 
     makes: ClassVar[str] = "reroll_zoo.fsdp2.strategy:make_fsdp2"
+    scales_gradients: ClassVar[bool] = True
 
     kind: Literal["fsdp2"] = "fsdp2"
     tp: int = Field(default=1, ge=1)

@@ -99,6 +99,11 @@ class Fsdp2Strategy(ShardedStrategy):
         value.backward()  # type: ignore[no-untyped-call]
         return stats
 
+    def scale_gradients(self, factor: float) -> None:
+        for parameter in self._trained().values():
+            if parameter.grad is not None:
+                parameter.grad.mul_(factor)
+
     def optim_step(self) -> Stats:
         self._offload.wait_for_prefetch()
         trained = self._trained()

@@ -17,13 +17,17 @@ from reroll.errors import ModelError
 from reroll.infer.embedded.engine import EmbeddedEngine
 from reroll.models.attention import PackedAttention, hidden_states, logits
 from reroll.models.load import load_model, load_tokenizer, resolve_model
+from reroll.models.quantized import dequantizing, forget_quantization
 from reroll.tokens.batch import pack
 from reroll.training.loss import SFT_LOSS
+from reroll.training.shared_prefix import token_states
 from reroll.training.torch_strategy import TorchStrategy
 from reroll.types import Completion, Request, Sample, SamplingParams
 
 TOLERANCE = 1e-4
 """Of log-probs in fp32, and of gradients as a share of each weight's largest one."""
+_ROUNDINGS = 30
+"""The weights are moved once, and a pass rounds at every operation."""
 LENGTHS = (3, 30, 1, 11)
 NUM_TOKENS = 12
 LORA = LoraConfig(rank=4, alpha=8)
@@ -38,10 +42,16 @@ class Measured:
     """Why it is refused altogether."""
     packed: float = 0.0
     """Log-probs of sequences packed into one row, against each alone."""
+    siblings: float = 0.0
+    """Log-probs of sequences that begin alike, their common beginning computed once, against each alone."""
     gradient: float = 0.0
     """Gradients of the packed log-probs, of every weight, as a share of its largest one."""
+    gradient_rounding: float = 0.0
+    """How far the last bits of the weights move Hugging Face's own gradients."""
     step: float | None = None
     """Log-probs after one step of AdamW."""
+    step_rounding: float = 0.0
+    """How far the last bits of the weights move Hugging Face's own."""
     lora_refused: str = ""
     """Why it takes no adapter."""
     lora: float | None = None
@@ -58,9 +68,16 @@ class Measured:
     @property
     def agrees(self) -> bool:
         """Whether all that is not refused is as it should be."""
-        gaps = (self.packed, self.gradient, self.engine, self.pushed, self.step or 0.0, self.lora or 0.0)
+        gaps = (self.packed, self.siblings, self.engine, self.pushed, self.lora or 0.0)
+        trains = is_rounding(self.gradient, self.gradient_rounding) and is_rounding(self.step or 0.0, self.step_rounding)
         has_same_tokens = self.engine_refused != "" or self.num_same == len(LENGTHS)
-        return not self.refused and max(gaps) <= TOLERANCE and has_same_tokens
+        return not self.refused and max(gaps) <= TOLERANCE and trains and has_same_tokens
+
+
+def is_rounding(gap: float, rounding: float = 0.0) -> bool:
+    """Whether a gap is none of the arithmetic. `rounding`: how far the last bits of the weights move the same numbers; depth
+    and Adam, which divides by the size of a gradient, amplify them."""
+    return gap <= max(TOLERANCE, _ROUNDINGS * rounding)
 
 
 def measure(name: str, *, training: bool = False, on_part: Callable[[str], None] = lambda part: None) -> Measured:
@@ -70,18 +87,16 @@ def measure(name: str, *, training: bool = False, on_part: Callable[[str], None]
     try:
         ours = load_model(name, dtype=torch.float32, device="cpu")
         plain = _plain(name)
-        packed, gradient = _training_gaps(ours, plain)
+        found: dict[str, Any] = _training_gaps(ours, plain)
+        found["siblings"] = _siblings_gap(ours, plain)
     except ModelError as error:
         return Measured(refused=str(error))
-    found: dict[str, Any] = {"packed": packed, "gradient": gradient}
-    plain.zero_grad()
-    ours.zero_grad()
     on_part("the embedded engine")
     found |= _engine_gaps(ours, plain, name)
     del ours, plain
     if training:
         on_part("a training step")
-        found["step"] = _step_gap(name)
+        found |= _step_gaps(name)
         on_part("an adapter")
         found |= _lora_gap(name)
     return Measured(**found)
@@ -89,7 +104,12 @@ def measure(name: str, *, training: bool = False, on_part: Callable[[str], None]
 
 def _plain(name: str) -> PreTrainedModel:
     source = resolve_model(name)
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, attn_implementation="eager")
+    plainly = dequantizing(source)
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        source, dtype=torch.float32, attn_implementation="eager", **plainly
+    )
+    if plainly:
+        forget_quantization(model, torch.float32)
     return model.eval()  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -130,30 +150,72 @@ def _alone_logp(plain: PreTrainedModel, sequences: Sequence[Tensor]) -> Tensor:
     return torch.cat([plain(each[None], use_cache=False).logits[0] for each in sequences]).log_softmax(-1)
 
 
-def _training_gaps(ours: PreTrainedModel, plain: PreTrainedModel) -> tuple[float, float]:
+def _training_gaps(ours: PreTrainedModel, plain: PreTrainedModel) -> dict[str, float]:
     sequences = _sequences(plain)
     got, want = _packed_logp(ours, sequences), _alone_logp(plain, sequences)
-    for logp in (got, want):
-        logp.gather(1, torch.cat(sequences)[:, None]).sum().backward()  # type: ignore[no-untyped-call]
-    shares = [_share(*pair) for pair in zip(ours.parameters(), plain.parameters(), strict=True)]
-    return float((got - want).detach().abs().max()), max(shares)
+    gradients = [_gradients(model, logp, sequences) for model, logp in ((ours, got), (plain, want))]
+    weights = [parameter.detach().clone() for parameter in plain.parameters()]
+    _nudge(plain)
+    nudged = _gradients(plain, _alone_logp(plain, sequences), sequences)
+    with torch.no_grad():
+        for parameter, weight in zip(plain.parameters(), weights, strict=True):
+            parameter.copy_(weight)
+    return {
+        "packed": float((got - want).detach().abs().max()),
+        "gradient": max(map(_share, *gradients)),
+        "gradient_rounding": max(map(_share, gradients[1], nudged)),
+    }
+
+
+def _gradients(model: PreTrainedModel, logp: Tensor, sequences: Sequence[Tensor]) -> list[Tensor]:
+    """Of the sum of the sequences' log-probs, for every weight."""
+    parameters = list(model.parameters())
+    found = torch.autograd.grad(logp.gather(1, torch.cat(list(sequences))[:, None]).sum(), parameters, allow_unused=True)
+    return [torch.zeros_like(one) if each is None else each for one, each in zip(parameters, found, strict=True)]
+
+
+@torch.no_grad()
+def _nudge(model: PreTrainedModel) -> None:
+    """Move every weight by about its last bit."""
+    generator = torch.Generator().manual_seed(2)
+    for parameter in model.parameters():
+        signs = torch.randint(0, 2, parameter.shape, generator=generator, dtype=torch.int8) * 2 - 1
+        parameter.mul_(1 + signs * torch.finfo(torch.float32).eps)
+
+
+@torch.no_grad()
+def _siblings_gap(ours: PreTrainedModel, plain: PreTrainedModel) -> float:
+    longest, *others = sorted(_sequences(plain), key=len, reverse=True)
+    siblings = [longest, *(torch.cat([longest[: len(longest) // 2], each]) for each in others)]
+    states = token_states(ours, pack([_sample(each) for each in siblings]))
+    return float((logits(ours, states.hidden).log_softmax(-1) - _alone_logp(plain, siblings)).abs().max())
 
 
 def _share(ours: Tensor, plain: Tensor) -> float:
     """By how much two gradients differ, of the larger's largest entry. One below 1e-3 is taken for noise."""
-    gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in (ours, plain)]
-    largest = max(float(gradient.abs().max()) for gradient in gradients)
-    return float((gradients[0] - gradients[1]).abs().max()) / max(largest, 1e-3)
+    largest = max(float(ours.abs().max()), float(plain.abs().max()))
+    return float((ours - plain).abs().max()) / max(largest, 1e-3)
 
 
-def _step_gap(name: str) -> float:
+def _step_gaps(name: str) -> dict[str, float]:
     """Between the log-probs after a step of the trainer on the mean cross-entropy, and of PyTorch's own AdamW."""
-    plain, ours = _plain(name), load_model(name, dtype=torch.float32, device="cpu")
-    sequences = [each for each in _sequences(plain) if len(each) > 1]
+    ours = load_model(name, dtype=torch.float32, device="cpu")
+    sequences = [each for each in _sequences(ours) if len(each) > 1]
     strategy = TorchStrategy(ours, load_tokenizer(name), TorchStrategyConfig(precision="fp32"), OPTIM, total_steps=10)
     batch = pack([_sample(each) for each in sequences])
     strategy.forward_backward(batch.replace(advantage=torch.ones_like(batch.advantage)), SFT_LOSS)
     strategy.optim_step()
+    with torch.no_grad():
+        got = _packed_logp(ours, sequences)
+    del ours, strategy
+    want, nudged = (_plain_step(name, sequences, nudges=nudges) for nudges in (False, True))
+    return {"step": float((got - want).abs().max()), "step_rounding": float((nudged - want).abs().max())}
+
+
+def _plain_step(name: str, sequences: Sequence[Tensor], *, nudges: bool) -> Tensor:
+    plain = _plain(name)
+    if nudges:
+        _nudge(plain)
     optimizer = torch.optim.AdamW(plain.parameters(), lr=OPTIM.lr, betas=OPTIM.betas, eps=OPTIM.eps, weight_decay=0.0)
     losses = [
         torch.nn.functional.cross_entropy(plain(each[None], use_cache=False).logits[0, :-1], each[1:], reduction="sum")
@@ -163,7 +225,7 @@ def _step_gap(name: str) -> float:
     torch.nn.utils.clip_grad_norm_(plain.parameters(), OPTIM.clip_norm)
     optimizer.step()
     with torch.no_grad():
-        return float((_packed_logp(ours, sequences) - _alone_logp(plain, sequences)).abs().max())
+        return _alone_logp(plain, sequences)
 
 
 def _sample(ids: Tensor) -> Sample:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     PreTrainedModel,
@@ -16,6 +15,7 @@ from reroll.config.parts import ModelConfig
 from reroll.models.attention import IMPLEMENTATION, check_supported
 from reroll.models.heads import add_score_head, keep_padding_apart
 from reroll.models.load import DTYPES, Head, resolve_base
+from reroll.models.quantized import plain_config
 from reroll.models.recurrent import mix_packed
 from reroll.tokens.batch import Batch
 from reroll.training.base import Needs
@@ -28,7 +28,7 @@ def skeleton(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, *, head: H
     source = resolve_base(config.model)
     auto = AutoModelForSequenceClassification if head == "score" else AutoModelForCausalLM
     options = {"num_labels": 1} if head == "score" else {}
-    shape = AutoConfig.from_pretrained(source, **options)
+    shape = plain_config(source, **options)
     with torch.device("meta"):
         model: PreTrainedModel = auto.from_config(  # type: ignore[no-untyped-call]
             shape, dtype=DTYPES[config.strategy.precision], attn_implementation=IMPLEMENTATION

@@ -76,6 +76,12 @@ CATALOGUE: dict[str, tuple[MetricDoc, ...]] = {
         ("time/step_s", "last", "s", "The whole step."),
         ("time/wait_s", "last", "s", "RL: until enough groups were finished."),
         ("time/train_s", "last", "s", "The policy's update."),
+        (
+            "time/streamed_s",
+            "last",
+            "s",
+            "With `train.stream`: of that, while samples of the step were being written.",
+        ),
         ("time/critic_s", "last", "s", "The update of a critic that is a model of its own."),
         ("time/push_s", "last", "s", "Until the engines had the new weights."),
         ("time/gather_s", "last", "s", "Of that, collecting them from the trainer's ranks; between processes."),

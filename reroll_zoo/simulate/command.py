@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from reroll_zoo.simulate.workload import Workload
 
 
-KNOWN_OF_A_RUN = ("rollout.", "engine.num_workers", "engine.max_running")
+KNOWN_OF_A_RUN = ("rollout.", "train.stream", "engine.num_workers", "engine.max_running")
 """Keys whose effect can be told from a run with another value."""
 EXIT_INTERRUPTED = 130
 MAX_MAPS = 4

@@ -12,7 +12,7 @@ from reroll_zoo.plan.search import best_plan
 from reroll_zoo.plan.timing import forward_flops, peak_flops
 from reroll_zoo.simulate.engines import EngineModel
 from reroll_zoo.simulate.run import System
-from reroll_zoo.simulate.workload import Workload, env_slots, parse_drawn
+from reroll_zoo.simulate.workload import Workload, env_slots, parse_drawn, streams_from
 
 
 def default_workload(config: RlvrConfig, cluster: ClusterConfig, *, lengths: str | None = None) -> Workload:
@@ -59,6 +59,7 @@ def planned_system(config: RlvrConfig, cluster: ClusterConfig, workload: Workloa
         policy_seats=policy.ranks,
         train_s=0.0,
         train_token_s=update_s / planned_tokens,
+        streams_from=streams_from(plan.config, num_ranks=len(policy.ranks)),
         sharing=float(on_cpu),
         num_devices=len(devices),
     )

@@ -12,12 +12,13 @@ import numpy as np
 
 from reroll.config.host import parse_devices
 from reroll.config.load import load_config
+from reroll.config.strategy import RanksStrategyConfig
 from reroll.config.tree import RlvrConfig
 from reroll.errors import RunFolderError
 from reroll.observe.journal import JOURNAL_FOLDER, Event, SampleState, read_journal, read_stored
 from reroll_zoo.simulate.engines import EngineModel
 from reroll_zoo.simulate.run import System
-from reroll_zoo.simulate.workload import Workload, empirical, env_slots, fixed
+from reroll_zoo.simulate.workload import Workload, empirical, env_slots, fixed, streams_from
 
 MIN_SPREAD = 0.1
 """Of what varies from step to step, against its mean: the deviation below which a slope is noise."""
@@ -45,6 +46,7 @@ class RecordedRun:
             self.system,
             engine=replace(self.system.engine, max_running=config.engine.max_running),
             engine_seats=_seats(config)[0],
+            streams_from=_streams_from(config),
         )
         return workload, system
 
@@ -149,9 +151,16 @@ def _system(config: RlvrConfig, rows: Sequence[dict[str, float]], *, prompt_toke
         policy_seats=policy_seats,
         train_s=train_s,
         train_token_s=token_s,
+        streams_from=_streams_from(config),
         sharing=sharing_of(rows) if on_cpu else 0.0,
         num_devices=len({device for seat in (*engine_seats, *policy_seats) for device in seat}),
     )
+
+
+def _streams_from(config: RlvrConfig) -> int | None:
+    strategy = config.policy.strategy
+    num_ranks = strategy.num_ranks if isinstance(strategy, RanksStrategyConfig) else 1
+    return streams_from(config, num_ranks=num_ranks or len(_seats(config)[1]))
 
 
 def sharing_of(rows: Sequence[dict[str, float]]) -> float:

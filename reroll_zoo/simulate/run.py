@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
@@ -23,7 +24,7 @@ from reroll.rollout.seeds import stable_seed
 from reroll.rollout.token_keeper import TokenKeeper
 from reroll.runtime.devices import DeviceMap
 from reroll.tokens.renderer import Renderer
-from reroll.types import Message, Prompt, SamplingParams, Score, Trajectory
+from reroll.types import Group, Message, Prompt, SamplingParams, Score, Trajectory
 from reroll_zoo.simulate.clock import run_virtually
 from reroll_zoo.simulate.cores import Cores
 from reroll_zoo.simulate.engines import EngineModel, ModelledWorkers
@@ -44,6 +45,8 @@ class System:
     """Of an update, whatever its size."""
     train_token_s: float = 0.0
     """For each token of prompt or completion that is trained on."""
+    streams_from: int | None = None
+    """An update begins as soon as groups with so many written tokens are ready (`train.stream`); None: when all are."""
     overhead_s: float = 0.0
     """Between a step and the next: what the controller itself does."""
     sharing: float = 0.0
@@ -266,13 +269,9 @@ class Simulation:
     async def _step(self, step: int) -> None:
         """As `RlvrPipeline.step`: take, train under the policy's lease, push under the engine's, release."""
         started_s = self._loop.time()
-        groups = await self.rollouts.take(self._rollout.prompts_per_step)
+        groups, waiting, streamed_s = await self._take()
         taken_s = self._loop.time()
-        num_tokens = sum(self.lengths[one.id] for group in groups for one in group.trajectories)
-        num_tokens += round(len(groups) * self._workload.prompt_tokens)
-        async with self.devices.lease("policy"):
-            work_s = self._system.train_s + num_tokens * self._system.train_token_s
-            await (self._cores.work(work_s) if self._cores else asyncio.sleep(work_s))
+        await self._train(waiting, fixed_s=self._system.train_s)
         trained_s = self._loop.time()
         async with self.devices.lease("engine"):
             await self.engine.load_weights({}, version=step + 1, adopt=False)
@@ -287,12 +286,39 @@ class Simulation:
             await (self._cores.work(self._system.overhead_s) if self._cores else asyncio.sleep(self._system.overhead_s))
         self.outcome.steps.append(
             StepTimes(
-                wait_s=taken_s - started_s,
-                train_s=trained_s - taken_s,
+                wait_s=taken_s - started_s - streamed_s,
+                train_s=trained_s - taken_s + streamed_s,
                 push_s=pushed_s - trained_s,
                 step_s=self._loop.time() - started_s,
             )
         )
+
+    async def _take(self) -> tuple[list[Group], list[Group], float]:
+        """As `StreamedUpdate`: the groups of a step, those of them that are still to be trained on, and seconds of training."""
+        num_prompts, least = self._rollout.prompts_per_step, self._system.streams_from
+        groups: list[Group] = []
+        waiting: list[Group] = []
+        if least is None or self.devices.overlap("policy", "engine"):
+            groups = await self.rollouts.take(num_prompts)
+            return groups, groups, 0.0
+        streamed_s = 0.0
+        async with aclosing(self.rollouts.take_parts(num_prompts)) as parts:
+            async for part in parts:
+                groups, waiting = groups + part, waiting + part
+                if len(groups) < num_prompts and self._num_written(waiting) >= least:
+                    began_s = self._loop.time()
+                    await self._train(waiting)
+                    waiting, streamed_s = [], streamed_s + self._loop.time() - began_s
+        return groups, waiting, streamed_s
+
+    async def _train(self, groups: Sequence[Group], *, fixed_s: float = 0.0) -> None:
+        num_tokens = self._num_written(groups) + len(groups) * self._workload.prompt_tokens
+        work_s = fixed_s + num_tokens * self._system.train_token_s
+        async with self.devices.lease("policy"):
+            await (self._cores.work(work_s) if self._cores else asyncio.sleep(work_s))
+
+    def _num_written(self, groups: Sequence[Group]) -> int:
+        return sum(self.lengths[one.id] for group in groups for one in group.trajectories)
 
     async def _episode(self, prompt: Prompt, id: str, seed: int) -> Trajectory:
         env: Any = (

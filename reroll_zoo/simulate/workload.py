@@ -84,6 +84,12 @@ def env_slots(config: RlvrConfig) -> int | None:
     return config.env_workers.max_live if config.envs else None
 
 
+def streams_from(config: RlvrConfig, *, num_ranks: int) -> int | None:
+    """Written tokens that fill a micro-batch on every rank, if updates are streamed."""
+    strategy = config.policy.strategy
+    return max(1, num_ranks // strategy.ranks_per_share) * strategy.pass_tokens if config.train.stream else None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Workload:
     """All that the samples of a run bring with them. Lengths are in tokens, times in seconds."""

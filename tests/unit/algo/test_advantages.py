@@ -2,8 +2,8 @@
 
 import inspect
 from dataclasses import replace
-from itertools import combinations
-from typing import Any, get_type_hints
+from itertools import combinations, product
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -321,3 +321,32 @@ def test_every_configured_advantage_has_a_function_that_takes_its_options() -> N
         )
         defaults = node(kind=kind).model_dump(exclude={"kind"})
         assert ADVANTAGES[kind](random_case(0).flat(), **defaults).isfinite().all()
+
+
+def _ways(kind: str) -> list[AdvantageConfig]:
+    """Nodes of this kind with every combination of what they are normalised over."""
+    node = AdvantageConfig.kinds()[kind]
+    choices = {
+        name: get_args(field.annotation) for name, field in node.model_fields.items() if name in ("mean", "std", "accept")
+    }
+    choices |= {name: (False, True) for name in ("whiten",) if name in node.model_fields}
+    return [node(kind=kind, **dict(zip(choices, values, strict=True))) for values in product(*choices.values())]
+
+
+@pytest.mark.parametrize("kind", ADVANTAGES)
+def test_whether_a_groups_advantages_depend_on_other_groups_is_as_declared(kind: str) -> None:
+    """Each group alone against all together: what `train.stream` relies on."""
+    for node in _ways(kind):
+        alone_is_same = True
+        for seed in SEEDS:
+            case = random_case(seed, all_written=True)
+            together = ADVANTAGES[kind](case.flat(running_mean=0.3, running_std=1.7), **node.arguments)
+            for group in {episode.group for episode in case.episodes}:
+                members = [place for place, episode in enumerate(case.episodes) if episode.group == group]
+                at = [index for index, where in enumerate(case.layout) if where is not None and where[0] in members]
+                layout = [(members.index(where[0]), *where[1:]) for where in case.layout if where and where[0] in members]
+                episodes = [replace(case.episodes[place], group=0) for place in members]
+                own = ADVANTAGES[kind](Case(episodes, layout).flat(running_mean=0.3, running_std=1.7), **node.arguments)
+                alone_is_same &= bool(torch.allclose(own, together[at], rtol=1e-9, atol=1e-9))
+        uses_running = "running" in node.arguments.values()  # It is that of the steps so far, this one included.
+        assert node.group_by_group == (alone_is_same and not uses_running), node

@@ -181,3 +181,32 @@ def test_a_reference_follows_under_torch_and_fsdp2_and_not_under_deepspeed() -> 
     for kind in ("torch", "fsdp2"):
         assert config(**fields(kind))
     assert "use strategy torch or fsdp2" in problems(**fields("deepspeed"))["reference.sync_every"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"train": {"mini_batches": 2}}, "several optimizer steps"),
+        ({"algorithm": "reinforce++_baseline"}, "samples of other groups"),
+        ({"algorithm": "gdpo"}, "samples of other groups"),
+        ({"algorithm": "gpg"}, "samples of other groups"),
+        ({"shaping": {"advantages": {"whiten": True}}}, "advantages of all samples"),
+        ({"shaping": {"domains": "normalised"}}, "rewards of all samples"),
+        ({"masks": {"top_entropy": 0.2}}, "masks.top_entropy"),
+        ({"algorithm": "clip_cov", "train": {"epochs": 1, "mini_batches": 1}}, "loss clip_cov"),
+        ({"kl": {"coef": 0.1, "adaptive": {"target": 0.1}}}, "kl.adaptive"),
+        ({"algorithm": "ppo", "shaping": {"advantages": {"whiten": False}}}, "critic {kind: own}"),
+        ({"advantage": {"kind": "import", "path": "statistics:mean"}}, "by_group: true"),
+        ({"policy": {"model": "some/model", "strategy": {"kind": "deepspeed"}}}, "strategy deepspeed"),
+    ],
+)
+def test_an_update_that_has_to_see_all_samples_first_is_not_streamed(fields: dict[str, Any], why: str) -> None:
+    fields = {**fields, "train": {**fields.get("train", {}), "stream": True}}
+    assert why in problems(**fields)["train.stream"]
+
+
+@pytest.mark.parametrize(
+    "algorithm", ["grpo", "dr_grpo", "dapo", "rloo", "gspo", "remax", "opo", "pass_at_k", "raft", "otb", "gigpo"]
+)
+def test_what_a_group_alone_decides_is_streamed(algorithm: str) -> None:
+    assert config(algorithm=algorithm, train={"stream": True}).train.stream

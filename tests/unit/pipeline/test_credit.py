@@ -191,7 +191,8 @@ def test_a_critic_on_the_policys_trunk_joins_the_loss() -> None:
 
 
 def test_the_report_on_advantages_counts_tokens_in_the_loss_only() -> None:
-    values = advantage_stats(assigned(TWO[:1], algorithm="dr_grpo")).values_by_name()
+    batch = assigned(TWO[:1], algorithm="dr_grpo")
+    values = advantage_stats(batch.advantage[batch.loss_mask]).values_by_name()
     assert values == pytest.approx({"advantage/mean": 0, "advantage/std": 0.5, "advantage/max": 0.5})
 
 

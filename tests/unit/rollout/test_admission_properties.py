@@ -34,6 +34,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         self.running: list[AdmittedGroup[int]] = []
         self.finished: list[AdmittedGroup[int]] = []
         self.taken: list[AdmittedGroup[int]] = []
+        self.promised: list[AdmittedGroup[int]] = []
         self.spent: list[int] = []
         """Prompts trained on or dropped."""
         self.issued: set[int] = set()
@@ -78,22 +79,39 @@ class AdmissionMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: not self.taken)
     @rule()
+    def promise(self):
+        promised = self.admission.promise()
+        assert all(ticket in self.finished and ticket not in self.promised for ticket in promised)
+        self.promised += promised
+        assert len(self.promised) <= self.options["prompts_per_step"]
+        if self.options["take_window"] == 1 and self.options["oversample"] == 1.0 and len(self.prompts.shares) == 1:
+            oldest = sorted(self.running + self.finished, key=lambda ticket: ticket.number)
+            step = oldest[: self.options["prompts_per_step"]]
+            assert self.has_kept or self.promised_now() == [ticket for ticket in step if ticket in self.finished]
+
+    def promised_now(self):
+        return sorted(self.promised, key=lambda ticket: ticket.number)
+
+    @precondition(lambda self: not self.taken)
+    @rule()
     def take(self):
         oldest = sorted(self.running + self.finished, key=lambda ticket: ticket.number)
         decision = self.admission.take()
         if decision is None:
             return
         self.taken = decision.groups
+        assert all(ticket in self.taken for ticket in self.promised)
         numbers = [ticket.number for ticket in self.taken]
         assert len(numbers) == self.options["prompts_per_step"]
         assert numbers == sorted(numbers)
         assert all(ticket in self.finished for ticket in self.taken)
         assert all(self.admission.version - ticket.version <= self.options["max_staleness"] for ticket in self.taken)
-        if self.options["take_window"] == 1 and self.options["oversample"] == 1.0:
+        was_reassigned = any(self.admission.snapshot().num_reassigned_to.values())
+        was_promised, self.promised = bool(self.promised), []
+        if self.options["take_window"] == 1 and self.options["oversample"] == 1.0 and not (was_promised and was_reassigned):
             for domain in self.prompts.shares:
                 took = [ticket for ticket in self.taken if ticket.domain == domain]
                 assert took == [ticket for ticket in oldest if ticket.domain == domain][: len(took)]
-        was_reassigned = any(self.admission.snapshot().num_reassigned_to.values())
         if self.options["oversample"] == 1.0 and (self.options["take_window"] == 1 or not was_reassigned):
             assert self.versions_jumped or self.has_kept or decision.returned == [], "without surplus nothing is ever wasted"
         self.forget(self.taken + decision.returned)
@@ -117,7 +135,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         self.admission.restore(snapshot)
         live = self.running + self.finished + self.taken
         self.issued -= {ticket.number for ticket in live}
-        self.running, self.finished, self.taken = [], [], []
+        self.running, self.finished, self.taken, self.promised = [], [], [], []
 
     @invariant()
     def no_prompt_is_lost_or_trained_twice(self):

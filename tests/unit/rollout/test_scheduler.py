@@ -391,3 +391,46 @@ async def test_without_redundant_samples_nothing_is_said_of_their_order(journal)
     await scheduler.take(2)
     assert not any("early" in name for name in scheduler.stats().values_by_name())
     await scheduler.close()
+
+
+async def test_groups_that_are_certain_to_be_in_the_step_are_handed_out_as_they_end(journal):
+    engine = Manual()
+    scheduler = make(journal, episode=engine.episode, max_staleness=1)
+    parts = []
+
+    async def take():
+        async for part in scheduler.take_parts(2):
+            parts.append([group.number for group in part])
+
+    taking = asyncio.create_task(take())
+    await settle()
+    engine.end("2.0", "2.1")
+    await settle()
+    assert parts == [], "a group of the next step, while none of this one has ended"
+    engine.end("1.0", "1.1")
+    await settle()
+    assert parts == [[1]]
+    engine.end("0.0", "0.1")
+    await taking
+    assert parts == [[1], [0]]
+    await scheduler.close()
+
+
+async def test_of_surplus_groups_the_first_that_end_are_certain_unless_one_may_not_wait(journal):
+    engine = Manual()
+    scheduler = make(journal, episode=engine.episode, oversample=1.5, max_tries=1)
+    parts = []
+
+    async def take():
+        async for part in scheduler.take_parts(2):
+            parts.append([group.number for group in part])
+
+    taking = asyncio.create_task(take())
+    await settle()
+    engine.end("2.0", "2.1")
+    await settle()
+    assert parts == [], "0 and 1 are on their last try: both are waited for"
+    engine.end("1.0", "1.1", "0.0", "0.1")
+    await taking
+    assert [number for part in parts for number in part] == [0, 1]
+    await scheduler.close()

@@ -20,8 +20,8 @@ def test_a_folder_that_works_is_told_so_with_its_gaps(tmp_path: Path, reroll: Ca
     result = reroll("models", "check", "mine", cwd=tmp_path)
 
     assert result.returncode == 0, result.stdout + result.stderr
-    assert result.stdout.count("works") == 7
-    for part in ("packed", "gradients", "training step", "LoRA", "engine", "push", "4 of 4 prompts"):
+    assert result.stdout.count("works") == 8
+    for part in ("packed", "beginnings", "gradients", "training step", "LoRA", "engine", "push", "4 of 4 prompts"):
         assert part in result.stdout
     assert "fails" not in result.stdout
 
@@ -51,7 +51,14 @@ def test_a_model_that_computes_otherwise_fails(tmp_path: Path, monkeypatch: pyte
     assert not found.agrees
     assert found.step is not None
     assert found.lora is not None
-    assert min(found.packed, found.gradient, found.engine, found.step, found.lora) > contract.TOLERANCE
+    assert min(found.packed, found.siblings, found.gradient, found.engine, found.step, found.lora) > contract.TOLERANCE
+
+
+def test_what_the_last_bits_of_the_weights_do_is_rounding() -> None:
+    assert contract.is_rounding(contract.TOLERANCE)
+    assert not contract.is_rounding(3 * contract.TOLERANCE)
+    assert contract.is_rounding(3 * contract.TOLERANCE, rounding=contract.TOLERANCE)
+    assert not contract.is_rounding(1.0, rounding=contract.TOLERANCE)
 
 
 def test_what_memory_does_not_hold_is_refused_and_can_be_checked_with_fewer_layers(

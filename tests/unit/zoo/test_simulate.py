@@ -164,6 +164,26 @@ def test_the_same_seed_gives_the_same_run(tmp_path: Path) -> None:
     assert runs[0].written_tokens == runs[1].written_tokens
 
 
+@pytest.mark.parametrize("max_staleness", [0, 1])
+def test_a_streamed_step_trains_on_the_same_and_waits_less(tmp_path: Path, max_staleness: int) -> None:
+    rollout = RolloutConfig(prompts_per_step=8, group_size=4, max_staleness=max_staleness)
+    waiting, streamed = (
+        simulate(
+            rollout,
+            workload(),
+            system(train_s=0.0, train_token_s=1e-4, streams_from=streams_from),
+            num_steps=8,
+            folder=tmp_path / str(streams_from),
+        )
+        for streams_from in (None, 64)
+    )
+    assert streamed.num_samples == waiting.num_samples
+    assert streamed.wall_s < 0.9 * waiting.wall_s
+    shared = system(train_s=0.0, train_token_s=1e-4, streams_from=64, shared=True)
+    in_turn = simulate(rollout, workload(), shared, num_steps=8, folder=tmp_path / "shared")
+    assert in_turn.wall_s > streamed.wall_s, "on one device there is nothing to begin early"
+
+
 def test_a_lost_engine_costs_time_and_its_samples_go_on_elsewhere(tmp_path: Path) -> None:
     rollout = RolloutConfig(prompts_per_step=8, group_size=4)
     whole = simulate(rollout, workload(), system(), num_steps=6, folder=tmp_path / "whole")

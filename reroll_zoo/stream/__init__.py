@@ -1,0 +1,1 @@
+"""Updates that begin before all samples of their step are there (`train.stream`)."""
