@@ -33,7 +33,6 @@ async def learn(config: reroll.RlvrConfig) -> list[float]:
             groups = await parts.rollouts.take(config.rollout.prompts_per_step)
             samples, episodes = reroll.rows_of(groups)
             batch = reroll.pack(samples).replace(advantage=centred(groups, episodes))
-
             async with parts.devices.lease("policy"):
                 stats = await parts.policy.train(batch, loss, seed=step)
             async with parts.devices.lease("engine"):

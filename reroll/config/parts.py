@@ -393,7 +393,10 @@ class RunConfig(Node):
     """How often the run is started anew, and goes on from its last checkpoint and its journal, after a process or a machine was
     lost; those after which it got further do not count. 0: it ends."""
     trackers: list[TrackerName] = Field(default_factory=list)
-    """Beside metrics.jsonl, which is always written: tensorboard, wandb, trackio, mlflow, or one of another package's."""
+    """Beside metrics.jsonl, which is always written: tensorboard, wandb, trackio, mlflow, opentelemetry, or one of another
+    package's."""
+    profile_steps: list[Annotated[int, Field(ge=1)]] = Field(default_factory=list)
+    """Steps in which every rank of the policy records what it does (torch.profiler), for `reroll trace`; the first is 1."""
     journal_gib: float | None = Field(default=10.0, gt=0)
     """How much the journal may keep of what samples wrote, newest first, at 7 to 8 bytes a token,
     and where experts are replayed what these take (docs/moe.md); null: all. A resumed run

@@ -19,6 +19,7 @@ from reroll.config.tree import RlvrConfig
 from reroll.data.sources import SourceRows, load_eval
 from reroll.errors import ConfigError, RerollError, RunFolderError, Violation
 from reroll.observe.files import read_jsonl
+from reroll.observe.metrics import Stats
 from reroll.observe.progress import TrainView, progress_bar
 from reroll.observe.run_folder import Checkpoint, RunFolder, hold_folder
 from reroll.observe.trackers import make_tracker
@@ -34,6 +35,7 @@ from reroll.runtime import make_runtime
 from reroll.runtime.cpu import core_watch
 from reroll.runtime.devices import num_usable_cores
 from reroll.runtime.foreground import Foreground
+from reroll.training.cluster import TrainWorker
 
 log = logging.getLogger(__name__)
 
@@ -268,7 +270,8 @@ class TrainLoop:
     async def _step_and_log(self, step: int) -> int:
         """Take one step and log its metrics. Returns the number of finished steps."""
         started = time.perf_counter()
-        stats = await self._pipeline.step(step)
+        take_step = self._profiled_step if step + 1 in self._config.run.profile_steps else self._pipeline.step
+        stats = await take_step(step)
         self._context.num_steps, self._num_updates = step + 1, self._count_updates()
         self._context.restarts.reached(step + 1)
         seconds = time.perf_counter() - started
@@ -286,6 +289,13 @@ class TrainLoop:
         self._context.tracker.log(step + 1, values)
         self._context.view.update(step + 1, values, remark=watch.remark(core_wait) if watch else "")
         return step + 1
+
+    async def _profiled_step(self, step: int) -> Stats:
+        policy = self._pipeline.policy
+        await policy.broadcast(TrainWorker.profile, self._context.folder.path.absolute() / "profile" / f"step-{step + 1:06}")
+        stats = await self._pipeline.step(step)
+        await policy.broadcast(TrainWorker.profile, None)
+        return stats
 
     def _count_updates(self) -> int:
         return sum(model.num_updates for model in self._pipeline.models.values())

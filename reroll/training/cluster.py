@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from reroll.config.parts import ModelConfig
+from reroll.config.registry import load_entry
 from reroll.errors import ModelError, TrainingDiverged, WorkerDied, WorkerError
 from reroll.models.heads import SCORE
 from reroll.models.load import Head
@@ -308,6 +309,7 @@ class TrainWorker:
         self._stays = self._strategy.holds_whole and config.swap != "all"
         """Whether its weights keep their addresses."""
         self._accumulated = Stats({"loss": Sum(0.0)})
+        self._end_profile: Callable[[], None] | None = None
         self._writing: Future[Sums] | None = None
         self._sender: WeightSender | None = None
         self._sends_slices = False
@@ -403,6 +405,13 @@ class TrainWorker:
         """Fill the next bucket, together with the other ranks if weights are gathered, and send it if this rank is a sender.
         None after the last one."""
         return next(self._buckets, None)
+
+    def profile(self, folder: Path | None) -> None:
+        """Record what this worker does from now on; None: write that down, in the folder that was given."""
+        if self._end_profile is not None:
+            self._end_profile()
+        record = load_entry("reroll.profilers", "torch") if folder else None
+        self._end_profile = record(folder / f"rank-{self._rank}.json.gz") if folder and record else None
 
     def to(self, device: str | None, *, weights: bool = True) -> None:
         """Move the optimizer state, and with `weights` the weights, to `cpu` while another role uses the device; None: back."""

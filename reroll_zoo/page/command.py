@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from itertools import chain
 from typing import Annotated
 
 import typer
@@ -36,7 +37,8 @@ def trace(
 ) -> None:
     """Print RUN's journal as a trace: `reroll trace RUN > trace.json`, then open that in ui.perfetto.dev.
 
-    Samples are slices through their phases, beside steps, pushes of weights and counters of what is in flight.
+    Samples are slices through their phases, beside steps, pushes of weights, counters of what is in flight, and what the
+    trainer's ranks recorded (run.profile_steps).
     """
     from reroll.errors import RunFolderError
     from reroll.observe.files import read_jsonl
@@ -45,6 +47,7 @@ def trace(
     from reroll_zoo.page.trace import trace_events
     from reroll_zoo.samples.folders import find_run
     from reroll_zoo.samples.lifecycles import Lifecycles
+    from reroll_zoo.step_profile import profile_events
 
     folder = RunFolder(find_run(run))
     if not segments(folder.journal_path):
@@ -53,6 +56,7 @@ def trace(
     lives.take(read_journal(folder.journal_path))
     metrics = read_jsonl(folder.metrics_path) if folder.metrics_path.exists() else []
     sys.stdout.write('{"displayTimeUnit":"ms","traceEvents":[')
-    for number, event in enumerate(trace_events(lives, metrics)):
+    recorded = profile_events(folder.path, first_s=lives.first_s or 0.0)
+    for number, event in enumerate(chain(trace_events(lives, metrics), recorded)):
         sys.stdout.write(f"{',' if number else ''}\n{json.dumps(event, separators=(',', ':'))}")
     sys.stdout.write("\n]}\n")

@@ -1,1 +1,1 @@
-"""Where a run's numbers may go beside metrics.jsonl: TensorBoard, Weights & Biases, Trackio and MLflow."""
+"""Where a run's numbers may go beside metrics.jsonl: TensorBoard, Weights & Biases, Trackio, MLflow and OpenTelemetry."""

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -20,24 +21,26 @@ import pytest
 from pydantic import TypeAdapter
 
 from reroll.config.actions import ActionConfig
-from reroll.config.agents import AgentConfig
+from reroll.config.agents import AgentConfig, EndpointConfig
 from reroll.config.envs import EnvConfig
 from reroll.config.registry import KindConfig
 from reroll.config.reward_base import RewardConfig
 from reroll.config.rewards import RewardWorkersConfig
 from reroll.envs.actions import parsed
-from reroll.envs.base import StepResult
+from reroll.envs.base import InvalidAction, StepResult
 from reroll.envs.make import make_env
 from reroll.envs.worker import HostedEnv, LoopThread
 from reroll.errors import RewardError
 from reroll.rewards.cluster import RewardCluster
 from reroll.rewards.said import said
 from reroll.runtime.local import LocalRuntime
+from reroll.tokens.renderer import Renderer
 from reroll.tokens.tool_calls import write_call
-from reroll.types import Message, Prompt, SamplingParams
+from reroll.types import Completion, FinishReason, Message, Prompt, SamplingParams, Status, Trajectory
 from reroll_zoo.games.frozen_lake import FrozenLake, FrozenLakeConfig
 from reroll_zoo.judge.answer import Answer
 from reroll_zoo.judge.config import JudgeModel
+from reroll_zoo.tiny_models import tiny_tokenizer
 from reroll_zoo.tool_use.config import ToolConfig
 
 SECURITY_PAGE = Path(__file__).parents[2] / "docs" / "security.md"
@@ -201,8 +204,8 @@ ENVS: dict[str, list[dict[str, Any]]] = {
     "import": [{"path": "planted_user:Echo"}],
 }
 """By kind: the options of the environments that the texts are given to. Tools have tests of their own below."""
-ELSEWHERE = {"openenv", "verifiers"}
-"""The words go over a socket to a server, or to a module of the user's; their own tests have those."""
+OTHERS_CODE = {"openenv", "verifiers"}
+"""A server's or an installed module's environments, which answer in the tests below what they are told."""
 ACTIONS: dict[str, dict[str, Any]] = {
     "tag": {},
     "last_line": {},
@@ -212,7 +215,7 @@ ACTIONS: dict[str, dict[str, Any]] = {
 
 
 def test_every_environment_and_form_of_action_is_given_the_texts() -> None:
-    assert set(ENVS) | ELSEWHERE | {"tools"} == kinds(EnvConfig)
+    assert set(ENVS) | OTHERS_CODE | {"tools"} == kinds(EnvConfig)
     assert set(ACTIONS) == kinds(ActionConfig)
 
 
@@ -243,6 +246,93 @@ def test_no_tool_of_a_bundled_environment_runs_what_the_policy_writes_outside_th
     tool, argument = {"python_math": ("python", "code"), "retrieval_qa": ("search", "query")}[kind]
     env = make_env(TypeAdapter(EnvConfig).validate_python({"kind": kind, "max_calls": 1}))
     play(env, "text", [write_call(tool, {argument: bare}) for bare in planted.texts(mark).values()])
+    assert not list(mark.parent.iterdir())
+
+
+VERIFIERS_MODULE = """
+import verifiers as vf
+from datasets import Dataset
+
+def add(first: int) -> int:
+    '\''Adds one.'\''
+    return first + 1
+
+def length(completion, **_):
+    return len(completion[-1].content or "")
+
+class Echoes(vf.MultiTurnEnv):
+    async def env_response(self, messages, state, **_):
+        return [vf.UserMessage(content=messages[-1].content)]
+
+def load_environment(tools):
+    rows = Dataset.from_list([{"question": "1 + 1?", "answer": "2"}])
+    options = dict(dataset=rows, max_turns=1000, rubric=vf.Rubric(funcs=[length]))
+    return vf.ToolEnv(tools=[add], **options) if tools else Echoes(**options)
+"""
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("tools", [False, True])
+def test_a_module_of_verifiers_is_given_the_words_as_words(
+    tools: bool, mark: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("verifiers.envs.multiturn_env")
+    (tmp_path / "planted_module.py").write_text(VERIFIERS_MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    play_hosted({"kind": "verifiers", "env_id": "planted-module", "options": {"tools": tools}}, mark)
+
+
+@pytest.fixture
+def openenv_url() -> Iterator[str]:
+    """A server of OpenEnv whose environment shows what it is told."""
+    pytest.importorskip("openenv.core")
+    import uvicorn
+    from openenv.core.env_server import Action, Environment, Observation, State, create_fastapi_app
+
+    class Words(Action):
+        words: Any
+
+    class Shown(Observation):
+        shown: Any
+
+    class Echoes(Environment):  # type: ignore[type-arg]
+        SUPPORTS_CONCURRENT_SESSIONS = True
+        state = State(step_count=0)
+
+        def reset(self, seed: int | None = None, episode_id: str | None = None, **options: Any) -> Shown:
+            return Shown(shown="Say something.")
+
+        def step(self, action: Words, timeout_s: float | None = None, **options: Any) -> Shown:
+            return Shown(shown=action.words)
+
+    listening = socket.create_server(("127.0.0.1", 0))
+    app = create_fastapi_app(Echoes, Words, Shown, max_concurrent_envs=2)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    server.should_exit = True
+    thread.join()
+
+
+@pytest.mark.parametrize("options", [{}, {"action_field": "words"}])
+def test_a_client_of_openenv_sends_the_words_and_runs_nothing(options: dict[str, Any], mark: Path, openenv_url: str) -> None:
+    play_hosted({"kind": "openenv", "base_url": openenv_url, **options}, mark)
+
+
+def play_hosted(node: dict[str, Any], mark: Path) -> None:
+    """Say each text, bare and wherever an answer or a call is looked for, in as many episodes as it takes."""
+    env = HostedEnv(TypeAdapter(EnvConfig).validate_python(node), LoopThread(), max_message_chars=20_000)
+    env.open(0)
+    for bare in planted.texts(mark).values():
+        calls = write_call("add", {"first": bare}), f'<tool_call>{{"name": "{bare}", "arguments": {bare}}}</tool_call>'
+        for text in (bare, planted.dressed(bare), json.dumps({"words": bare}), *calls):
+            with suppress(InvalidAction):
+                outcome = env.step(text)
+                if outcome.terminated or outcome.truncated:
+                    env.close()
+                    env.open(0)
+    env.close()
     assert not list(mark.parent.iterdir())
 
 
@@ -328,6 +418,66 @@ def test_no_tool_runs_what_the_policy_writes_outside_the_sandbox(
         env.step(f'<tool_call>{{"name": "{text}", "arguments": {text}}}</tool_call>')
     env.close()
     assert sum("does not answer" in answer["content"] or "no tool" in answer["content"] for answer in answers) == 0
+    assert not list(mark.parent.iterdir())
+
+
+# Agents: the endpoint reads what the policy writes before their programs do.
+
+ASKS_ONCE = """
+import json, os, sys, urllib.request
+prompt = json.load(sys.stdin)
+tool = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}}
+body = {"model": "any", "messages": prompt["messages"], "tools": [tool], "logprobs": True}
+headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+asked = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", json.dumps(body).encode(), headers)
+print(json.dumps({"reward": 1.0, "read": json.load(urllib.request.urlopen(asked))["choices"][0]}))
+"""
+ASKS_IN_A_FUNCTION = """
+import subprocess, sys, json, os
+def run(prompt, base_url, api_key):
+    told = json.dumps({"messages": [dict(message) for message in prompt.messages]})
+    env = {**os.environ, "OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": api_key}
+    subprocess.run([sys.executable, "-c", CODE], input=told, text=True, check=True, env=env, capture_output=True)
+    return 1.0
+"""
+
+
+@pytest.mark.parametrize("kind", sorted(kinds(AgentConfig)))
+async def test_no_agents_endpoint_runs_what_the_policy_writes(
+    kind: str, mark: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("aiohttp")
+    from reroll_zoo.agents.agent import play_agent
+    from reroll_zoo.agents.endpoint import Endpoint
+
+    tokenizer = tiny_tokenizer(words=("ok",))
+    renderer = Renderer(tokenizer)
+    texts = list(planted.texts(mark).values())
+    said_texts = ["\n".join([*texts, *(write_call("add", {"a": bare}) for bare in texts)])]
+    said_texts += [f'<tool_call>{{"name": "{bare}", "arguments": {bare}}}</tool_call>' for bare in texts]
+    (tmp_path / "planted_agent.py").write_text(f"CODE = {ASKS_ONCE!r}\n{ASKS_IN_A_FUNCTION}")
+    monkeypatch.syspath_prepend(tmp_path)
+    options: dict[str, Any] = {
+        "function": {"path": "planted_agent:run"},
+        "command": {"argv": [sys.executable, "-c", ASKS_ONCE]},
+    }
+    agent = TypeAdapter(AgentConfig).validate_python({"kind": kind, **options[kind]})
+    prompt = Prompt(id="p/0", messages=({"role": "user", "content": "Say something."},), domain="d")
+
+    async def play_one(endpoint: Endpoint, text: str) -> Trajectory:
+        async def write(_: Any) -> Completion:
+            ids = (*tokenizer(text, add_special_tokens=False)["input_ids"], renderer.stop_token_ids[-1])
+            return Completion(
+                token_ids=ids, logprobs=(-1.0,) * len(ids), finish_reason=FinishReason.STOP, versions=((0, len(ids)),)
+            )
+
+        sampling, limits = SamplingParams(max_tokens=20_000), {"timeout_s": 60.0, "max_turns": 2}
+        return await play_agent(agent.make(), endpoint, prompt, write, renderer, sampling, id="1", **limits)
+
+    async with Endpoint(EndpointConfig()) as endpoint:
+        for text in said_texts:
+            played = await play_one(endpoint, text)
+            assert (played.status, played.turns[0].text) == (Status.COMPLETED, text)
     assert not list(mark.parent.iterdir())
 
 

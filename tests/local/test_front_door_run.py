@@ -103,5 +103,4 @@ def test_the_loop_of_ones_own_learns(capsys: pytest.CaptureFixture[str]) -> None
     spec.loader.exec_module(module)
     curve = module.main(steps=25)
     assert sum(curve[-5:]) / 5 > sum(curve[:5]) / 5 + 0.1
-    lines = (EXAMPLES / "own_loop.py").read_text().splitlines()
-    assert len([line for line in lines if line.strip()]) <= 60
+    assert len((EXAMPLES / "own_loop.py").read_text().splitlines()) <= 60

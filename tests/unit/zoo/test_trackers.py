@@ -3,14 +3,18 @@ import os
 import sqlite3
 import subprocess
 import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 
 import pytest
 
 from reroll.config.parts import RunConfig
 from reroll.errors import ConfigError
 from reroll.observe.files import read_jsonl
+from reroll.observe.journal import Journal, SampleState
 from reroll.observe.run_folder import RunFolder
 from reroll.observe.trackers import make_tracker
+from reroll_zoo.trackers.opentelemetry import ENDPOINTS
 
 
 @pytest.fixture
@@ -95,13 +99,87 @@ for step in (1, 2):
     ]
 
 
+@pytest.fixture
+def trained_sample(folder, unaudited):
+    """What a run has in its journal after a step with one sample."""
+    unaudited.add(folder.path)
+    with Journal(folder.journal_path) as journal:
+        journal.record_group(7, [0], SampleState.QUEUED, prompt="p/1", domain="sums", version=0)
+        journal.record("7.0", SampleState.GENERATING)
+        journal.record("7.0", SampleState.SCORING, tokens=5)
+        journal.record("7.0", SampleState.DONE, reward=0.5)
+        journal.taken([7])
+        journal.record("7.0", SampleState.TRAINED, version=1)
+        journal.stepped(version=1)
+
+
+STEP = {"time/step_s": 2.0, "time/wait_s": 1.2, "time/train_s": 0.6, "time/push_s": 0.1, "reward/mean": 0.5}
+
+
+def test_opentelemetry_gets_a_trace_a_step_with_its_parts_and_samples(folder, trained_sample, monkeypatch):
+    for name in ENDPOINTS:
+        monkeypatch.delenv(name, raising=False)
+    tracker = make_tracker(["opentelemetry"], folder, config={"pipeline": "rlvr"})
+    tracker.log(1, STEP)
+    tracker.log(1, {"eval/pass@1": 0.25})
+    tracker.close()
+    spans = {span["name"]: span for span in read_jsonl(folder.path / "spans.jsonl")}
+    assert set(spans) == {"step 1", "wait", "train", "push", "sample 7.0", "evaluation"}
+    step, sample = spans["step 1"], spans["sample 7.0"]
+    assert step["resource"]["attributes"]["reroll.run"] == "demo"
+    assert step["attributes"]["reward/mean"] == 0.5
+    for name in ("wait", "train", "push", "sample 7.0"):
+        assert spans[name]["parent_id"] == step["context"]["span_id"]
+        assert spans[name]["context"]["trace_id"] == step["context"]["trace_id"]
+    assert spans["evaluation"]["parent_id"] is None
+    assert (spans["wait"]["start_time"], spans["wait"]["end_time"]) == (step["start_time"], spans["train"]["start_time"])
+    assert sample["attributes"] == {
+        "sample": "7.0", "prompt": "p/1", "domain": "sums", "version": 0, "tokens": 5, "reward": 0.5, "status": "",
+    }  # fmt: skip
+    phases = [event["name"] for event in sample["events"]]
+    assert phases == ["queued", "generating", "scoring", "done", "ready", "training", "trained"]
+
+
+def test_opentelemetry_sends_its_spans_to_the_collector_that_the_environment_names(folder, trained_sample, monkeypatch):
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+    received = []
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            request = ExportTraceServiceRequest.FromString(body)
+            received.extend(span.name for one in request.resource_spans for scope in one.scope_spans for span in scope.spans)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *args):
+            return
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Collector) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        tracker = make_tracker(["opentelemetry"], folder, config={})
+        tracker.log(1, STEP)
+        tracker.close()
+        server.shutdown()
+    assert sorted(received) == ["push", "sample 7.0", "step 1", "train", "wait"]
+    assert not (folder.path / "spans.jsonl").exists()
+
+
 @pytest.mark.parametrize(
     ("name", "module"),
-    [("tensorboard", "torch.utils.tensorboard"), ("wandb", "wandb"), ("trackio", "trackio"), ("mlflow", "mlflow.entities")],
+    [
+        ("tensorboard", "torch.utils.tensorboard"),
+        ("wandb", "wandb"),
+        ("trackio", "trackio"),
+        ("mlflow", "mlflow.entities"),
+        ("opentelemetry", "opentelemetry.sdk.trace"),
+    ],
 )
 def test_a_missing_package_is_named_with_its_fix_at_the_start(folder, monkeypatch, name, module):
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(
-        ConfigError, match=rf"run.trackers: {name} is not installed \(pip install 'reroll\[(trackers|mlflow)\]'"
+        ConfigError, match=rf"run.trackers: {name} is not installed \(pip install 'reroll\[(trackers|mlflow|opentelemetry)\]'"
     ):
         make_tracker([name], folder, config={})
