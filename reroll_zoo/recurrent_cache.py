@@ -56,7 +56,7 @@ class StateTable:
     def of_layer(self, layer: int, slots: slice) -> MixerState:
         """The states of a layer in these slots: views, which change as the layer goes on."""
         parts = zip(self._data, self._places[layer], strict=True)
-        conv, recurrent = (part[slots, where].unflatten(1, shape) for part, (where, shape) in parts)
+        conv, recurrent = (part[slots, where].unflatten(1, shape) for part, (where, shape) in parts)  # type: ignore[no-untyped-call]
         return MixerState(conv, recurrent)
 
     def copy(self, source: int, target: int) -> None:
