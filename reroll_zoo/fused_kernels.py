@@ -13,6 +13,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from reroll_zoo.kernel_cache import kernel_cache
+
 _BLOCK = 1024
 _NORM_TILE = 4096
 """Numbers that a program of a norm works on at once: one wide row, or many narrow ones."""
@@ -20,6 +22,11 @@ _MAX_NORM_PROGRAMS = 528
 """Four for each processor of an H200: each sums the gradient of the weight over its rows."""
 _VARYING = ["num_rows"]
 """Another number in every micro-batch: one kernel serves all. Else the first that 16 divides would wait for one of its own."""
+
+
+def prepare(model: str, device: torch.device) -> None:
+    """Begin to get ready, beside what this process does, the kernels that this model needed before."""
+    kernel_cache().fetch(model, device)
 
 
 class Rotation(torch.autograd.Function):

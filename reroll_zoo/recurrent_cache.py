@@ -56,7 +56,7 @@ class StateTable:
     def of_layer(self, layer: int, slots: slice) -> MixerState:
         """The states of a layer in these slots: views, which change as the layer goes on."""
         parts = zip(self._data, self._places[layer], strict=True)
-        conv, recurrent = (part[slots, where].view(-1, *shape) for part, (where, shape) in parts)
+        conv, recurrent = (part[slots, where].unflatten(1, shape) for part, (where, shape) in parts)  # type: ignore[no-untyped-call]
         return MixerState(conv, recurrent)
 
     def copy(self, source: int, target: int) -> None:
@@ -84,8 +84,8 @@ def _empty_states(runner: ModelRunner) -> dict[int, tuple[Tensor, Tensor]]:
         state = MixerState()
         run_mixer(mixer, torch.zeros((1, 1, size), dtype=runner.dtype, device=runner.device), state)
         assert state.conv is not None
-        assert state.recurrent is not None
-        states[layer] = (state.conv[0], state.recurrent[0])
+        recurrent = state.conv.new_zeros((1, 0), dtype=torch.float32) if state.recurrent is None else state.recurrent
+        states[layer] = (state.conv[0], recurrent[0])
     return states
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
+from inspect import Parameter, signature
 from types import MethodType
 from typing import Any
 
@@ -16,7 +17,8 @@ from reroll.models.recurrent import Mixes
 
 
 class MixerState:
-    """What one module remembers of N rows: the inputs of its short convolution and its recurrent state. None: nothing yet.
+    """What one module remembers of N rows: the inputs of its short convolution and its recurrent state, if it has one. None:
+    nothing yet.
 
     It has the methods of transformers' cache that such a module calls.
     """
@@ -27,9 +29,9 @@ class MixerState:
     def take(self, other: MixerState) -> None:
         """Become what `other` is, in place."""
         for mine, theirs in ((self.conv, other.conv), (self.recurrent, other.recurrent)):
-            assert mine is not None
-            assert theirs is not None
-            mine.copy_(theirs)
+            if theirs is not None:
+                assert mine is not None
+                mine.copy_(theirs)
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
         return self.conv
@@ -61,9 +63,10 @@ class MixerState:
         return self.recurrent
 
 
-def take_packed_tokens(mixers: Iterable[nn.Module], *, family: str) -> None:
+def take_packed_tokens(mixers: Sequence[nn.Module], *, family: str) -> None:
     """Have these layers of a model take packed tokens."""
-    if not hasattr(Cache, "get_recurrent_state"):
+    forwards = {type(mixer).forward for mixer in mixers}
+    if not hasattr(Cache, "get_recurrent_state") or not all(map(_takes_more, forwards)):
         raise ModelError(
             f"models of family {family!r} need a later transformers, whose recurrent layers take their state "
             "as an argument: pip install -U transformers"
@@ -72,9 +75,15 @@ def take_packed_tokens(mixers: Iterable[nn.Module], *, family: str) -> None:
         mixer.forward = MethodType(_forward, mixer)
 
 
+def _takes_more(forward: Callable[..., Any]) -> bool:
+    """Whether a forward pass takes what it does not know of, and so is given the object that says which tokens are rows."""
+    return any(parameter.kind is Parameter.VAR_KEYWORD for parameter in signature(forward).parameters.values())
+
+
 def run_mixer(mixer: nn.Module, rows: Tensor, state: MixerState | None) -> Tensor:
     """Transformers' own forward: see `Run`."""
-    output: Tensor = type(mixer).forward(mixer, rows, cache_params=state)
+    name = "past_key_values" if "ShortConv" in type(mixer).__name__ else "cache_params"
+    output: Tensor = type(mixer).forward(mixer, rows, **{name: state})
     return output
 
 

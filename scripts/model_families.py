@@ -77,9 +77,10 @@ a conversation, where OpenAI's own renderer drops it. Its template writes today'
 
 STATES = """## Layers that carry a state
 
-Qwen3-Next and Qwen3.5 (dense and with experts; of a checkpoint with pictures the language model) have layers with a state
-that goes from token to token beside those with attention (GatedDeltaNet), and so have Nemotron-H, Falcon-H1, Bamba and
-Granite 4 (Mamba2). Transformers' own code computes them: with the kernels of `flash-linear-attention`, `mamba_ssm` and
+Qwen3-Next, Qwen3.5 (dense and with experts; of a checkpoint with pictures the language model) and OLMo Hybrid have layers
+with a state that goes from token to token beside those with attention (GatedDeltaNet), and so have Kimi Linear and Bailing
+Hybrid (Kimi's delta attention), Nemotron-H, Falcon-H1, Bamba and Granite 4 (Mamba2), and LFM2, dense and with experts
+(short convolutions alone). Transformers' own code computes them: with the kernels of `flash-linear-attention`, `mamba_ssm` and
 `causal_conv1d` where those are installed, in PyTorch elsewhere. Here they have been seen in PyTorch alone.
 
 - Training: every row of a pack begins with an empty state, in padded rows of like length. Rows that begin alike are computed
@@ -105,11 +106,12 @@ _LATENT = {
 }  # fmt: skip
 _ROUTED = {**_MANY, "n_routed_experts": 8, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, "n_shared_experts": 1}
 _LOCAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
-_DELTA = {
-    "linear_key_head_dim": 16, "linear_value_head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
-    "layer_types": ["linear_attention", "full_attention", "linear_attention"], "initializer_range": 0.1,
-}  # fmt: skip
+_DELTA_LAYERS = {"layer_types": ["linear_attention", "full_attention", "linear_attention"], "initializer_range": 0.1}
 """With the larger weights of the others, Hugging Face's own passes with and without a cache differ by 7e-05."""
+_DELTA = {
+    **_DELTA_LAYERS,
+    "linear_key_head_dim": 16, "linear_value_head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+}  # fmt: skip
 _MAMBA = {"mamba_n_heads": 8, "mamba_d_state": 16, "mamba_chunk_size": 16, "initializer_range": 0.1}
 _DELTA_MANY = {**_DELTA, **_MANY, "num_experts": 4, "shared_expert_intermediate_size": 32}
 
@@ -117,12 +119,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "afmoe": {**_MANY, **_WINDOW, "num_experts": 4, "num_dense_layers": 1},
     "apertus": {},
     "arcee": {},
+    "aria_text": {},
+    "bailing_hybrid": {**_LATENT, **_MANY, **_DELTA_LAYERS},
     "bamba": {**_MAMBA, "attn_layer_indices": [1]},
     "bitnet": {},
     "cohere": {},
     "cohere2": _WINDOW,
     "deepseek_v2": {**_LATENT, **_ROUTED, "topk_method": "greedy"},
     "deepseek_v3": {**_LATENT, **_ROUTED},
+    "dots1": _ROUTED,
     "ernie4_5": {},
     "ernie4_5_moe": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32},
     "exaone4": {**_WINDOW, "sliding_window_pattern": 2},
@@ -145,6 +150,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "helium": {},
     "hunyuan_v1_dense": {},
     "hunyuan_v1_moe": {"num_experts": 4, "moe_topk": 2},
+    "jais2": {},
+    "kimi_linear": {**_LATENT, **_MANY, **_DELTA_LAYERS},
+    "lfm2": {"layer_types": ["conv", "full_attention", "conv"]},
+    "lfm2_moe": {**_MANY, "layer_types": ["conv", "full_attention", "conv"], "num_experts": 4, "num_dense_layers": 1},
     "llama": {},
     "minimax_m2": _LOCAL,
     "ministral": _WINDOW,
@@ -166,6 +175,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "olmo": {},
     "olmo2": {},
+    "olmo_hybrid": _DELTA,
     "olmo3": _WINDOW,
     "olmoe": {"num_experts": 8, "num_experts_per_tok": 2},
     "phi": {},
@@ -181,14 +191,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "smollm3": {},
     "solar_open": {**_MANY, "n_routed_experts": 4},
     "starcoder2": _WINDOW,
+    "vaultgemma": _WINDOW,
     "youtu": _LATENT,
     # What follows is refused, by the trainer or by the embedded engine.
     "deepseek_v32": {**_LATENT, **_ROUTED},
+    "deepseek_v4": {},
     "diffllama": {},
     "doge": {},
     "gemma4_text": _WINDOW,
+    "glm_moe_dsa": {},
     "hrm_text": {},
-    "kimi_linear": {},
+    "jamba": {},
     "llama4_text": {"num_local_experts": 4, "intermediate_size_mlp": 64, "attention_chunk_size": 8},
     "mimo_v2_flash": {},
     "minimax": {},

@@ -69,6 +69,11 @@ class Scoring:
     sinks: Tensor | None = None
     """[H] the score of a place that each head may look at beside all others, where there is nothing to see."""
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether scores are scaled products and nothing else."""
+        return self.sliding_window is None and self.softcap is None and self.sinks is None
+
 
 class Attention(Protocol):
     """Decides, for one forward pass, what each packed token looks at."""
@@ -248,8 +253,7 @@ def _padding(bounds: Sequence[int], device: torch.device) -> tuple[list[Tensor],
 
 def _causal(query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
     """Causal attention of right-padded rows [N, heads, L, D]."""
-    is_plain = scoring.sliding_window is None and scoring.softcap is None and scoring.sinks is None
-    if is_plain and query.device.type == "cpu":
+    if scoring.is_plain and query.device.type == "cpu":
         # The CPU kernel's backward pass in bf16 takes twice its time in fp32, casts included.
         wide = torch.promote_types(value.dtype, torch.float32)
         output = scaled_dot_product_attention(
@@ -257,7 +261,7 @@ def _causal(query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tens
         )
         return output.to(value.dtype)
     key, value = _for_all_heads(query, key, value)
-    if is_plain:
+    if scoring.is_plain:
         return scaled_dot_product_attention(query, key, value, is_causal=True, scale=scoring.scaling)
     offsets = torch.arange(query.shape[2], device=query.device)
     behind = offsets[:, None] - offsets[None, :]

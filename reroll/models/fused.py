@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from reroll.config.registry import load_entry
@@ -15,6 +16,12 @@ def fuse(model: nn.Module) -> None:
     point `layers` of the group `reroll.kernels` does. Calling it again changes nothing."""
     if fuse_layers := load_entry("reroll.kernels", "layers"):
         fuse_layers(model)
+
+
+def prepare(model: str, device: torch.device) -> None:
+    """Begin to get ready what kernels this model needs on a GPU, while it is read."""
+    if device.type == "cuda" and kernels() is not None:
+        kernels().prepare(model, device)
 
 
 def add_(total: Tensor, part: Tensor) -> None:
@@ -37,6 +44,9 @@ class FusedKernels(Protocol):
     """(gate, up) -> silu(gate) * up."""
     Spread: Any
     """(values [U, H, D], copies, index [T], order [T], bounds [U + 1]) -> values[index] with `copies` of each head."""
+
+    def prepare(self, model: str, device: torch.device) -> None:
+        """Begin to get ready, beside what this process does, the kernels that this model needed before."""
 
     def add_(self, total: Tensor, part: Tensor) -> None:
         """total += part."""

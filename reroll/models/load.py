@@ -27,7 +27,7 @@ from reroll.config.parts import LoraConfig
 from reroll.errors import ModelError
 from reroll.models.attention import IMPLEMENTATION, check_supported
 from reroll.models.exact import make_exact
-from reroll.models.fused import fuse
+from reroll.models.fused import fuse, prepare
 from reroll.models.heads import SCORE, add_score_head, score_head
 from reroll.models.quantized import dequantizing, forget_quantization, plain_config
 from reroll.models.recurrent import mix_packed
@@ -96,6 +96,7 @@ def load_model(
     model sees with is frozen, unless it is to `train_vision`.
     """
     source = resolve_model(name)
+    prepare(f"{source} {dtype}", torch.device(device))
     try:
         with _LOADING, quiet():
             model = _build(source, dtype, head)

@@ -17,6 +17,9 @@ from transformers import PreTrainedModel
 from reroll.models import exact, fused
 from reroll.models.attention import shape_logits
 
+_BLOCK_NUMBERS = 1 << 20
+"""Logits that a CPU works on at a time: 4 MiB in fp32."""
+
 
 def token_logprobs(
     model: PreTrainedModel, hidden: Tensor, targets: Tensor, positions: Tensor, *, temperature: float | Tensor, chunk: int
@@ -57,8 +60,9 @@ class _ChunkedLogprobs(torch.autograd.Function):
         raw = None
         for rows in _chunks(len(targets), chunk):
             raw = linear(hidden[rows], weight, bias)
-            shaped = shape_logits(model, raw)
-            logp[rows], normaliser[rows] = _chosen_logprobs(shaped, targets[rows], _of(temperature, rows))
+            for some in _blocks(rows, raw):
+                shaped = shape_logits(model, raw[_within(some, rows)])
+                logp[some], normaliser[some] = _chosen_logprobs(shaped, targets[some], _of(temperature, some))
         ctx.save_for_backward(hidden, weight, bias, targets, normaliser)
         ctx.model, ctx.temperature, ctx.chunk = model, temperature, chunk
         ctx.last_raw = raw if any(ctx.needs_input_grad) else None  # The one chunk that backward need not make again.
@@ -74,8 +78,12 @@ class _ChunkedLogprobs(torch.autograd.Function):
         for rows in reversed(_chunks(len(targets), ctx.chunk)):
             raw = linear(hidden[rows], weight, bias) if ctx.last_raw is None else ctx.last_raw
             ctx.last_raw = None
-            temperature = _of(ctx.temperature, rows)
-            grad_raw = _logits_gradient(ctx.model, raw, targets[rows], normaliser[rows], grad[rows, None], temperature)
+            grad_raw = raw  # Written over, block by block.
+            for some in _blocks(rows, raw):
+                part, of = raw[_within(some, rows)], _of(ctx.temperature, some)
+                made = _logits_gradient(ctx.model, part, targets[some], normaliser[some], grad[some, None], of)
+                if made.data_ptr() != part.data_ptr():  # A kernel has written it in place.
+                    part.copy_(made)
             del raw
             torch.mm(grad_raw, weight, out=grad_hidden[rows])
             if ctx.needs_input_grad[1]:  # Not where an adapter is trained: the head is frozen.
@@ -147,6 +155,16 @@ def _accumulate(total: Tensor | None, part: Tensor) -> Tensor:
     total = total.to(_at_least_fp32(total))
     fused.add_(total, part)
     return total
+
+
+def _blocks(rows: slice, raw: Tensor) -> list[slice]:
+    """The rows of a chunk in blocks whose fp32 copies stay in a CPU's cache; elsewhere all at once."""
+    size = max(1, _BLOCK_NUMBERS // raw.shape[1]) if raw.device.type == "cpu" else len(raw)
+    return [slice(start, min(start + size, rows.stop)) for start in range(rows.start, rows.stop, size)]
+
+
+def _within(some: slice, rows: slice) -> slice:
+    return slice(some.start - rows.start, some.stop - rows.start)
 
 
 def _chunks(size: int, chunk: int) -> list[slice]:

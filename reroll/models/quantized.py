@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -31,6 +32,10 @@ def dequantizing(source: str) -> dict[str, Any]:
         raise ModelError(
             f"{source} stores weights quantized by {method!r}, which cannot be trained: name its original checkpoint "
             f"(read as plain weights are {' and '.join(_READABLE)})"
+        )
+    if method == "fp8" and version("transformers").startswith("5.16."):
+        raise ModelError(
+            f"{source} stores weights as fp8, which transformers reads as plain ones since 5.17: pip install -U transformers"
         )
     return {"quantization_config": _READABLE[method](dequantize=True)}
 

@@ -1,4 +1,4 @@
-"""Layers that carry a state from token to token (GatedDeltaNet, Mamba2), on packed tokens.
+"""Layers that carry a state from token to token (GatedDeltaNet, Mamba2, short convolutions), on packed tokens.
 
 Transformers' own modules compute them, with the kernels of flash-linear-attention, mamba_ssm and causal_conv1d where those
 are installed and in PyTorch elsewhere. They take rows [N, L, hidden], each from an empty state or from one that is handed
@@ -18,10 +18,17 @@ from reroll.config.registry import load_entry
 from reroll.errors import ModelError
 
 _MAMBA = frozenset({"BambaMixer", "FalconH1Mixer", "GraniteMoeHybridMambaLayer", "NemotronHMamba2Mixer"})
-_MIXERS = _MAMBA | {"Qwen3NextGatedDeltaNet", "Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet"}
+_DELTA = frozenset(
+    {"BailingHybridDeltaAttention", "KimiLinearDeltaAttention", "OlmoHybridGatedDeltaNet", "Qwen3NextGatedDeltaNet"}
+    | {"Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet"}
+)
+_MIXERS = _MAMBA | _DELTA | {"Lfm2ShortConv", "Lfm2MoeShortConv"}
 """The modules that were seen to do the same on rows, and token by token, as Hugging Face's own."""
 
-KINDS = frozenset({"linear_attention", "hybrid", "mlp", "moe"})
+_KEYS = ("k_proj", "kv_b_proj")
+"""What makes the keys, in modules that attend."""
+
+KINDS = frozenset({"conv", "linear_attention", "hybrid", "mlp", "moe"})
 """What `layer_types` calls layers of models that have them, beside those with attention."""
 
 
@@ -55,8 +62,9 @@ def weights_taken_past_adapters(model: nn.Module) -> set[nn.Module]:
 
 def attention_layers(model: nn.Module) -> list[int]:
     """The layers of a recurrent model that have keys and values."""
-    modules = [module for module in model.modules() if hasattr(module, "layer_idx") and hasattr(module, "k_proj")]
-    return sorted({module.layer_idx for module in modules})  # type: ignore[misc]
+    attend = [module for module in model.modules() if any(hasattr(module, name) for name in _KEYS)]
+    mixers = set(recurrent_layers(model).values())
+    return sorted({module.layer_idx for module in attend if hasattr(module, "layer_idx") and module not in mixers})  # type: ignore[misc]
 
 
 def has_unknown_state(model: nn.Module) -> bool:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from reroll.config.registry import load_entry
+from reroll.models import exact
 from reroll.models.attention import Attention, PackedAttention, Scoring, VarlenAttention, hidden_states
 from reroll.models.fused import kernels
 from reroll.models.recurrent import is_recurrent
@@ -105,9 +107,9 @@ def repeat_cost(device: str, precision: str) -> float:
 class SharedPrefixAttention:
     """Attention over whole sequences for a model that runs on distinct tokens.
 
-    Each sequence is put together from the tokens it is made of. Where the kernel lets the last tokens of a sequence ask
-    alone, those are the ones that it adds; elsewhere all ask, and each token's output is taken from the first sequence it
-    stands in. Gradients of a shared token sum over its sequences.
+    Each sequence is put together from the tokens it is made of. Where the last tokens of a sequence can ask alone, those are
+    the ones that it adds; elsewhere all ask, and each token's output is taken from the first sequence it stands in.
+    Gradients of a shared token sum over its sequences.
     """
 
     def __init__(self, attention: PackedAttention, shared: SharedPrefixes, cu_seqlens: Tensor) -> None:
@@ -117,6 +119,8 @@ class SharedPrefixAttention:
         if VarlenAttention.takes(value, scoring):
             copies = VarlenAttention.copies_of_each_key(query, key)
             return self._added.attend(layer, query, self._spread(key, copies), self._spread(value, copies), scoring=scoring)
+        if query.device.type == "cpu" and scoring.is_plain and not exact.is_exact() and self._on_cpu is not None:
+            return self._on_cpu.attend(query, key, value, scaling=scoring.scaling)  # type: ignore[no-any-return]
         first, index = self._shared.first.to(query.device), self._shared.index.to(query.device)
         whole = [tensor.index_select(0, index) for tensor in (query, key, value)]
         return self._attention.attend(layer, *whole, scoring=scoring).index_select(0, first)
@@ -132,6 +136,12 @@ class SharedPrefixAttention:
         query_bounds = _bounds(self._shared.num_added)
         key_bounds = _bounds(self._cu_seqlens.diff().cpu()[self._shared.sequences])
         return VarlenAttention(query_bounds.to(self._cu_seqlens.device), key_bounds.to(self._cu_seqlens.device))
+
+    @cached_property
+    def _on_cpu(self) -> Any:
+        """The entry point `added` of the group `reroll.kernels`, if there is one: what asks on a CPU are added tokens alone."""
+        attention = load_entry("reroll.kernels", "added")
+        return None if attention is None else attention(self._shared, self._cu_seqlens)
 
     @cached_property
     def _places(self) -> tuple[Tensor, Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
@@ -72,7 +73,8 @@ class RunPanel:
         if (
             self._view.step < self._view.total_steps
         ):  # The line stays when it is empty: a panel that changes its height flickers.
-            body.append(Text(self._view.activity(), style="dim", no_wrap=True, overflow="ellipsis"))
+            activity = " · ".join(filter(None, (self._view.activity(), _kernels_under_way())))
+            body.append(Text(activity, style="dim", no_wrap=True, overflow="ellipsis"))
         if self._view.remark:
             body.append(Text(self._view.remark, style="yellow"))
         numbers = self._number_grid()
@@ -143,6 +145,12 @@ class RunPanel:
         known = [(label, colour, self._latest[name]) for name, label, colour in TIME_PARTS if name in self._latest]
         total_s = sum(seconds for _, _, seconds in known)
         return [(label, colour, seconds / total_s) for label, colour, seconds in known] if total_s > 0 else []
+
+
+def _kernels_under_way() -> str:
+    """What this process compiles for a GPU, if it has come to that: looked up, since it is loaded with Triton."""
+    cache = sys.modules.get("reroll_zoo.kernel_cache")
+    return str(cache.kernel_cache().words()) if cache else ""
 
 
 def sparkline(values: Sequence[float], *, width: int) -> str:

@@ -83,6 +83,7 @@ class _CachedAttention:
         self._positions = torch.from_numpy(positions).to(device)
         self._offsets = torch.arange(min(width, cache.max_length), device=device)
         self._visible: dict[int | None, Tensor] = {}
+        self._biases: dict[int | None, Tensor] = {}
         self._pad = self._real = None
         if min(lengths) < max(lengths):
             self._pad = torch.from_numpy(padded + np.cumsum(sizes, 0) - sizes).to(device)
@@ -92,6 +93,7 @@ class _CachedAttention:
         width = len(self._offsets)
         keys, values = self._cache.keys(layer)[self._slots, :, :width], self._cache.values(layer)[self._slots, :, :width]
         visible = self._visible_within(scoring.sliding_window)
+        bias = self._bias_within(scoring.sliding_window) if _by_products(keys, visible.shape[1], scoring) else None
         padded = query if self._pad is None else query[self._pad]
         grouped = padded.reshape(*self._positions.shape, keys.shape[1], -1, query.shape[-1]).to(
             keys.dtype
@@ -100,7 +102,10 @@ class _CachedAttention:
         outputs = []
         for start in range(0, grouped.shape[1], num_at_once):
             some = slice(start, start + num_at_once)
-            outputs.append(_attend(grouped[:, some], keys, values, visible[:, some], scoring))
+            if bias is not None:
+                outputs.append(_attend_by_products(grouped[:, some], keys, values, bias[:, some], scaling=scoring.scaling))
+            else:
+                outputs.append(_attend(grouped[:, some], keys, values, visible[:, some], scoring))
         output = outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
         output = output.reshape(-1, *query.shape[1:])
         return (output if self._real is None else output[self._real]).to(query.dtype)
@@ -114,28 +119,51 @@ class _CachedAttention:
             self._visible[sliding_window] = visible
         return self._visible[sliding_window]
 
+    def _bias_within(self, sliding_window: int | None) -> Tensor:
+        """The same as what is added to scores, fp32 [N, M, L]."""
+        if sliding_window not in self._biases:
+            hidden = ~self._visible_within(sliding_window)
+            self._biases[sliding_window] = torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, float("-inf"))
+        return self._biases[sliding_window]
+
+
+def _by_products(keys: Tensor, num_steps: int, scoring: Scoring) -> bool:
+    """Whether attention is two plain products: for few bf16 queries on a CPU, up to half as fast again as PyTorch's kernel."""
+    is_plain = scoring.softcap is None and scoring.sinks is None and not exact.is_exact()
+    return is_plain and num_steps <= _SHORT and keys.dtype == torch.bfloat16 and keys.device.type == "cpu"
+
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, visible: Tensor, scoring: Scoring) -> Tensor:
     """query and result [N, M, H_kv, G, D], keys and values [N, H_kv, L, D], visible [N, M, L]."""
-    _, num_steps, _, num_sharing, dim = query.shape
-    # Heads that share a key are rows of one query.
-    rows = query.permute(0, 2, 3, 1, 4).flatten(2, 3)
-    mask = visible[:, None] if num_steps == 1 else visible[:, None].repeat(1, 1, num_sharing, 1)
-    is_plain = scoring.softcap is None and scoring.sinks is None and not exact.is_exact()
-    if is_plain and num_steps <= _SHORT and keys.dtype == torch.bfloat16 and keys.device.type == "cpu":
-        output = _attend_by_products(rows, keys, values, mask, scaling=scoring.scaling)
-    else:
-        sinks = None if scoring.sinks is None else scoring.sinks.view(keys.shape[1], -1).repeat_interleave(num_steps, 1)
-        attend = exact.arithmetic().attend if exact.is_exact() else attend_visible
-        output = attend(rows, keys, values, mask, scoring, None if sinks is None else sinks[..., None])
-    return output.reshape(*output.shape[:2], num_sharing, num_steps, dim).permute(0, 3, 1, 2, 4)
+    num_steps = query.shape[1]
+    sinks = None if scoring.sinks is None else scoring.sinks.view(keys.shape[1], -1).repeat_interleave(num_steps, 1)
+    attend = exact.arithmetic().attend if exact.is_exact() else attend_visible
+    mask = _for_rows(visible, query.shape[3])
+    output = attend(_as_rows(query), keys, values, mask, scoring, None if sinks is None else sinks[..., None])
+    return _from_rows(output, num_steps)
 
 
-def _attend_by_products(query: Tensor, keys: Tensor, values: Tensor, visible: Tensor, *, scaling: float) -> Tensor:
-    """Attention as two plain products: for a few bf16 queries on a CPU, up to half as fast again as PyTorch's kernel.
+def _attend_by_products(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor, *, scaling: float) -> Tensor:
+    """As `_attend`, with bias [N, M, L] added to the scores.
 
     Of a part of the cache, the product would first make a transposed copy: that takes longer than itself and a plain copy.
     """
-    scores = torch.matmul(query, keys.contiguous().transpose(-1, -2)).float().mul_(scaling)
-    weights = scores.masked_fill_(~visible, float("-inf")).softmax(-1)
-    return torch.matmul(weights.to(values.dtype), values)
+    scores = torch.matmul(_as_rows(query), keys.contiguous().transpose(-1, -2))
+    weights = torch.add(_for_rows(bias, query.shape[3]), scores, alpha=scaling).softmax(-1)
+    return _from_rows(torch.matmul(weights.to(values.dtype), values), query.shape[1])
+
+
+def _as_rows(query: Tensor) -> Tensor:
+    """[N, M, H_kv, G, D] -> [N, H_kv, G * M, D]: heads that share a key are rows of one query."""
+    return query.permute(0, 2, 3, 1, 4).flatten(2, 3)
+
+
+def _from_rows(output: Tensor, num_steps: int) -> Tensor:
+    """[N, H_kv, G * M, D] -> [N, M, H_kv, G, D]"""
+    num_slots, num_heads, _, dim = output.shape
+    return output.reshape(num_slots, num_heads, -1, num_steps, dim).permute(0, 3, 1, 2, 4)
+
+
+def _for_rows(visible: Tensor, num_sharing: int) -> Tensor:
+    """[N, M, L] -> [N, 1, G * M, L], or one row for all where M is 1."""
+    return visible[:, None] if visible.shape[1] == 1 else visible[:, None].repeat(1, 1, num_sharing, 1)

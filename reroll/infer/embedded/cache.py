@@ -85,16 +85,18 @@ class SlotCache:
         return self._data[layer, 1]
 
     def rows(self, slots: Tensor, positions: Tensor) -> Tensor:
-        """Where tokens at these slots and places go, as `store` takes it. Valid until the cache grows."""
-        num_heads, length = self._data.shape[3:5]
+        """Where the keys, then the values, of tokens at these slots and places go, as `store` takes it. Valid until the cache
+        grows."""
+        num_slots, num_heads, length = self._data.shape[2:5]
         heads = torch.arange(num_heads, device=slots.device)
-        return ((slots[:, None] * num_heads + heads) * length + positions[:, None]).flatten()
+        rows = ((slots[:, None] * num_heads + heads) * length + positions[:, None]).flatten()
+        return torch.cat((rows, rows + num_slots * num_heads * length))
 
     def store(self, layer: int, rows: Tensor, key: Tensor, value: Tensor) -> None:
         """Write keys and values [T, heads, dim] to their `rows`."""
         check_fits(key, num_heads=self._data.shape[3], head_dim=self._data.shape[5])
-        for part, tensor in ((self._data[layer, 0], key), (self._data[layer, 1], value)):
-            part.view(-1, part.shape[-1]).index_copy_(0, rows, tensor.to(part.dtype).reshape(-1, part.shape[-1]))
+        both = self._data[layer].view(-1, self._data.shape[5])
+        both.index_copy_(0, rows, torch.stack((key, value)).to(both.dtype).view(-1, both.shape[1]))
 
     def free(self) -> None:
         """Give the memory back; every slot is lost."""

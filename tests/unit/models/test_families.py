@@ -10,13 +10,13 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))  # scripts, no pa
 from model_families import FAMILIES, measure
 
 REFUSED = {
-    "deepseek_v32", "diffllama", "doge", "hrm_text", "kimi_linear", "llama4_text", "minimax", "nemotron", "phimoe",
-    "recurrent_gemma", "stablelm",
+    "deepseek_v32", "deepseek_v4", "diffllama", "doge", "glm_moe_dsa", "hrm_text", "jamba", "llama4_text", "minimax",
+    "nemotron", "phimoe", "recurrent_gemma", "stablelm",
 }  # fmt: skip
 REFUSED_BY_ENGINE = {"gemma4_text", "mimo_v2_flash"}
-QUICK = {"deepseek_v3", "gpt_oss", "gpt_neox", "gemma3_text", "qwen3_next", "nemotron_h"}
+QUICK = {"deepseek_v3", "gpt_oss", "gpt_neox", "gemma3_text", "qwen3_next", "nemotron_h", "kimi_linear", "lfm2"}
 """What no other test has: latent attention, sinks, heads that share no keys, norms of queries under windows, states beside
-experts."""
+experts, latent attention or short convolutions."""
 
 
 def families(names):
@@ -25,7 +25,9 @@ def families(names):
 
 @pytest.mark.parametrize("family", families([name for name in FAMILIES if name not in REFUSED | REFUSED_BY_ENGINE]))
 def test_a_family_trains_and_writes_as_hugging_faces_own_before_and_after_a_push(tmp_path, family):
-    found = measure(family, tmp_path)
+    found = measure(family, tmp_path, training=True)
+    if "need a later transformers" in found.refused:
+        pytest.skip(found.refused)
     assert found.agrees, found
     assert not found.engine_refused
 

@@ -1,5 +1,7 @@
 import io
 import re
+import sys
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -164,6 +166,16 @@ def test_the_panel_says_what_the_run_is_at_from_the_very_start():
     with view.task("evaluating", 4) as advance:
         advance()
         assert "evaluating 1/4" in screen(view)
+
+
+def test_the_panel_tells_of_kernels_that_are_compiled_while_they_are(monkeypatch):
+    view = TrainView(10, "demo", console=plain_console())
+    cache = SimpleNamespace(words=lambda: "compiling kernels 3 of 14")
+    monkeypatch.setitem(sys.modules, "reroll_zoo.kernel_cache", SimpleNamespace(kernel_cache=lambda: cache))
+    assert "loading models and workers · compiling kernels 3 of 14" in screen(view)
+    cache.words = lambda: ""
+    assert "loading models and workers  " in screen(view)
+    assert "·  " not in screen(view)
 
 
 def test_the_panel_does_not_change_its_height_with_what_the_run_is_at():

@@ -1,0 +1,95 @@
+"""Kernels outlive the process that compiled them, and the next one has them ready. Compiled for a GPU that is not here."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from reroll_zoo.kernel_cache import KernelCache
+
+SCRIPT = """
+import sys, torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+class NoGpu:
+    get_current_target = staticmethod(lambda: GPUTarget("cuda", 90, 32))
+    get_current_device = staticmethod(lambda: 0)
+    get_current_stream = staticmethod(lambda device: 0)
+
+driver.set_active(NoGpu())
+from triton import knobs
+from reroll_zoo import fused_kernels
+from reroll_zoo.kernel_cache import kernel_cache
+
+cache = kernel_cache()
+tell = knobs.compilation.listener
+def listen(**told):
+    print("words:", cache.words(), "from the folder" if told["cache_hit"] else "compiled")
+    tell(**told)
+knobs.compilation.listener = listen
+
+cache.fetch("a/model", torch.device("cpu")).join()
+print("ready")
+for dtype in (torch.bfloat16, torch.float32):
+    fused_kernels._add.warmup(torch.float32, dtype, 1024, BLOCK=4096, grid=(1,))
+print("words at rest:", cache.words())
+"""
+
+
+def process(folder: Path) -> list[str]:
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "XDG_CACHE_HOME": str(folder)}
+    environment.pop("TRITON_CACHE_DIR", None)
+    done = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    told = "compiling kernels for this GPU" in done.stderr
+    return [*done.stdout.splitlines(), f"told: {told}"]
+
+
+@pytest.mark.slow
+def test_a_later_process_has_them_ready_before_it_needs_them_and_compiles_what_is_lost(tmp_path: Path) -> None:
+    assert process(tmp_path) == [
+        "ready",
+        "words: compiling kernels 1 compiled",
+        "words: compiling kernels 2 compiled",
+        "words at rest: ",
+        "told: True",
+    ]
+    fetched = ["words: compiling kernels 1 of 2 {}", "words: compiling kernels 2 of 2 {}", "ready", "words at rest: "]
+    assert process(tmp_path) == [*(line.format("from the folder") for line in fetched), "told: False"]
+    for file in (tmp_path / "reroll" / "kernels").rglob("*.cubin"):
+        file.unlink()
+    for file in (tmp_path / "reroll" / "kernels").rglob("__grp__*"):
+        file.unlink()
+    assert process(tmp_path) == [*(line.format("compiled") for line in fetched), "told: True"]
+
+
+def test_what_was_noted_for_other_code_is_left_alone(tmp_path: Path) -> None:
+    cache = KernelCache(tmp_path)
+    (tmp_path / "needed").mkdir()
+    lines = [
+        '{"module": "reroll_zoo.fused_kernels", "name": "_gone", "source": "", "variant": "{}"}',
+        '{"module": "reroll_zoo.fused_kernels", "name": "_add", "source": "of old", "variant": "{}"}',
+        '{"module": "reroll_zoo.fus',
+    ]
+    cache._list_of("a").write_text("\n".join(lines))
+    cache.fetch("a", torch.device("cpu")).join()
+    assert cache.words() == ""
+    cache._begins()
+    assert cache.words() == "compiling kernels 1"
+
+
+def test_a_folder_that_cannot_be_written_is_triton_s_own_affair(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    cache = KernelCache(tmp_path / "file" / "kernels")
+    cache.watch()
+    kernel = SimpleNamespace(cache_key="k")
+    cache._model, cache._noted = "a", {"a": set()}
+    cache._is_ready(fn=SimpleNamespace(jit_function=kernel, module="m", name="n"), compile={"specialization_data": "{}"})
+    assert cache.words() == ""
