@@ -22,6 +22,7 @@ import torch
 import triton
 from triton import knobs
 from triton.errors import TritonError
+from triton.runtime import jit
 
 FOLDER = "TRITON_CACHE_DIR"
 """Triton's variable for the folder: whoever sets it is obeyed."""
@@ -57,6 +58,7 @@ class KernelCache:
         except OSError:
             return
         knobs.cache.dir = str(self._folder)
+        jit.serialize_specialization_data = _written_if_it_can_be(jit.serialize_specialization_data)
         knobs.runtime.jit_cache_hook = _after(self._begins, knobs.runtime.jit_cache_hook)
         knobs.runtime.jit_post_compile_hook = _after(self._is_ready, knobs.runtime.jit_post_compile_hook)
         knobs.compilation.listener = _after(self._was_made, knobs.compilation.listener)
@@ -108,7 +110,7 @@ class KernelCache:
         with self._lock:
             self._under_way.discard(threading.get_ident())
             self._num_ready += 1
-            if not self._model or line in self._noted[self._model]:
+            if not compile["specialization_data"] or not self._model or line in self._noted[self._model]:
                 return
             self._noted[self._model].add(line)
             with suppress(OSError), self._list_of(self._model).open("a", encoding="utf-8") as file:
@@ -150,6 +152,19 @@ def _after(hook: Callable[..., None], other: Callable[..., Any] | None) -> Calla
         return other(**told) if other is not None else None
 
     return both
+
+
+def _written_if_it_can_be(serialize: Callable[..., str]) -> Callable[..., str]:
+    """Once somebody listens, Triton writes down every kernel's variant, also those of other packages: an empty text where a
+    constant of it cannot be written, in place of an error in their launch."""
+
+    def serialized(*parts: Any) -> str:
+        try:
+            return serialize(*parts)
+        except TypeError:
+            return ""
+
+    return serialized
 
 
 @functools.cache

@@ -11,6 +11,9 @@ import torch
 
 pytest.importorskip("triton")
 
+from triton import knobs
+from triton.runtime import jit
+
 from reroll_zoo.kernel_cache import KernelCache
 
 SCRIPT = """
@@ -83,6 +86,25 @@ def test_what_was_noted_for_other_code_is_left_alone(tmp_path: Path) -> None:
     assert cache.words() == ""
     cache._begins()
     assert cache.words() == "compiling kernels 1"
+
+
+def test_a_kernel_of_others_whose_constants_cannot_be_written_is_launched_and_not_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jit, "serialize_specialization_data", jit.serialize_specialization_data)
+    for knobs_of, name in ((knobs.cache, "dir"), (knobs.compilation, "listener")):
+        monkeypatch.setattr(knobs_of, name, getattr(knobs_of, name))
+    for name in ("jit_cache_hook", "jit_post_compile_hook"):
+        monkeypatch.setattr(knobs.runtime, name, getattr(knobs.runtime, name))
+    cache = KernelCache(tmp_path)
+    cache.watch()
+    options = SimpleNamespace(num_warps=4)
+    variant = jit.serialize_specialization_data("m.k", {"x": "fp32"}, {(0,): object()}, {}, options, "k", options)
+    assert variant == ""
+    cache._model, cache._noted = "a", {"a": set()}
+    function = SimpleNamespace(jit_function=SimpleNamespace(cache_key="k"), module="m", name="k")
+    cache._is_ready(fn=function, compile={"specialization_data": variant})
+    assert not cache._list_of("a").exists()
 
 
 def test_a_folder_that_cannot_be_written_is_triton_s_own_affair(tmp_path: Path) -> None:
