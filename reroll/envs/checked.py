@@ -108,11 +108,8 @@ def _without_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
     """A message whose content is a list of text and pictures, with its content as text and the pictures beside it."""
     if isinstance(message["content"], str):
         return message
-    plain_content = load_entry("reroll.vision", "parts")
-    if plain_content is None:
-        raise EnvError("gave a message whose content is a list: no installed package reads it, reroll_zoo does")
     try:
-        text, images = plain_content(message["content"])
+        text, images = load_entry("reroll.vision", "parts")(message["content"])
     except ValueError as error:
         raise EnvError(f"gave a message whose content is wrong: {error}") from error
     return {**message, "content": text} | ({"images": images} if images else {})

@@ -7,8 +7,7 @@ equal ids show equal pictures: whatever goes by common beginnings (siblings, cac
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any
 
 import numpy as np
 
@@ -21,30 +20,16 @@ FOLDER = "pictures"
 """Of a run: what its samples were shown."""
 
 
-class Pictures(Protocol):
-    """Keeps the pictures of a process by name. They are told apart by their content, so that all runs may share it."""
-
-    def of_tokens(self, ids: Any, *, but: Collection[str] = ()) -> dict[str, bytes]:
-        """Those among the ids of whole sequences, but these."""
-
-    def receive(self, pictures: Mapping[str, bytes]) -> None:
-        """Keep what came with tokens from another process."""
-
-    def look_in(self, folder: Path) -> None:
-        """Find also what a run has left in this folder."""
-
-    def filed(self, message: Message, folder: Path) -> Message:
-        """The message with its pictures in this folder, and by name: what may be stored and sent at will."""
-
-
-def pictures() -> Pictures:
-    """The store of this process."""
-    return cast(Pictures, load_entry("reroll.vision", "store"))
+def pictures() -> Any:
+    """The store of this process: a `reroll_zoo.vision.store.PictureStore`."""
+    return load_entry("reroll.vision", "store")
 
 
 def pictures_to_send(ids: Any, *, but: Collection[str] = ()) -> dict[str, bytes]:
     """What must be known where these ids are read, but these."""
-    return pictures().of_tokens(ids, but=but) if bool((np.asarray(ids) >= FIRST_ID).any()) else {}
+    has_any = bool((np.asarray(ids) >= FIRST_ID).any())
+    found: dict[str, bytes] = pictures().of_tokens(ids, but=but) if has_any else {}
+    return found
 
 
 def receive_pictures(sent: Mapping[str, bytes]) -> None:

@@ -226,10 +226,7 @@ class Renderer:
 
     def _open_pictures(self) -> PictureTokens:
         if self._pictures is None:
-            opened = load_entry("reroll.vision", "tokens")
-            if opened is None:
-                raise ModelError("no installed package puts pictures among tokens: install reroll with its zoo")
-            self._pictures = cast(PictureTokens, opened(self.tokenizer))
+            self._pictures = cast(PictureTokens, load_entry("reroll.vision", "tokens")(self.tokenizer))
             if self._folder is not None:
                 pictures().look_in(self._folder)
         return self._pictures

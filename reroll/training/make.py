@@ -35,13 +35,7 @@ class RankModel:
         dtype = (stored_dtype(config.model) if as_stored else None) or DTYPES[config.strategy.precision]
         exact = isinstance(config, PolicyConfig) and config.exact
         model = load_model(
-            config.model,
-            dtype=dtype,
-            device=device,
-            head=head,
-            lora=config.lora,
-            exact=exact,
-            train_vision=config.train_vision,
+            config.model, dtype=dtype, device=device, head=head, lora=config.lora, exact=exact, train_vision=config.train_vision
         )
         if head == "score":
             keep_padding_apart(model, self.tokenizer)

@@ -104,12 +104,7 @@ class ModelRunner:
         return None if self.routes is None else NotedRoutes(self.routes)
 
     def hidden(
-        self,
-        ids: Tensor,
-        positions: Tensor,
-        attention: Attention,
-        noted: NotedRoutes | None = None,
-        sight: Sight | None = None,
+        self, ids: Tensor, positions: Tensor, attention: Attention, noted: NotedRoutes | None = None, sight: Sight | None = None
     ) -> Tensor:
         """[T, hidden]"""
         return hidden_states(self.model, ids, positions, attention, noted, sight)
