@@ -47,10 +47,15 @@ def _access(made: Any) -> tuple[Callable[[_Plain], tuple[Any, ...]], list[Callab
 
 
 class Message(TypedDict):
-    """One chat message, as chat templates take it."""
+    """One chat message, as chat templates take it.
+
+    Data, environments and agents may give the content as a list of parts, text and pictures; it becomes this where it enters.
+    """
 
     role: str
     content: str
+    images: NotRequired[list[str]]
+    """The pictures in it, one for each U+FFFC in the content: data URLs, files, or names of kept ones."""
     tools: NotRequired[list[ToolSchema]]
     """Only on the first message of a conversation: the tools that the assistant may call."""
 

@@ -138,6 +138,9 @@ class ModelConfig(FixedModelConfig):
 
     lora: LoraConfig | None = None
     """null: every weight is trained."""
+    train_vision: bool = False
+    """Of a model that sees: whether its tower, and what joins that to its words, is trained too. false: they stay as they are,
+    and a picture is looked at once (docs/images.md). An adapter (`lora`) is for the words alone."""
     swap: Literal["none", "optimizer", "all"] = "none"
     """What moves to the host's memory while another role holds the same devices: nothing, masters and optimizer, or the
     weights too. Has no effect where no device is shared."""

@@ -7,9 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from itertools import islice
+from pathlib import Path
 from typing import Any, TypeVar
 
-from reroll.config.data import DataConfig, EnvSourceConfig, NamedColumnsConfig, RowSourceConfig, SourceConfig
+from reroll.config.data import DataConfig, EnvSourceConfig, NamedColumnsConfig, RowSourceConfig, SourceConfig, TableConfig
+from reroll.config.registry import load_entry
 from reroll.data.prompts import PromptSampler, PromptSource
 from reroll.data.rows import BadRow, read_rows
 from reroll.errors import DataError
@@ -22,6 +24,7 @@ SourceRows = Mapping[str, Sequence[Any]]
 
 MAX_PROBLEMS = 5
 """Bad rows reported at once: enough to see a pattern, few enough to read."""
+IMAGE_COLUMNS = ("images", "image")
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -126,6 +129,8 @@ class Columns:
     system: str = "system"
     answer_after: str | None = None
     """The answer stands after the last of these marks, if any are set."""
+    folder: Path | None = None
+    """Where the files that rows name are looked for."""
 
     @classmethod
     def of(cls, config: RowSourceConfig) -> Columns:
@@ -137,16 +142,19 @@ class Columns:
             messages=config.messages_key,
             answer=config.answer_key,
             answer_after=config.answer_after,
+            folder=config.path.parent if isinstance(config, TableConfig) else None,
         )
 
     @property
     def used(self) -> tuple[str, ...]:
         """All of them."""
-        return (self.prompt, self.messages, self.answer, self.system)
+        return (self.prompt, self.messages, self.answer, self.system, *IMAGE_COLUMNS)
 
 
 def read_messages(row: Mapping[str, Any], columns: Columns, *, system: str | None) -> tuple[Message, ...]:
     """The row's messages, or its prompt as one user message, with a system message in front if there is one to put."""
+    if _may_have_pictures(row, columns) and (with_pictures := load_entry("reroll.vision", "rows")):
+        row = with_pictures(row, prompt=columns.prompt, messages=columns.messages, folder=columns.folder)
     if row.get(columns.messages) is not None:
         messages = check_messages(row[columns.messages], name=columns.messages)
     elif row.get(columns.prompt) is not None:
@@ -166,6 +174,12 @@ def read_messages(row: Mapping[str, Any], columns: Columns, *, system: str | Non
     return messages
 
 
+def _may_have_pictures(row: Mapping[str, Any], columns: Columns) -> bool:
+    messages = [message for message in row.get(columns.messages) or () if isinstance(message, dict)]
+    has_parts = any(isinstance(message.get("content"), list) or message.get("images") for message in messages)
+    return has_parts or any(row.get(name) is not None for name in IMAGE_COLUMNS)
+
+
 def check_messages(value: object, *, name: str) -> tuple[Message, ...]:
     """Chat messages as a column `name` holds them. Raises BadRow."""
     if not isinstance(value, list):
@@ -182,13 +196,16 @@ def _check_message(value: object, *, name: str) -> Message:
     if missing:
         raise BadRow(f"`{name}` has no `{missing[0]}`; {keys_of(value)}")
     # Columnar files fill the keys that only other messages have with nulls: those carry nothing and may go.
-    unknown = [str(key) for key, content in value.items() if key not in ("role", "content") and content is not None]
+    known = ("role", "content", "images")
+    unknown = [str(key) for key, content in value.items() if key not in known and content is not None]
     if unknown:
         raise BadRow(f"`{name}` has keys that would be lost: {', '.join(unknown)} (keep only role and content)")
     if value["role"] not in ROLES:
         raise BadRow(f"`{name}.role` is {value['role']!r}, not one of {', '.join(ROLES)}")
     may_be_blank = value["role"] in ("system", "tool")
-    return Message(role=value["role"], content=check_text(value["content"], name=f"{name}.content", may_be_blank=may_be_blank))
+    content = check_text(value["content"], name=f"{name}.content", may_be_blank=may_be_blank)
+    message = Message(role=value["role"], content=content)
+    return Message(**message, images=value["images"]) if value.get("images") else message
 
 
 def check_text(value: object, *, name: str, may_be_blank: bool = False) -> str:

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from reroll.config.registry import load_entry
 from reroll.envs.base import InvalidAction, StepResult
 from reroll.errors import EnvError, RerollError, last_lines
 from reroll.types import Message
@@ -57,9 +58,9 @@ def as_messages(value: object, *, max_chars: int, may_be_none: bool = False) -> 
     for message in value:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise EnvError(f"gave {_shown(message)} as a message: give {{'role': 'user', 'content': '…'}}")
-        if not isinstance(message.get("content"), str):
+        if not isinstance(message.get("content"), str | list):
             raise EnvError(f"gave a message whose content is a {type(message.get('content')).__name__}: give a str")
-    return tuple(_plain(message, max_chars) for message in value)
+    return tuple(_plain(_without_parts(message), max_chars) for message in value)
 
 
 def as_step_result(value: object, *, max_chars: int) -> StepResult:
@@ -101,6 +102,17 @@ def _finite(number: object, what: str) -> float:
     if not math.isfinite(number):
         raise EnvError(f"gave the {what} {number}: give a finite number")
     return number
+
+
+def _without_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A message whose content is a list of text and pictures, with its content as text and the pictures beside it."""
+    if isinstance(message["content"], str):
+        return message
+    try:
+        text, images = load_entry("reroll.vision", "parts")(message["content"])
+    except ValueError as error:
+        raise EnvError(f"gave a message whose content is wrong: {error}") from error
+    return {**message, "content": text} | ({"images": images} if images else {})
 
 
 def _plain(message: Mapping[str, Any], max_chars: int) -> Message:

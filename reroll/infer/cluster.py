@@ -236,7 +236,8 @@ class InferCluster:
     def _dispatch(self, pending: PendingRequest) -> None:
         pending.worker.load += 1
         pending.worker.has_load.set()
-        pending.worker.post(Submit(pending.rest()))
+        request = pending.rest()
+        pending.worker.post(Submit(request, pending.worker.pictures_for(request)))
 
     def _route(self, prompt_ids: tuple[int, ...]) -> WorkerState:
         """The worker for a request: that of its siblings or its last turn if not overloaded, else the least loaded.
@@ -316,6 +317,7 @@ class InferCluster:
         if worker.is_dead:
             return
         worker.is_dead = True
+        worker.pictures.clear()
         if not any(other.is_serving for other in self._states):
             self._fail(error)
             return

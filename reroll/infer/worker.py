@@ -7,7 +7,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -23,6 +23,7 @@ from reroll.models.routing import can_be_noted
 from reroll.runtime.base import WorkerInfo
 from reroll.runtime.cpu import release_helper_threads
 from reroll.runtime.watchdog import at_work, beat
+from reroll.tokens.pictures import receive_pictures
 from reroll.types import Request, TokenBlock
 from reroll.weights.buckets import Bucket, Channel, ProcessLocation, WeightReceiver, location_of
 
@@ -37,6 +38,8 @@ class Submit:
     """Start this request."""
 
     request: Request
+    pictures: Mapping[str, bytes] = field(default_factory=dict)
+    """Those in its prompt that this worker was not sent before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +105,7 @@ class InferWorker:
         external: EngineConfig | None = None,
         reads_again: bool = False,
         exact: bool = False,
+        train_vision: bool = False,
         notes_routes: bool | None = False,
     ) -> None:
         """After every `report_every` steps it tells what was written for requests that have not ended. `cache_gib`: what the
@@ -115,7 +119,9 @@ class InferWorker:
             engine = opened.open(model, external, precision=precision, device=info.device, lora=lora)
         else:
             drafter, pace = (None, None) if draft == "off" else load_entry("reroll.drafts", "drafter")(always=draft == "always")
-            policy = load_model(model, dtype=DTYPES[precision], device=info.device, lora=lora, exact=exact)
+            policy = load_model(
+                model, dtype=DTYPES[precision], device=info.device, lora=lora, exact=exact, train_vision=train_vision
+            )
             engine = EmbeddedEngine(
                 policy,
                 load_tokenizer(model),
@@ -326,7 +332,8 @@ class InferWorker:
         match command:
             case Abort(request_id):
                 self._engine.abort(request_id)
-            case Submit(request):
+            case Submit(request, pictures):
+                receive_pictures(pictures)
                 try:
                     self._engine.submit(request)
                 except ValueError as error:

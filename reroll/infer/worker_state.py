@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from reroll.infer.worker import Command, EngineStatus
 from reroll.observe.metrics import Mean, Stats, Sum
+from reroll.tokens.pictures import pictures_to_send
 from reroll.types import Completion, PartialCompletion, Request
 
 OnTokens = Callable[[NDArray[np.uint32], NDArray[np.float64], int], None]
@@ -35,6 +36,8 @@ class WorkerState:
     load: int = 0
     """Requests sent or queued that are not answered yet."""
     has_load: asyncio.Event = field(default_factory=asyncio.Event)
+    pictures: set[str] = field(default_factory=set)
+    """Those that it was sent."""
     status: EngineStatus | None = None
     """As of its last report."""
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
@@ -45,6 +48,12 @@ class WorkerState:
     def is_serving(self) -> bool:
         """Whether it may be sent requests."""
         return not (self.is_dead or self.needs_weights)
+
+    def pictures_for(self, request: Request) -> dict[str, bytes]:
+        """Those of its prompt that the worker was not sent before."""
+        missing = pictures_to_send(request.prompt_ids, but=self.pictures)
+        self.pictures.update(missing)
+        return missing
 
     def post(self, command: Command) -> None:
         """Queue a command for the next call."""

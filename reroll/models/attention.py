@@ -22,6 +22,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from reroll.errors import ModelError
 from reroll.models import exact, recurrent
 from reroll.models.routing import Routing
+from reroll.models.sight import Sight
 
 try:  # Absent from some builds of PyTorch; the padded path does the same everywhere.
     from torch.nn.attention.varlen import varlen_attn
@@ -82,15 +83,23 @@ class Attention(Protocol):
 
 
 def hidden_states(
-    model: PreTrainedModel, ids: Tensor, positions: Tensor, attention: Attention, routing: Routing | None = None
+    model: PreTrainedModel,
+    ids: Tensor,
+    positions: Tensor,
+    attention: Attention,
+    routing: Routing | None = None,
+    sight: Sight | None = None,
 ) -> Tensor:
     """The decoder's last hidden states [T, hidden] for packed `ids` [T] at `positions` [T]; the head is not applied.
 
     `routing` sees which experts are chosen, once `route_shape` has prepared the model. None: nobody does.
+    `sight` is what its eye saw among them; None: nothing but words.
     """
     options: dict[str, Any] = {"reroll_attention": attention}
     if routing is not None:
         options["reroll_routing"] = routing
+    if sight is not None:
+        options["reroll_sight"] = sight
     with exact.exact_forward(model):
         output = model.base_model(input_ids=ids.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False, **options)
     return output.last_hidden_state.squeeze(0)  # type: ignore[no-any-return]
@@ -105,7 +114,7 @@ def logits(model: PreTrainedModel, hidden: Tensor) -> Tensor:
 
 def shape_logits(model: PreTrainedModel, output: Tensor) -> Tensor:
     """Apply to the raw output of the head what some families add: scaling (Granite, Cohere), soft-capping (Gemma)."""
-    config = model.config  # Each family defines its own fields, so absence is normal here.
+    config = model.config.get_text_config()  # Each family defines its own fields, so absence is normal here.
     if divisor := getattr(config, "logits_scaling", None):
         output = output / divisor
     if factor := getattr(config, "logit_scale", None):
@@ -129,7 +138,7 @@ def _why_unfit(model: PreTrainedModel) -> str:
     """What keeps a model's layers from our attention; empty if nothing does."""
     has_states = recurrent.is_recurrent(model)
     known = _SUPPORTED_LAYERS | recurrent.KINDS if has_states else _SUPPORTED_LAYERS
-    others = set(getattr(model.config, "layer_types", None) or ()) - known
+    others = set(getattr(model.config.get_text_config(), "layer_types", None) or ()) - known
     if others:
         return f"since they have layers of kind {', '.join(sorted(others))}"
     if recurrent.has_unknown_state(model):

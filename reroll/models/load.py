@@ -15,7 +15,6 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import (
     AutoConfig,
-    AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
     PreTrainedModel,
@@ -32,6 +31,7 @@ from reroll.models.fused import fuse, prepare
 from reroll.models.heads import SCORE, add_score_head, score_head
 from reroll.models.quantized import dequantizing, forget_quantization, plain_config
 from reroll.models.recurrent import mix_packed
+from reroll.models.sight import auto_class, eye_of, open_eye
 
 Precision = Literal["fp32", "bf16"]
 
@@ -87,11 +87,13 @@ def load_model(
     head: Head = "language",
     lora: LoraConfig | None = None,
     exact: bool = False,
+    train_vision: bool = False,
 ) -> PreTrainedModel:
     """The decoder `name` with the head asked for and reroll's attention, in eval mode.
 
     A scalar head that the folder does not hold starts at zero. The folder of an adapter gives its base, with the adapter
-    merged into it. `lora` adds a fresh adapter, and freezes the rest. `exact` as in `models.exact`.
+    merged into it. `lora` adds a fresh adapter, and freezes the rest. `exact` as in `models.exact`. What a
+    model sees with is frozen, unless it is to `train_vision`.
     """
     source = resolve_model(name)
     prepare(f"{source} {dtype}", torch.device(device))
@@ -105,6 +107,7 @@ def load_model(
     except _LOAD_FAILURES as error:
         raise _load_error(name, "model", error) from error
     check_supported(model)
+    open_eye(model, name, trains=train_vision)
     if exact:
         make_exact(model)
     mix_packed(model)
@@ -144,7 +147,7 @@ def skeleton(name: str, *, lora: LoraConfig | None = None) -> PreTrainedModel:
     source = resolve_base(name)
     try:
         with _LOADING, torch.device("meta"):
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(plain_config(source))  # type: ignore[no-untyped-call]
+            model: PreTrainedModel = auto_class(source).from_config(plain_config(source))
             if lora is not None:
                 from reroll.models.lora import add_lora
 
@@ -184,7 +187,7 @@ def _resolve_base(base: str, *, adapter: str) -> str:
 
 
 def _with_language(source: str, dtype: torch.dtype) -> PreTrainedModel:
-    return _load(AutoModelForCausalLM, source, dtype)[0]
+    return _load(auto_class(source), source, dtype)[0]
 
 
 def _with_score(source: str, dtype: torch.dtype) -> PreTrainedModel:
@@ -252,6 +255,8 @@ def save_model(
                 model.should_save_on_this_rank = lambda is_main_process: is_main_process  # type: ignore[method-assign]
                 model.save_pretrained(folder, state_dict=dict(weights), max_shard_size=sys.maxsize)
     tokenizer.save_pretrained(folder)
+    if eye := eye_of(model):
+        eye.save(folder)
 
 
 def has_adapter(model: PreTrainedModel) -> bool:

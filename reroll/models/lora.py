@@ -9,6 +9,7 @@ This file alone imports peft. Whoever may need it imports it inside a function, 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,6 +34,9 @@ _NAME = "default"
 _PREFIX = "base_model.model."
 """In front of every name in an adapter's file."""
 
+_SEEING = r".*\b(visual|vision_model|vision_tower|connector|multi_modal_projector)\b.*"
+"""What models see with is never adapted: it stays as it is, so that a picture is looked at once."""
+
 _SEED = 0
 """Seed of the first A matrices: every worker, wherever it runs, starts from the same adapter."""
 
@@ -43,6 +47,7 @@ def add_lora(model: PreTrainedModel, config: LoraConfig, *, base: str) -> None:
         r=config.rank,
         lora_alpha=config.alpha,
         target_modules=_targets(model, config.targets),
+        exclude_modules=_SEEING if getattr(model.config, "vision_config", None) is not None else None,
         task_type="SEQ_CLS" if model.get_output_embeddings() is None else "CAUSAL_LM",  # type: ignore[no-untyped-call]
     )
     model.add_adapter(settings)
@@ -64,7 +69,7 @@ def _targets(model: PreTrainedModel, wanted: list[str] | str) -> list[str]:
     Nor are those whose weight a kernel may take past an adapter, nor experts, nor any MLP beside them: transformers would take
     that for a wish to adapt the experts.
     """
-    modules = dict(model.base_model.named_modules())
+    modules = {name: module for name, module in model.base_model.named_modules() if not re.fullmatch(_SEEING, name)}
     has_experts = any(name.endswith(".experts") for name in modules)
     past_adapters = weights_taken_past_adapters(model.base_model)
     linears = [name for name, module in modules.items() if isinstance(module, nn.Linear) and module not in past_adapters]

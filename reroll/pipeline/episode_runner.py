@@ -29,6 +29,7 @@ from reroll.pipeline.judges import open_hosts
 from reroll.rewards.cluster import RewardCluster
 from reroll.rollout.play import AgentEpisode, Generate, play
 from reroll.runtime.base import Placement, Runtime
+from reroll.tokens.pictures import FOLDER as PICTURES_FOLDER
 from reroll.tokens.renderer import Renderer
 from reroll.types import Message, Prompt, SamplingParams, Score, Trajectory
 
@@ -135,7 +136,7 @@ async def open_episode_runner(
     Judges cache their answers in `run_folder`.
     """
     async with AsyncExitStack() as stack:
-        renderer = Renderer(load_tokenizer(config.policy.model))
+        renderer = Renderer(load_tokenizer(config.policy.model), folder=run_folder and run_folder / PICTURES_FOLDER)
         agents = await _open_agents(config, stack)
         rewards = await RewardCluster.start(
             runtime,
@@ -192,6 +193,7 @@ async def spawn_engine(runtime: Runtime, engine: EngineConfig, policy: PolicyCon
         external=None if isinstance(engine, EmbeddedEngineConfig) else engine,
         reads_again=engine.reads_again,
         exact=policy.exact,
+        train_vision=policy.train_vision,
         notes_routes=policy.replay_routes,
     )
     return InferCluster(workers, max_workers=engine.max_workers or 0)

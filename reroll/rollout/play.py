@@ -89,7 +89,7 @@ class _RunningEpisode:
         self.turns: list[Turn] = []
 
     async def run(self, *, max_prompt_tokens: int, max_turns: int, history: int | None) -> tuple[Status, str]:
-        opening = await self._env.reset()
+        opening = self._renderer.kept(await self._env.reset())
         prompt_ids = self._renderer.start(opening)
         state = None
         if len(prompt_ids) > max_prompt_tokens:
@@ -106,7 +106,8 @@ class _RunningEpisode:
                 return Status.ABORTED, "the engine aborted the request"
             # A truncated completion is played as it is: ending the episode here would be a way out of a losing game.
             outcome = await self._env.step(turn.text)
-            self.turns[-1] = replace(turn, reply=outcome.messages, reward=outcome.reward, info=outcome.info)
+            reply = self._renderer.kept(outcome.messages)
+            self.turns[-1] = replace(turn, reply=reply, reward=outcome.reward, info=outcome.info)
             state = outcome.state
             if outcome.terminated and turn.completion.finish_reason is FinishReason.LENGTH:
                 return Status.TRUNCATED, "the completion reached its token limit (rollout.max_tokens)"
@@ -117,7 +118,7 @@ class _RunningEpisode:
             if history is not None and len(self.turns) > history:
                 prompt_ids = self._renderer.start([*opening, *self._recent(history)])
             else:
-                prompt_ids = self._renderer.extend(prompt_ids, turn.completion.token_ids, outcome.messages)
+                prompt_ids = self._renderer.extend(prompt_ids, turn.completion.token_ids, reply)
         return Status.TRUNCATED, f"the episode was not over after {max_turns} turns"
 
     def _recent(self, num_turns: int) -> Iterator[Message]:

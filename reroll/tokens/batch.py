@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from reroll.tokens.pictures import pictures_to_send, receive_pictures
 from reroll.types import Sample
 
 _T, _N = {"axis": "token"}, {"axis": "sequence"}
@@ -135,8 +136,10 @@ class Batch:
         return replace(self, num_loss_tokens=int(self.loss_mask.sum()), num_sequences=int(self._is_trained.sum()))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled as arrays: where shared memory carries them, a reader sees the sender's bytes and copies none. Read-only."""
-        return _from_arrays, ({each.name: _as_array(getattr(self, each.name)) for each in fields(self)},)
+        """Pickled as arrays: where shared memory carries them, a reader sees the sender's bytes and copies none. Read-only.
+        With them go the pictures that they show, each once."""
+        arrays = {each.name: _as_array(getattr(self, each.name)) for each in fields(self)}
+        return _from_arrays, (arrays, pictures_to_send(arrays["ids"]))
 
     @property
     def _is_trained(self) -> Tensor:
@@ -197,7 +200,8 @@ def _as_array(value: Any) -> Any:
     return value.numpy(force=True) if has_array else value
 
 
-def _from_arrays(values: dict[str, Any]) -> Batch:
+def _from_arrays(values: dict[str, Any], pictures: dict[str, bytes]) -> Batch:
+    receive_pictures(pictures)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # Nobody writes into a batch.
         tensors = {name: torch.from_numpy(value) for name, value in values.items() if isinstance(value, np.ndarray)}

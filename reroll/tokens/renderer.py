@@ -6,12 +6,16 @@ import json
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
+from pathlib import Path
+from typing import Any, Protocol, cast
 
 import jinja2
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from reroll.config.registry import load_entry
 from reroll.errors import DataError, ModelError
 from reroll.tokens.chat_format import chat_format
+from reroll.tokens.pictures import images_of, pictures
 from reroll.tokens.tool_calls import CALL_OPENS
 from reroll.types import Message, ToolSchema
 
@@ -29,6 +33,17 @@ _NUM_STARTS_KEPT = 256
 """Prompts whose tokens are remembered: siblings start with the same words."""
 
 
+class PictureTokens(Protocol):
+    """How a model's processor puts pictures among tokens: what the entry point `tokens` of the group `reroll.vision` opens,
+    given a tokenizer. It raises ModelError if that belongs to a model that sees nothing."""
+
+    def parts(self, message: Message) -> list[dict[str, str]]:
+        """The content of a message as chat templates take it that show pictures."""
+
+    def encode(self, text: str, images: Sequence[str]) -> tuple[int, ...]:
+        """Text as the chat template shows it, in which these pictures have their placeholders, in order."""
+
+
 class Renderer:
     """A tokenizer and its chat template.
 
@@ -40,13 +55,17 @@ class Renderer:
     teaches another or none, the system message describes the tools, and their results are shown as the user's words.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, folder: Path | None = None) -> None:
+        """The pictures that are shown in a run are written to its `folder` of them; what lies there is known."""
         if not tokenizer.chat_template:
             raise ModelError(
                 f"the tokenizer of {tokenizer.name_or_path!r} has no chat template: use an instruct model, "
                 "or put a chat_template.jinja into its folder"
             )
         self.tokenizer = tokenizer
+        self._folder, self._pictures = folder, cast("PictureTokens | None", None)
+        self._takes_parts = False
+        self._takes_parts = not self._shows_text()
         self._start = lru_cache(maxsize=_NUM_STARTS_KEPT)(self._encode_start)
         self._format = chat_format(tokenizer)
         self._knows_tools = self._format is not None or self._is_fluent_in_tools()
@@ -69,9 +88,14 @@ class Renderer:
         """
         return self._start(json.dumps([messages, tools]))
 
+    def kept(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+        """The messages with their pictures in the run's folder, and by name: what may be stored and sent at will."""
+        folder = self._folder
+        return tuple(pictures().filed(each, folder) for each in messages) if folder and images_of(messages) else messages
+
     def whole(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """A conversation as the template shows one that is over: with all it puts behind the last message, and no cue."""
-        return self._encode(self._show(messages, (), generation_prompt=False))
+        return self._encode(self._show(messages, (), generation_prompt=False), images_of(messages))
 
     def extend(self, prompt_ids: Sequence[int], completion_ids: Sequence[int], messages: Sequence[Message]) -> tuple[int, ...]:
         """The prompt of a next turn: what was shown, what was sampled, then `messages` and the cue to speak again.
@@ -79,8 +103,9 @@ class Renderer:
         A completion that was cut before its end of turn is closed here, as the template would have closed it.
         """
         if self._format is not None:
-            return (*prompt_ids, *completion_ids, *self._encode(self._format.follow(completion_ids, messages)))
-        tail = self._encode(self._after_mark([_USER, _ASSISTANT, *messages], generation_prompt=True))
+            followed = self._format.follow(completion_ids, messages)
+            return (*prompt_ids, *completion_ids, *self._encode(followed, images_of(messages)))
+        tail = self._encode(self._after_mark([_USER, _ASSISTANT, *messages], generation_prompt=True), images_of(messages))
         if completion_ids and completion_ids[-1] in self.stop_token_ids:
             tail = tail[self._num_closing_ids :]
         return (*prompt_ids, *completion_ids, *tail)
@@ -123,7 +148,7 @@ class Renderer:
 
     def _encode_start(self, messages_and_tools: str) -> tuple[int, ...]:
         messages, tools = json.loads(messages_and_tools)
-        return self._encode(self._show(messages, tools, generation_prompt=True))
+        return self._encode(self._show(messages, tools, generation_prompt=True), images_of(messages))
 
     def _show(self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, generation_prompt: bool) -> str:
         tools = [*tools, *(tool for message in messages for tool in message.get("tools", ()))]
@@ -161,9 +186,23 @@ class Renderer:
                 f"the chat template of {self.tokenizer.name_or_path!r} cannot show messages of roles {roles}: {error}"
             ) from error
 
+    def _shows_text(self) -> bool:
+        """Whether the template shows content that is text. Some show parts only."""
+        try:
+            return _MARK in self._apply_template([_USER, _ASSISTANT], generation_prompt=False, tools=())
+        except (jinja2.TemplateError, TypeError):
+            return False
+
+    def _content(self, message: Message) -> str | list[dict[str, str]]:
+        """As templates take it."""
+        if message.get("images"):
+            return self._open_pictures().parts(message)
+        return [{"type": "text", "text": message["content"]}] if self._takes_parts else message["content"]
+
     def _apply_template(self, messages: Sequence[Message], *, generation_prompt: bool, tools: Sequence[ToolSchema]) -> str:
+        shown: list[dict[str, Any]] = [{"role": message["role"], "content": self._content(message)} for message in messages]
         text = self.tokenizer.apply_chat_template(
-            [{"role": message["role"], "content": message["content"]} for message in messages],
+            shown,
             tools=list(tools) or None,
             tokenize=False,
             add_generation_prompt=generation_prompt,
@@ -180,8 +219,17 @@ class Renderer:
             return False
         return all(part in text for part in (_TOOL["function"]["name"], CALL_OPENS, '"arguments"', _RESULT))
 
-    def _encode(self, text: str) -> tuple[int, ...]:
-        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
+    def _encode(self, text: str, images: Sequence[str] = ()) -> tuple[int, ...]:
+        if not images:
+            return tuple(self.tokenizer.encode(text, add_special_tokens=False))
+        return self._open_pictures().encode(text, images)
+
+    def _open_pictures(self) -> PictureTokens:
+        if self._pictures is None:
+            self._pictures = cast(PictureTokens, load_entry("reroll.vision", "tokens")(self.tokenizer))
+            if self._folder is not None:
+                pictures().look_in(self._folder)
+        return self._pictures
 
 
 def _describe(tools: Sequence[ToolSchema], messages: Sequence[Message]) -> list[Message]:
@@ -189,7 +237,7 @@ def _describe(tools: Sequence[ToolSchema], messages: Sequence[Message]) -> list[
     schemas = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     text = _HOW_TO_CALL.format(schemas=schemas)
     if messages and messages[0]["role"] == "system":
-        return [{"role": "system", "content": f"{messages[0]['content']}\n\n{text}"}, *messages[1:]]
+        return [{**messages[0], "content": f"{messages[0]['content']}\n\n{text}"}, *messages[1:]]
     return [{"role": "system", "content": text}, *messages]
 
 
@@ -200,8 +248,9 @@ def _results_as_user(messages: Sequence[Message]) -> list[Message]:
         if message["role"] != "tool":
             shown.append(message)
             continue
-        text = f"<tool_response>\n{message['content']}\n</tool_response>"
+        text, images = f"<tool_response>\n{message['content']}\n</tool_response>", message.get("images", [])
         if before is not None and before["role"] == "tool":
-            text = f"{shown.pop()['content']}\n{text}"
-        shown.append({"role": "user", "content": text})
+            earlier = shown.pop()
+            text, images = f"{earlier['content']}\n{text}", [*earlier.get("images", []), *images]
+        shown.append({"role": "user", "content": text, "images": images} if images else {"role": "user", "content": text})
     return shown

@@ -34,7 +34,9 @@ class RankModel:
         config, head, is_fixed = self.config, self.head, self.total_steps == 0
         dtype = (stored_dtype(config.model) if as_stored else None) or DTYPES[config.strategy.precision]
         exact = isinstance(config, PolicyConfig) and config.exact
-        model = load_model(config.model, dtype=dtype, device=device, head=head, lora=config.lora, exact=exact)
+        model = load_model(
+            config.model, dtype=dtype, device=device, head=head, lora=config.lora, exact=exact, train_vision=config.train_vision
+        )
         if head == "score":
             keep_padding_apart(model, self.tokenizer)
             if is_fixed and not score_head(model).weight.any():

@@ -16,6 +16,7 @@ from reroll.models.attention import Attention, PackedAttention, Scoring, VarlenA
 from reroll.models.fused import kernels
 from reroll.models.recurrent import is_recurrent
 from reroll.models.routing import ReplayedRoutes
+from reroll.models.sight import Sight, eye_of
 from reroll.tokens.batch import Batch
 from reroll.tokens.packing import REPEAT_COST
 from reroll.tokens.prefixes import SharedPrefixes, shared_prefixes
@@ -32,6 +33,8 @@ class DistinctTokens:
     attention: Attention
     index: Tensor
     """[T] which of them each token of the batch is."""
+    first: Tensor
+    """[U] where in the batch each stands first."""
     routes: Tensor | None = None
     """[U, layers, top_k] the experts that each is to take; of a shared token those of the sequence that comes first."""
 
@@ -56,13 +59,16 @@ def distinct_tokens(batch: Batch, *, merges: bool = True) -> DistinctTokens:
     shared = shared_prefixes(batch.ids, batch.cu_seqlens) if merges else None
     if shared is None or len(shared.first) == batch.num_tokens:
         index = torch.arange(batch.num_tokens, device=batch.ids.device)
-        return DistinctTokens(ids=batch.ids, positions=batch.positions, attention=attention, index=index, routes=batch.routes)
+        return DistinctTokens(
+            ids=batch.ids, positions=batch.positions, attention=attention, index=index, first=index, routes=batch.routes
+        )
     first, index = shared.first.to(batch.ids.device), shared.index.to(batch.ids.device)
     return DistinctTokens(
         ids=batch.ids[first],
         positions=batch.positions[first],
         attention=SharedPrefixAttention(attention, shared, batch.cu_seqlens),
         index=index,
+        first=first,
         routes=None if batch.routes is None else batch.routes[first],
     )
 
@@ -70,16 +76,26 @@ def distinct_tokens(batch: Batch, *, merges: bool = True) -> DistinctTokens:
 def token_states(model: PreTrainedModel, batch: Batch) -> TokenStates:
     """What the decoder makes of a batch on its device."""
     distinct = distinct_tokens(batch, merges=not is_recurrent(model))  # A state needs each sequence whole.
-    states = routed_states(model, distinct.ids, distinct.positions, distinct.attention, distinct.routes)
-    return states if len(states.hidden) == batch.num_tokens else states.at(distinct.index)
+    eye = eye_of(model)
+    sight = eye.look_packed(batch.ids, batch.cu_seqlens) if eye else None
+    is_whole = len(distinct.ids) == batch.num_tokens
+    if sight is not None and not is_whole:
+        sight = sight.at(distinct.first)
+    states = routed_states(model, distinct.ids, distinct.positions, distinct.attention, distinct.routes, sight)
+    return states if is_whole else states.at(distinct.index)
 
 
 def routed_states(
-    model: PreTrainedModel, ids: Tensor, positions: Tensor, attention: Attention, routes: Tensor | None
+    model: PreTrainedModel,
+    ids: Tensor,
+    positions: Tensor,
+    attention: Attention,
+    routes: Tensor | None,
+    sight: Sight | None = None,
 ) -> TokenStates:
     """As `hidden_states`, by way of the experts that `routes` names."""
     replayed = None if routes is None else ReplayedRoutes(model, routes)
-    hidden = hidden_states(model, ids, positions, attention, replayed)
+    hidden = hidden_states(model, ids, positions, attention, replayed, sight)
     return TokenStates(hidden, None if replayed is None else replayed.differing())
 
 

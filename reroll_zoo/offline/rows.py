@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from reroll.config.data import NamedColumnsConfig, RowSourceConfig
@@ -108,7 +108,7 @@ def _table(config: RowSourceConfig, *, columns: str) -> NamedColumnsConfig:
 
 
 def _read_prompt(row: Mapping[str, Any], table: NamedColumnsConfig) -> tuple[Message, ...]:
-    columns = Columns(prompt=table.prompt_key, messages=table.messages_key, answer=table.answer_key)
+    columns = replace(Columns.of(table), answer_after=None)
     prompt = read_messages(row, columns, system=table.system)
     if prompt[-1]["role"] == "assistant":
         raise BadRow(f"`{table.messages_key}` ends with an assistant message: it is the prompt (leave the answer out of it)")

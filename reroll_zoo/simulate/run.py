@@ -178,6 +178,9 @@ class _Marks:
     def __init__(self, number: int) -> None:
         self._number = number
 
+    def kept(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+        return messages
+
     def start(self, messages: Sequence[Message]) -> tuple[int, ...]:
         return (self._number + 2,)
 

@@ -150,7 +150,7 @@ class EmbeddedEngine(Engine):
             )
         self._tokenizer = tokenizer
         self._max_running = max_running
-        self._max_length: int = model.config.max_position_embeddings
+        self._max_length: int = model.config.get_text_config().max_position_embeddings
         self._end_ids = _end_ids(model, tokenizer)
         self._backend = make_backend(self._runner, sorted(self._end_ids), max_bytes=cache_bytes)
         self._waiting: deque[_Sequence] = deque()
@@ -540,8 +540,9 @@ class EmbeddedEngine(Engine):
 
 def make_backend(runner: ModelRunner, end_ids: Sequence[int], *, max_bytes: int | None = None) -> CacheBackend[Any]:
     """The cache backend of the group `reroll.cache_backends` for this type of device (pages and CUDA graphs on a GPU), or
-    `recurrent` for models whose layers carry a state; else dense slots."""
-    opened = load_entry("reroll.cache_backends", "recurrent" if runner.is_recurrent else runner.device.type)
+    `recurrent` for models whose layers carry a state, or `vision` for those that see; else dense slots."""
+    kind = "recurrent" if runner.is_recurrent else "vision" if runner.eye else runner.device.type
+    opened = load_entry("reroll.cache_backends", kind)
     if opened is None and runner.is_recurrent:
         raise ModelError("models whose layers carry a state need the cache backend `recurrent`: install reroll with its zoo")
     if opened is None:

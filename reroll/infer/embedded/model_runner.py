@@ -16,6 +16,7 @@ from reroll.models.attention import Attention, hidden_states, logits
 from reroll.models.exact import can_be_exact
 from reroll.models.recurrent import attention_layers, is_recurrent
 from reroll.models.routing import NotedRoutes, RouteShape, route_shape
+from reroll.models.sight import Eye, Sight, eye_of
 
 
 class PackedWeights(Protocol):
@@ -42,6 +43,9 @@ class ModelRunner:
         """With `notes_routes` it tells which experts its tokens go to."""
         self.model = model
         self.routes: RouteShape | None = route_shape(model) if notes_routes else None
+        self.eye: Eye | None = eye_of(model)
+        """What it sees with, if it does."""
+        self._config: Any = model.config.get_text_config()
         self._checker = WeightChecker(model)
         self._parameters = self._checker.parameters
         self.address_version = 0
@@ -52,7 +56,7 @@ class ModelRunner:
 
     @property
     def num_layers(self) -> int:
-        return self.model.config.num_hidden_layers  # type: ignore[no-any-return]
+        return self._config.num_hidden_layers  # type: ignore[no-any-return]
 
     @property
     def attention_layers(self) -> list[int]:
@@ -66,16 +70,16 @@ class ModelRunner:
 
     @property
     def num_heads(self) -> int:
-        return self.model.config.num_attention_heads  # type: ignore[no-any-return]
+        return self._config.num_attention_heads  # type: ignore[no-any-return]
 
     @property
     def num_kv_heads(self) -> int:
-        config = self.model.config  # Families in which heads share no keys do not have the field.
+        config = self._config  # Families in which heads share no keys do not have the field.
         return int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
 
     @property
     def head_dim(self) -> int:
-        config = self.model.config
+        config = self._config
         if hasattr(config, "qk_nope_head_dim"):  # Latent attention: keys of two parts, and values of another size.
             return max(int(config.qk_nope_head_dim + config.qk_rope_head_dim), int(config.v_head_dim))
         # Families that leave it out divide the hidden size.
@@ -99,9 +103,11 @@ class ModelRunner:
         """What notes the experts of one pass, where they are to be noted."""
         return None if self.routes is None else NotedRoutes(self.routes)
 
-    def hidden(self, ids: Tensor, positions: Tensor, attention: Attention, noted: NotedRoutes | None = None) -> Tensor:
+    def hidden(
+        self, ids: Tensor, positions: Tensor, attention: Attention, noted: NotedRoutes | None = None, sight: Sight | None = None
+    ) -> Tensor:
         """[T, hidden]"""
-        return hidden_states(self.model, ids, positions, attention, noted)
+        return hidden_states(self.model, ids, positions, attention, noted, sight)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., vocab]"""
@@ -116,6 +122,8 @@ class ModelRunner:
         given = self._checker.rest(weights)
         for name, tensor in given.items():
             self._take(name, self._parameters[name], tensor)
+        if self.eye is not None:
+            self.eye.forget()
         changed = [self._parameters[name] for name in received | given.keys()]
         for linear in self._packed:
             if linear.reads(changed):

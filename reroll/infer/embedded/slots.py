@@ -18,6 +18,7 @@ from reroll.infer.embedded.model_runner import ModelRunner
 from reroll.infer.embedded.sampler import RowSampling, sample
 from reroll.infer.embedded.slot_routes import SlotRoutes
 from reroll.models.exact import exact_forward
+from reroll.models.sight import Sight
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ class SlotBackend(CacheBackend[SavedSlot]):
         device = self._runner.device
         ids = torch.tensor([token for tokens in uncached for token in tokens], device=device)
         noted = self._runner.noted_routes()
-        hidden = self._runner.hidden(ids, attention.positions, attention, noted)
+        hidden = self._runner.hidden(ids, attention.positions, attention, noted, self._sight(starts, uncached))
         if self._routes is not None and noted is not None:
             self._routes.store(noted.taken(), attention.positions, lengths=lengths)
         slots, places = sampled_places(lengths, leaders, num_drafted)
@@ -100,6 +101,10 @@ class SlotBackend(CacheBackend[SavedSlot]):
 
     def _attention(self, starts: Sequence[int], lengths: Sequence[int]) -> StepAttention:
         return StepAttention(self._cache, starts=starts, lengths=lengths)
+
+    def _sight(self, starts: Sequence[int], uncached: Sequence[Sequence[int]]) -> Sight | None:
+        """What is to be seen among the new tokens of the slots."""
+        return None
 
     def routes(self, slot: int, start: int, end: int) -> NDArray[Any] | None:
         return None if self._routes is None else self._routes.of(slot, start, end)

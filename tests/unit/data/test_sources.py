@@ -88,7 +88,7 @@ def test_the_first_few_bad_rows_are_reported_at_once(tmp_path):
         ({"messages": ["hi"]}, "`messages[0]` is a string, not {role, content}"),
         ({"messages": [{"role": "user"}]}, "`messages[0]` has no `content`; it has: role"),
         ({"messages": [{"role": "human", "content": "hi"}]}, "`messages[0].role` is 'human', not one of system"),
-        ({"messages": [{"role": "user", "content": ["hi"]}]}, "`messages[0].content` is a list, not a string"),
+        ({"messages": [{"role": "user", "content": ["hi"]}]}, "`messages[0].content`: part 0 is 'hi': give"),
         ({"messages": [{"role": "user", "content": "hi", "tool_calls": [1]}]}, "would be lost: tool_calls"),
         ({"messages": [{"role": "system", "content": "be kind"}]}, "only a system message"),
         ({"messages": [{"role": "assistant", "content": "hi"}]}, "ends with an assistant message"),

@@ -63,6 +63,9 @@ class Letters:
 
     stop_token_ids = (0,)
 
+    def kept(self, messages):
+        return messages
+
     def start(self, messages):
         return tuple(ord(char) for message in messages for char in message["content"])
 

@@ -1,0 +1,1 @@
+"""Models that see: pictures in messages and rows, among tokens, in the trainer and in the embedded engine."""
