@@ -7,12 +7,10 @@ from collections.abc import Iterator
 from reroll.config.host import model_card, num_visible_gpus, parse_devices
 from reroll.config.parts import ELASTIC, Devices, EmbeddedEngineConfig, LocalRuntimeConfig
 from reroll.config.pipeline import PipelineConfig
+from reroll.config.recurrent import carries_state
 from reroll.config.registry import load_entry, package_violations
 from reroll.config.tree import RlvrConfig
 from reroll.errors import Violation
-
-_RECURRENT = ("bamba", "falcon_h1", "nemotron_h", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
-"""Families that always have layers with a state. The engine looks at the layers themselves."""
 
 
 def engine_violations(config: RlvrConfig) -> Iterator[Violation]:
@@ -20,11 +18,11 @@ def engine_violations(config: RlvrConfig) -> Iterator[Violation]:
     yield from package_violations("engine", config.engine)
     yield from config.engine.violations(config)
     if (draft := getattr(config.engine, "draft", "off")) != "off":  # Other kinds have drafts of their own, or none.
-        family = (model_card(config.policy.model) or {}).get("model_type")
-        if family in _RECURRENT:
+        card = model_card(config.policy.model) or {}
+        if carries_state(card):
             yield Violation(
                 "engine.draft",
-                f"is {draft}, but a wrong draft cannot be taken back from the state that layers of {family} carry",
+                f"is {draft}, but a wrong draft cannot be taken back from the state that layers of {card['model_type']} carry",
                 "set it to off",
             )
     if config.policy.replay_routes:

@@ -14,16 +14,11 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from reroll.config.recurrent import MAMBA, MIXERS
 from reroll.config.registry import load_entry
 from reroll.errors import ModelError
 
-_MAMBA = frozenset({"BambaMixer", "FalconH1Mixer", "GraniteMoeHybridMambaLayer", "NemotronHMamba2Mixer"})
-_DELTA = frozenset(
-    {"BailingHybridDeltaAttention", "KimiLinearDeltaAttention", "OlmoHybridGatedDeltaNet", "Qwen3NextGatedDeltaNet"}
-    | {"Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet"}
-)
-_MIXERS = _MAMBA | _DELTA | {"Lfm2ShortConv", "Lfm2MoeShortConv"}
-"""The modules that were seen to do the same on rows, and token by token, as Hugging Face's own."""
+_MIXERS, _MAMBA = frozenset(MIXERS.values()), frozenset(MAMBA.values())
 
 _KEYS = ("k_proj", "kv_b_proj")
 """What makes the keys, in modules that attend."""

@@ -9,6 +9,12 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))  # scripts, no pa
 
 from model_families import FAMILIES, measure
 
+from reroll.config.host import model_card
+from reroll.config.recurrent import MIXERS, carries_state
+from reroll.models.load import skeleton
+from reroll.models.recurrent import is_recurrent
+from reroll_zoo.tiny_models import make_tiny
+
 REFUSED = {
     "deepseek_v32", "deepseek_v4", "diffllama", "doge", "glm_moe_dsa", "hrm_text", "jamba", "llama4_text", "minimax",
     "nemotron", "phimoe", "recurrent_gemma", "stablelm",
@@ -45,3 +51,13 @@ def test_a_family_whose_layers_differ_is_trained_and_refused_by_the_embedded_eng
 )
 def test_a_family_that_would_go_wrong_is_refused_by_name(tmp_path, family):
     assert family in measure(family, tmp_path).refused
+
+
+def test_a_config_tells_of_states_what_the_layers_of_its_model_tell(tmp_path):
+    attending = {"layer_types": ["full_attention"] * 3}
+    cases = [(family, FAMILIES[family]) for family in (*MIXERS, "llama")] + [("lfm2", attending), ("qwen3_next", attending)]
+    for number, (family, options) in enumerate(cases):
+        folder = make_tiny(tmp_path / str(number), family=family, **{"hidden": 32, "layers": 3, **options})
+        carries = carries_state(model_card(str(folder)))
+        assert carries == is_recurrent(skeleton(str(folder))), family
+        assert carries == (family in MIXERS and options != attending), family
