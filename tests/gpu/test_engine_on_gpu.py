@@ -19,9 +19,11 @@ from reroll_zoo.tiny_models import make_tiny
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
-@pytest.fixture(params=["llama", "qwen3", "mistral", "gemma2"])
+@pytest.fixture(params=["llama", "qwen3", "mistral", "gemma2", "gpt_oss"])
 def folder(request, tmp_path):
-    options = {"sliding_window": 8} if request.param in ("mistral", "gemma2") else {}
+    options = {"sliding_window": 8} if request.param in ("mistral", "gemma2", "gpt_oss") else {}
+    if request.param == "gpt_oss":  # All experts: which of them a token goes to would change with rounding.
+        options |= {"num_local_experts": 2, "num_experts_per_tok": 2}
     return str(make_tiny(tmp_path, family=request.param, hidden=128, initializer_range=0.1, **options))
 
 

@@ -28,7 +28,11 @@ def plain_attention(query, keys, values, *, start, scoring):
     visible = others <= positions
     if scoring.sliding_window:
         visible &= others > positions - scoring.sliding_window
-    return torch.einsum("hts,shd->thd", scores.masked_fill(~visible, float("-inf")).softmax(-1), values.double())
+    scores = scores.masked_fill(~visible, float("-inf"))
+    if scoring.sinks is not None:  # A key of each head that all see and that has no value.
+        scores = torch.cat([scores, scoring.sinks.double()[:, None, None].expand(-1, len(query), 1)], -1)
+        values = torch.cat([values, torch.zeros_like(values[:1])])
+    return torch.einsum("hts,shd->thd", scores.softmax(-1), values.double())
 
 
 @pytest.mark.parametrize(
@@ -36,12 +40,21 @@ def plain_attention(query, keys, values, *, start, scoring):
 )
 @pytest.mark.parametrize("rows", [16, pytest.param(64, marks=pytest.mark.gpu)])
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "dim", "window", "softcap"),
-    [(9, 3, 64, None, None), (16, 8, 128, None, None), (4, 4, 24, None, None), (8, 2, 32, 20, None), (4, 1, 32, 7, 3.0)],
+    ("heads", "kv_heads", "dim", "window", "softcap", "has_sinks"),
+    [
+        (9, 3, 64, None, None, False),
+        (16, 8, 128, None, None, False),
+        (4, 4, 24, None, None, False),
+        (8, 2, 32, 20, None, False),
+        (4, 1, 32, 7, 3.0, False),
+        (6, 2, 64, None, None, True),
+        (8, 2, 32, 20, None, True),
+    ],
 )
-def test_pages_are_attended_to_like_plain_keys(heads, kv_heads, dim, window, softcap, rows, dtype, tolerance):
+def test_pages_are_attended_to_like_plain_keys(heads, kv_heads, dim, window, softcap, has_sinks, rows, dtype, tolerance):
     torch.manual_seed(0)
-    scoring = Scoring(scaling=dim**-0.5, sliding_window=window, softcap=softcap)
+    sinks = torch.randn(heads, device=DEVICE, dtype=dtype) if has_sinks else None
+    scoring = Scoring(scaling=dim**-0.5, sliding_window=window, softcap=softcap, sinks=sinks)
     keys, values = torch.randn(2, 64, PAGE, kv_heads, dim, device=DEVICE, dtype=dtype)
     pages = iter(torch.randperm(63).add(1).tolist())
     tables = [[next(pages) for _ in range(-(-(start + new) // PAGE))] for start, new in SEQUENCES]

@@ -24,9 +24,12 @@ def completions(folder, requests):
     return done
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2"])
+FAMILIES = {"llama": {}, "gemma2": {}, "gpt_oss": {"num_local_experts": 2, "num_experts_per_tok": 2, "sliding_window": 8}}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_pages_and_slots_write_the_same_tokens(tmp_path, monkeypatch, family):
-    folder = str(make_tiny(tmp_path, family=family, hidden=32, layers=2, initializer_range=0.2))
+    folder = str(make_tiny(tmp_path, family=family, hidden=32, layers=2, initializer_range=0.2, **FAMILIES[family]))
     requests = [
         Request(
             id=f"{prompt}.{sibling}",
