@@ -2,6 +2,7 @@
 
 import ast
 import sys
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -78,3 +79,8 @@ def test_options_go_to_vllm_and_names_that_it_does_not_have_are_refused() -> Non
     assert checked_options({"kv_cache_dtype": "fp8"}, Arguments) == {"kv_cache_dtype": "fp8"}
     with pytest.raises(ModelError, match=r"engine.options: vLLM .* no setting kv_cache_type, did you mean kv_cache_dtype\?"):
         checked_options({"kv_cache_type": "fp8"}, Arguments)
+
+
+def test_the_extra_asks_for_no_version_older_than_the_one_that_is_tested() -> None:
+    extras = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert extras["vllm"] == [f"vllm>={internals.TESTED}"]
