@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from reroll.config.env_base import EnvConfig
 from reroll_zoo.sandbox.config import LocalSandboxConfig
@@ -32,6 +32,9 @@ class GymnasiumConfig(EnvConfig):
     """Numbers are shown rounded to so many decimal places."""
     ansi: bool = False
     """Show the environment's own text picture (`render_mode: ansi`) instead of its observation."""
+    rgb_array: bool = False
+    """Show the environment's own picture (`render_mode: rgb_array`) instead of its observation, to models that see. Many
+    environments need pygame for it."""
     repeat: int = Field(default=1, ge=1)
     """One decision is repeated for so many steps of the environment."""
     max_steps: int | None = Field(default=None, ge=1)
@@ -41,6 +44,12 @@ class GymnasiumConfig(EnvConfig):
     fresh: bool = False
     """Make a new environment for every episode. By default one serves again after `reset(seed=…)`, which Gymnasium promises to
     be the same; `reroll envs check` tells whether yours keeps the promise."""
+
+    @model_validator(mode="after")
+    def _one_picture(self) -> Self:
+        if self.ansi and self.rgb_array:
+            raise ValueError("ansi and rgb_array are two ways to show it: set one of them")
+        return self
 
 
 class TextArenaConfig(EnvConfig):

@@ -1,7 +1,8 @@
-"""Gymnasium: actions read from text, observations written as text."""
+"""Gymnasium: actions read from text, observations written as text, or shown as the pictures that it draws."""
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -16,9 +17,10 @@ from reroll.envs.base import InvalidAction, StepResult
 from reroll.errors import EnvError
 from reroll.types import Message
 from reroll_zoo.adapters.config import GymnasiumConfig
+from reroll_zoo.vision.parts import message
 
 MAX_NUMBERS = 256
-"""Arrays with more numbers than this (pictures) are no text that a policy could read."""
+"""Arrays with more numbers than this are no text that a policy could read."""
 
 MAX_SPARES = 256
 """Environments of one kind that wait for their next episode."""
@@ -37,7 +39,7 @@ class Gymnasium:
     def __init__(self, options: GymnasiumConfig) -> None:
         self._options = options
         env_id, max_steps = options.env_id, options.max_steps
-        made_with = options.options | ({"render_mode": "ansi"} if options.ansi else {})
+        made_with = options.options | ({"render_mode": _render_mode(options)} if _render_mode(options) else {})
         self._spares = [] if options.fresh else _SPARES.setdefault(repr((env_id, made_with, max_steps)), [])
         self.env: Any = _spare(self._spares) or _make(env_id, options=made_with, max_steps=max_steps)
         self._actions = action_reader(self.env.action_space, names=options.action_names)
@@ -46,7 +48,7 @@ class Gymnasium:
         self._success_at = threshold if options.success_at is None else options.success_at
         self._is_under_way = False
         self._may_be_used_again = not options.fresh
-        if not options.ansi:
+        if not _render_mode(options):
             _check_readable(self.env.observation_space, names=options.observation_names, env_id=env_id)
 
     def reset(self, seed: int) -> tuple[Message, ...]:
@@ -54,7 +56,7 @@ class Gymnasium:
         self._observation, _ = self._calling(self.env.reset, seed=seed)
         self._return = 0.0
         self._is_under_way = True
-        return {"role": "system", "content": self._rules}, {"role": "user", "content": self._show()}
+        return {"role": "system", "content": self._rules}, self._show()
 
     def step(self, action: str) -> StepResult:
         """Do one action, for as many steps as a decision holds."""
@@ -78,12 +80,12 @@ class Gymnasium:
             info["success"] = float(pays if self._success_at is None else self._return >= self._success_at)
         shown = self._show()
         return StepResult(
-            messages=() if is_over else ({"role": "user", "content": shown},),
+            messages=() if is_over else (shown,),
             reward=reward,
             terminated=bool(terminated),
             truncated=bool(truncated),
             info=info,
-            state=shown,
+            state=_state_of(shown),
         )
 
     def close(self) -> None:
@@ -103,11 +105,15 @@ class Gymnasium:
             self._may_be_used_again = False
             raise
 
-    def _show(self) -> str:
+    def _show(self) -> Message:
         options = self._options
+        if options.rgb_array:
+            return message("user", self.env.render())
         if options.ansi:
-            return without_colours(cast(str, self.env.render()))
-        return show(self._observation, self.env.observation_space, names=options.observation_names, digits=options.digits)
+            return {"role": "user", "content": without_colours(cast(str, self.env.render()))}
+        space = self.env.observation_space
+        text = show(self._observation, space, names=options.observation_names, digits=options.digits)
+        return {"role": "user", "content": text}
 
 
 class DiscreteReader:
@@ -217,10 +223,22 @@ def _rounded(value: Any, digits: int) -> str:
     return str(int(value))
 
 
+def _render_mode(options: GymnasiumConfig) -> str | None:
+    return "rgb_array" if options.rgb_array else "ansi" if options.ansi else None
+
+
+def _state_of(shown: Message) -> str:
+    """What groups turns: what is seen, of a picture its hash."""
+    images = shown.get("images")
+    return hashlib.sha256(images[0].encode()).hexdigest() if images else shown["content"]
+
+
 def _check_readable(space: spaces.Space[Any], *, names: Sequence[str] | None, env_id: str) -> None:
     size = int(np.prod(space.shape)) if isinstance(space, spaces.Box) else 1
     if size > MAX_NUMBERS:
-        raise ValueError(f"{env_id} shows {size} numbers at once, too many to read: set ansi, or wrap it to show less")
+        raise ValueError(
+            f"{env_id} shows {size} numbers at once, too many to read: set ansi or rgb_array, or wrap it to show less"
+        )
     if names is None:
         return
     if not isinstance(space, spaces.Box | spaces.Discrete):

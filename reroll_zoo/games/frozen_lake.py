@@ -62,10 +62,10 @@ class FrozenLake(GridGame):
 
     @property
     def rules(self) -> str:
-        symbols = self.options.symbols
+        look = self.look
         text = (
-            f"You cross a frozen lake: {symbols.player} is you, {symbols.ice} ice, {symbols.hole} a hole, {symbols.goal} the "
-            f"goal. Reach {symbols.goal}. If you enter {symbols.hole}, you lose. At the edge you stay where you are."
+            f"You cross a frozen lake: {look['player']} is you, {look['ice']} ice, {look['hole']} a hole, {look['goal']} the "
+            f"goal. Reach {look['goal']}. If you enter {look['hole']}, you lose. At the edge you stay where you are."
         )
         if self.options.slippery:
             text += " The ice is slippery: two times in three you move to one side of the direction you chose."

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 import re
 from abc import ABC, abstractmethod
-from typing import Annotated, Self
+from collections.abc import Mapping
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -50,6 +51,11 @@ class GridGameConfig(EnvConfig):
     """How many actions one answer may hold, separated by commas or line breaks."""
     rules: bool = True
     """Say the rules first. Small models that were warmed up on demonstrations do without."""
+    shown: Literal["text", "picture"] = "text"
+    """How the board is shown: as lines of symbols, or as a picture, for models that see."""
+    cell_pixels: int = Field(default=16, ge=6)
+    """Of a picture: the height and width of a cell."""
+    symbols: SymbolsConfig
 
 
 def parse_actions(text: str, *, at_most: int) -> list[int]:
@@ -84,13 +90,15 @@ class GridGame(ABC):
         self._max_steps = options.max_steps
         self._actions_per_turn = options.actions_per_turn
         self._tells_rules = options.rules
+        self._symbols: dict[str, str] = options.symbols.model_dump()
+        self._cell_pixels = options.cell_pixels if options.shown == "picture" else None
         self.steps_left = 0
 
     def reset(self, seed: int) -> tuple[Message, ...]:
         """The instance of this seed: a system message with the rules, if they are told, and a user message with the board."""
         self._begin(random.Random(seed))
         self.steps_left = self._max_steps
-        board: Message = {"role": "user", "content": self.board}
+        board = self._board_message()
         if not self._tells_rules:
             return (board,)
         limits = f"You have at most {self._max_steps} actions. {grammar(self._actions_per_turn)}"
@@ -110,7 +118,7 @@ class GridGame(ABC):
         terminated = self.won or self.lost
         info = {"effective": num_effective / num_actions, "num_actions": float(num_actions), "success": float(self.won)}
         return StepResult(
-            messages=() if self._is_over() else ({"role": "user", "content": self.board},),
+            messages=() if self._is_over() else (self._board_message(),),
             reward=reward,
             terminated=terminated,
             truncated=self._is_over() and not terminated,
@@ -138,6 +146,24 @@ class GridGame(ABC):
             conversation.append({"role": "assistant", "content": answer.replace("{action}", said)})
             conversation += self.step(said).messages
         return conversation
+
+    @property
+    def look(self) -> Mapping[str, str]:
+        """How the rules call what each kind of cell looks like."""
+        if self._cell_pixels is None:
+            return self._symbols
+        from reroll_zoo.games.picture import LOOKS  # Here, or every config would load Pillow.
+
+        return LOOKS
+
+    def _board_message(self) -> Message:
+        if self._cell_pixels is None:
+            return {"role": "user", "content": self.board}
+        from reroll_zoo.games.picture import draw_board
+        from reroll_zoo.vision.parts import message
+
+        kinds = {symbol: kind for kind, symbol in self._symbols.items()}
+        return message("user", draw_board(self.board, kinds, cell_pixels=self._cell_pixels))
 
     def _is_over(self) -> bool:
         return self.steps_left == 0 or self.won or self.lost

@@ -94,10 +94,11 @@ class Sokoban(GridGame):
 
     @property
     def rules(self) -> str:
-        s = self.options.symbols
+        look = self.look
         return (
-            f"You push boxes onto targets: {s.player} is you, {s.player_on_target} you on a target, {s.box} a box, "
-            f"{s.box_on_target} a box on a target, {s.target} a target, {s.wall} wall, {s.floor} floor. Move into a box to "
+            f"You push boxes onto targets: {look['player']} is you, {look['player_on_target']} you on a target, {look['box']} "
+            f"a box, {look['box_on_target']} a box on a target, {look['target']} a target, {look['wall']} wall, "
+            f"{look['floor']} floor. Move into a box to "
             "push it, if the cell behind it is free. You cannot pull. Bring every box onto a target."
         )
 

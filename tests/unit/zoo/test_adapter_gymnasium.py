@@ -16,6 +16,8 @@ from reroll.envs.base import InvalidAction, StepResult
 from reroll.errors import EnvError
 from reroll_zoo.adapters.config import GymnasiumConfig
 from reroll_zoo.adapters.gymnasium import Gymnasium, action_reader, show, without_colours
+from reroll_zoo.vision.parts import opened
+from reroll_zoo.vision.store import MARK, PICTURES
 
 TAXI = max(env_id for env_id in gymnasium.registry if env_id.startswith("Taxi-"))
 
@@ -29,8 +31,17 @@ LAKE: dict[str, Any] = {
 class Corridor(gymnasium.Env):  # type: ignore[type-arg]
     """Walk from 0 to 2 to be paid; shows a dict, takes two numbers of which the first is the move."""
 
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
     observation_space = spaces.Dict({"place": spaces.Discrete(5), "speed": spaces.Box(-1, 1, (2,))})
     action_space = spaces.MultiDiscrete([2, 3])
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
+
+    def render(self) -> Any:
+        picture = np.zeros((6, 20, 3), dtype=np.uint8)
+        picture[:, 4 * self.place : 4 * self.place + 4] = (250, 20, 20)
+        return picture if self.render_mode == "rgb_array" else None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
         super().reset(seed=seed)
@@ -211,6 +222,25 @@ def test_a_taxi_picture_tells_taxi_passenger_and_goal_apart() -> None:
     shown = Gymnasium(GymnasiumConfig(env_id=TAXI, ansi=True)).reset(1)[1]["content"]
     assert "\x1b" not in shown
     assert all(colour in shown for colour in ("<yellow ", "<blue ", "<magenta "))
+
+
+def test_an_environment_shows_the_pictures_that_it_draws() -> None:
+    env = Gymnasium(GymnasiumConfig(env_id="CorridorForTests-v0", rgb_array=True))
+    rules, first = env.reset(0)
+    assert "images" not in rules
+    outcome = env.step("[1, 0]")
+    for place, message in enumerate((first, *outcome.messages)):
+        picture = np.asarray(opened(PICTURES.find(PICTURES.read(message["images"][0]))))
+        assert message["content"] == MARK
+        assert picture.shape == (6, 20, 3)
+        assert {*np.flatnonzero(picture[0, :, 0])} == {*range(4 * place, 4 * place + 4)}
+    assert outcome.state == env.step("[0, 0]").state, "where the same is seen is the same state"
+    assert outcome.state != env.step("[1, 0]").state
+
+
+def test_text_and_picture_at_once_are_refused() -> None:
+    with pytest.raises(ValueError, match="set one of them"):
+        GymnasiumConfig(env_id="CorridorForTests-v0", ansi=True, rgb_array=True)
 
 
 def test_discrete_states_can_have_names() -> None:

@@ -283,10 +283,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", ["frozen_lake", "sokoban", "webshop", "python_math", "retrieval_qa"])
-def test_a_bundled_environment_passes_every_check(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [(kind, OPTIONS.get(kind, {})) for kind in ("frozen_lake", "sokoban", "webshop", "python_math", "retrieval_qa")]
+    + [(kind, {"shown": "picture"}) for kind in ("frozen_lake", "sokoban")],
+)
+def test_a_bundled_environment_passes_every_check(
+    kind: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    node = TypeAdapter(EnvConfig).validate_python({"kind": kind, **OPTIONS.get(kind, {})})
+    node = TypeAdapter(EnvConfig).validate_python({"kind": kind, **options})
     report = check_env(lambda: make_env(node), seeds=range(2))
     assert not found(report, Verdict.FAILED)
     assert not found(report, Verdict.WARNING)
