@@ -95,18 +95,24 @@ def model_folder(name: str) -> Path | None:
     return None
 
 
-def model_card(name: str) -> dict[str, Any] | None:
-    """What the config.json of a model says about its decoder, of an adapter that of its base; None if there is none to read."""
+def model_config(name: str) -> dict[str, Any] | None:
+    """What the config.json of a model says, of an adapter that of its base; None if there is none to read."""
     folder = model_folder(name)
     if folder is None:
         return None
     if base := adapter_base(folder):
-        return model_card(base)
+        return model_config(base)
     try:
-        card = json.loads((folder / "config.json").read_text())
+        found = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError):
         return None
-    card = card.get("text_config", card) if isinstance(card, dict) else None
+    return found if isinstance(found, dict) else None
+
+
+def model_card(name: str) -> dict[str, Any] | None:
+    """What of it is about the decoder."""
+    found = model_config(name)
+    card = found.get("text_config", found) if found else None
     return card if isinstance(card, dict) else None
 
 

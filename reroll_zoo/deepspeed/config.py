@@ -28,6 +28,7 @@ class DeepspeedConfig(GroupStrategyConfig):
         return self.stage
 
     def violations(self, where: str, model: Any, *, num_ranks: int | None) -> Iterator[Violation]:
+        yield from super().violations(where, model, num_ranks=num_ranks)
         if isinstance(model, ModelConfig) and model.swap != "none":
             yield Violation(
                 f"{where}.swap",

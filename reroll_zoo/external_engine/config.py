@@ -10,6 +10,7 @@ from reroll.config.host import parse_devices
 from reroll.config.parts import ELASTIC, Devices, DeviceSelectionConfig, EngineConfig
 from reroll.config.tree import RlvrConfig
 from reroll.errors import Violation
+from reroll_zoo.vision.kinds import seeing_family
 
 
 class ExternalEngineConfig(EngineConfig):
@@ -49,6 +50,12 @@ class ExternalEngineConfig(EngineConfig):
                 "engine.devices",
                 f"names {num_gpus} GPU{'s' if num_gpus > 1 else ''}, and each worker is spread over {self.tp}",
                 f"name at least {self.tp} of one node, or lower engine.tp",
+            )
+        if family := seeing_family(config.policy.model):
+            yield Violation(
+                "engine.kind",
+                f"is {self.kind}, which reroll shows no pictures, and models of family {family} see",
+                "set it to embedded",
             )
         longest = config.rollout.max_prompt_tokens + config.rollout.max_tokens
         if self.max_model_len is not None and self.max_model_len < longest:

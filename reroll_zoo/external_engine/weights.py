@@ -12,6 +12,7 @@ from reroll.errors import ModelError
 from reroll.infer.hf_weights import WeightChecker
 from reroll.models.load import load_model, resolve_base, skeleton
 from reroll.models.quantized import quantization
+from reroll_zoo.vision.kinds import SEEING
 
 _A, _B, _FROZEN = ".lora_A.default.weight", ".lora_B.default.weight", ".base_layer."
 """How peft names the parts of an adapted layer."""
@@ -34,6 +35,8 @@ class HFWeightAssembler:
                 f"`reroll models dequantize {model} FOLDER` and name that, or take engine: {{kind: embedded}}"
             )
         shape = skeleton(model, lora=lora)
+        if (family := shape.config.model_type) in SEEING:  # One of the hub's, or it had been told before anything started.
+            raise ModelError(f"{model} is of family {family}, which sees: take engine: {{kind: embedded}}")
         self._model = model
         self._checker = WeightChecker(shape)
         self._scale = lora.alpha / lora.rank if lora else None

@@ -46,6 +46,7 @@ class Fsdp2StrategyConfig(GroupStrategyConfig):
         return self.sp * self.micro_batch_tokens
 
     def violations(self, where: str, model: Any, *, num_ranks: int | None) -> Iterator[Violation]:
+        yield from super().violations(where, model, num_ranks=num_ranks)
         yield from self._heads_violations(where, model.model)
         yield from self._experts_violations(where, model.model)
         if num_ranks is not None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Iterator
+from typing import Any, ClassVar
 
 from reroll.config.strategy import RanksStrategyConfig
+from reroll.errors import Violation
+from reroll_zoo.vision.kinds import seeing_family
 
 
 class GroupStrategyConfig(RanksStrategyConfig):
@@ -15,3 +18,11 @@ class GroupStrategyConfig(RanksStrategyConfig):
     """`module:name` of what makes the strategy of one rank; all ranks call it at once. It is called with a function that makes
     the model empty, one that reads it (`as_stored`: in the precision that it is stored in; on the first rank only, others get
     None), the tokenizer, the node, the optimizer's settings, and `device` and `total_steps` by name."""
+
+    def violations(self, where: str, model: Any, *, num_ranks: int | None) -> Iterator[Violation]:
+        if family := seeing_family(model.model):
+            yield Violation(
+                f"{where}.strategy.kind",
+                f"is {self.kind}, whose ranks are shown no pictures, and models of family {family} see",
+                "set it to torch",
+            )

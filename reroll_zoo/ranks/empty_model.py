@@ -12,6 +12,7 @@ from transformers import (
 )
 
 from reroll.config.parts import ModelConfig
+from reroll.errors import ModelError
 from reroll.models.attention import IMPLEMENTATION, check_supported
 from reroll.models.heads import add_score_head, keep_padding_apart
 from reroll.models.load import DTYPES, Head, resolve_base
@@ -21,6 +22,7 @@ from reroll.tokens.batch import Batch
 from reroll.training.base import Needs
 from reroll.training.predict import apply_heads
 from reroll.training.shared_prefix import TokenStates, token_states
+from reroll_zoo.vision.kinds import SEEING
 
 
 def skeleton(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, *, head: Head) -> PreTrainedModel:
@@ -29,6 +31,8 @@ def skeleton(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, *, head: H
     auto = AutoModelForSequenceClassification if head == "score" else AutoModelForCausalLM
     options = {"num_labels": 1} if head == "score" else {}
     shape = plain_config(source, **options)
+    if shape.model_type in SEEING:  # One of the hub's, or it had been told before anything started.
+        raise ModelError(f"{config.model} is of family {shape.model_type}, which sees: set strategy.kind to torch")
     with torch.device("meta"):
         model: PreTrainedModel = auto.from_config(  # type: ignore[no-untyped-call]
             shape, dtype=DTYPES[config.strategy.precision], attn_implementation=IMPLEMENTATION

@@ -138,7 +138,12 @@ class PackedEye:
         return grid_positions(part.ids, [self._reader.read(run.name).grid for run in runs_in(part.ids)])
 
     def forget(self) -> None:
-        """The weights are others: look at everything anew."""
+        """The weights are others: look at everything anew, if the tower is trained. A frozen one that is replaced moves in
+        memory, or is written to: that is seen."""
+        if self._trains:
+            self._clear()
+
+    def _clear(self) -> None:
         self._cached.clear()
         self._num_cached_bytes = 0
 
@@ -183,7 +188,7 @@ class PackedEye:
         if self._trains and torch.is_grad_enabled():
             return self._run_tower(names)
         if self._cached_by != (weights := self._weights()):
-            self.forget()
+            self._clear()
             self._cached_by = weights
         found = {name: self._cached[name] for name in names if name in self._cached}
         missing = [name for name in names if name not in found]

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
 
 from reroll.errors import ModelError
+from reroll_zoo.vision.kinds import QWEN, SMOL
 from reroll_zoo.vision.store import runs_in
 
 
@@ -148,8 +149,7 @@ class SmolFamily(SeeingFamily):
         return [Features(part.flatten(0, 1)) for part in parts]
 
 
-_SMOL, _QWEN = SmolFamily(), QwenFamily()
-FAMILIES: dict[str, SeeingFamily] = {"smolvlm": _SMOL, "idefics3": _SMOL, "qwen2_5_vl": _QWEN, "qwen3_vl": _QWEN}
+FAMILIES: dict[str, SeeingFamily] = dict.fromkeys(SMOL, SmolFamily()) | dict.fromkeys(QWEN, QwenFamily())
 """By `model_type`."""
 _REASONS = {
     "gemma3": "a picture's tokens look at each other in both directions there, and reroll's attention looks back only",
