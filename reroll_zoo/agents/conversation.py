@@ -1,6 +1,6 @@
 """The chat requests of one agent's episode, kept token for token.
 
-An agent knows text only and sends its whole history with each request. Where that history continues an exchange on
+An agent knows text and pictures only and sends its whole history with each request. Where that history continues an exchange on
 record, the prompt is that exchange's own tokens, then the new messages. Anything else (a new conversation, an edited
 history) is rendered afresh, and so becomes a training row of its own.
 """
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from reroll.errors import ModelError
+from reroll.errors import DataError, ModelError
 from reroll.rollout.play import Generate
 from reroll.rollout.seeds import stable_seed
 from reroll.tokens.tool_calls import CALL_OPENS, Call, find_calls, write_call
@@ -186,7 +186,7 @@ class Conversation:
         parent = self._parent(chat_request)
         try:
             prompt_ids = self._prompt_ids(chat_request, parent)
-        except ModelError as error:
+        except (DataError, ModelError) as error:
             raise RequestRefused(400, "invalid_messages", str(error)) from error
         sampling = self._sampling
         max_tokens = min(sampling.max_tokens, chat_request.max_tokens or sampling.max_tokens)

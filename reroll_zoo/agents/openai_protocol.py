@@ -16,6 +16,8 @@ from reroll_zoo.agents.conversation import ChatExchange, ChatReply, ChatRequest,
 
 Json = dict[str, Any]
 
+MAX_PICTURES = 128
+"""Of one request, which holds all of its conversation."""
 DONE = b"data: [DONE]\n\n"
 """What ends a stream."""
 
@@ -152,6 +154,7 @@ def parse_chat_request(body: Json) -> ChatRequest:
     if body.get("tool_choice") not in (None, "auto", "none"):
         raise _invalid("the policy cannot be made to call a tool: tool_choice must be auto or none")
     tools = _tools_of(body)
+    _check_number(messages)
     try:
         json.dumps([stops, tools], ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
@@ -179,17 +182,34 @@ def _message_of(message: object) -> Message:
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise _invalid("every message must be an object with a role and a content")
     role, content, calls = message["role"], message.get("content"), message.get("tool_calls")
-    if isinstance(content, list) and all(_is_text(part) for part in content):
-        content = "".join(part["text"] for part in content)
+    images: list[str] = []
+    if isinstance(content, list) and all(_is_text(part) or (role != "assistant" and _is_picture(part)) for part in content):
+        content, images = _text_and_images(content)
     if calls and role == "assistant" and isinstance(content, str | None):
         content = ChatReply(content or "", _calls_of(calls)).message["content"]
     if not isinstance(content, str):
-        raise _invalid(f"the content of a {role} message must be text, or a list of text parts: nothing else is understood")
+        takes = "text" if role == "assistant" else "text and image_url"
+        raise _invalid(f"the content of a {role} message must be text, or a list of parts of type {takes}")
     try:
         f"{role}{content}".encode()
     except UnicodeEncodeError as error:
         raise _invalid(f"the content of a {role} message holds half a character: {error}") from error
-    return {"role": "system" if role == "developer" else role, "content": content}
+    plain: Message = {"role": "system" if role == "developer" else role, "content": content}
+    return {**plain, "images": images} if images else plain
+
+
+def _text_and_images(parts: list[Json]) -> tuple[str, list[str]]:
+    """Texts joined, with marks where pictures stand, and what these are kept as: histories are compared by it."""
+    if all(_is_text(part) for part in parts):
+        return "".join(part["text"] for part in parts), []
+    from reroll_zoo.vision.parts import kept_url  # Here, or every endpoint would load Pillow.
+    from reroll_zoo.vision.store import MARK
+
+    try:
+        images = [kept_url(part["image_url"]["url"]) for part in parts if not _is_text(part)]
+    except ValueError as error:
+        raise _invalid(f"a picture is refused: {error}") from None
+    return "".join(part["text"].replace(MARK, "") if _is_text(part) else MARK for part in parts), images
 
 
 def _calls_of(calls: object) -> tuple[Call, ...]:
@@ -204,6 +224,19 @@ def _calls_of(calls: object) -> tuple[Call, ...]:
 
 def _is_text(part: object) -> bool:
     return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+
+
+def _is_picture(part: object) -> bool:
+    url = part.get("image_url") if isinstance(part, dict) and part.get("type") == "image_url" else None
+    return isinstance(url, dict) and isinstance(url.get("url"), str)
+
+
+def _check_number(messages: list[Any]) -> None:
+    """Before any of them is decoded."""
+    contents = [message.get("content") for message in messages if isinstance(message, dict)]
+    num = sum(_is_picture(part) for content in contents if isinstance(content, list) for part in content)
+    if num > MAX_PICTURES:
+        raise _invalid(f"{num} pictures are sent, and {MAX_PICTURES} are taken: send less history")
 
 
 def _is_tool(tool: object) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,13 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from reroll.types import Message
-from reroll_zoo.vision.store import MARK
+from reroll_zoo.vision.store import MARK, PICTURES, called, name_of
 
 _PICTURE_KEYS = ("image", "path", "url", "image_url", "bytes")
 _SHOWN_CHARACTERS = 60
+MAX_PIXELS = 1 << 24
+"""Of a picture that a stranger sent: a few bytes may claim to be any number."""
+_STRANGERS_FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 
 
 def message(role: str, *parts: Any) -> Message:
@@ -82,6 +86,31 @@ def as_image(value: Any, *, folder: Path | None = None) -> str:
     raise ValueError(f"{_shown(value)} is a {type(value).__name__}: give a file, a data URL, bytes, a PIL image or pixels")
 
 
+def kept_url(url: str) -> str:
+    """What `images` calls the picture of a data URL that a stranger sent: it is kept under the hash of its bytes, so that equal
+    pictures have equal names and others do not. Its size is read before it is decoded. Raises ValueError."""
+    if not url.startswith("data:"):
+        raise ValueError(f"{_shown(url)} is no data URL, and nothing is fetched: send data:image/png;base64,…")
+    data = _data_of(url)
+    if (name := name_of(data)) not in PICTURES:
+        _check_stranger(data)
+        PICTURES.keep(data)
+    return called(name)
+
+
+def _check_stranger(data: bytes) -> None:
+    try:
+        with Image.open(io.BytesIO(data), formats=_STRANGERS_FORMATS) as image:
+            if (num := image.width * image.height) > MAX_PIXELS:
+                raise ValueError(
+                    f"it is {image.width} × {image.height} = {num:,} pixels, and {MAX_PIXELS:,} are taken: shrink it"
+                )
+            image.load()
+    except (Image.DecompressionBombError, EOFError, IndexError, OSError, SyntaxError, TypeError, struct.error) as error:
+        # All that Pillow's decoders were seen to raise.
+        raise ValueError(f"it cannot be decoded as {', '.join(_STRANGERS_FORMATS)}: {type(error).__name__}") from None
+
+
 def opened(data: bytes) -> Image.Image:
     """The pixels of an encoded picture. Raises ValueError."""
     try:
@@ -95,15 +124,18 @@ def _unmarked(text: str) -> str:
 
 
 def _checked_url(url: str) -> str:
+    _kind_of(io.BytesIO(_data_of(url)), "the data URL")
+    return url
+
+
+def _data_of(url: str) -> bytes:
     head, comma, body = url.partition(",")
     if not comma or not head.endswith(";base64"):
         raise ValueError(f"{_shown(url)} is no data URL in base64")
     try:
-        data = base64.b64decode(body, validate=True)
+        return base64.b64decode(body, validate=True)
     except ValueError as error:
         raise ValueError(f"{_shown(url)} is broken: {error}") from None
-    _kind_of(io.BytesIO(data), "the data URL")
-    return url
 
 
 def _checked_file(path: Path, folder: Path | None) -> str:

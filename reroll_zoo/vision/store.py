@@ -50,6 +50,11 @@ def name_of(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[: MIN_TOKENS * _DIGITS]
 
 
+def called(name: str) -> str:
+    """What a message's `images` may call a picture that is kept."""
+    return _KEPT + name
+
+
 def tokens_of(name: str, num: int) -> list[int]:
     """The `num` ids that stand for a picture."""
     parts = [int(name[start : start + _DIGITS], 16) for start in range(0, len(name), _DIGITS)]
@@ -92,6 +97,11 @@ class PictureStore:
         with self._lock:
             self._hold(name, data)
         return name
+
+    def __contains__(self, name: str) -> bool:
+        """Whether it is held in memory."""
+        with self._lock:
+            return name in self._held
 
     def find(self, name: str) -> bytes:
         """Raises DataError if it was never kept, or its file is gone."""
@@ -136,7 +146,7 @@ class PictureStore:
             unfinished = folder / f".{name}.{os.getpid()}.{threading.get_ident()}"
             unfinished.write_bytes(data)
             unfinished.replace(file)
-        return _KEPT + name
+        return called(name)
 
     def filed(self, message: Message, folder: Path) -> Message:
         """The message with its pictures in this folder, and by name."""
