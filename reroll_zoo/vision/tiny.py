@@ -49,12 +49,13 @@ def make_tiny_vision(
     words: tuple[str, ...] = (),
     characters: str = CHARACTERS,
     max_positions: int = 2048,
+    initializer_range: float = 0.02,
     seed: int = 0,
 ) -> Path:
     """Write a random model that sees, its tokenizer and its image processor as an ordinary Hugging Face folder.
 
     SmolVLM takes squares of `image_size`, and with `splits` larger pictures as several of them; Qwen takes any size up to about
-    that many pixels squared. Four patches are one token.
+    that many pixels squared. Four patches are one token. Weights three times as large (0.06) learn to see much sooner.
     """
     is_smol = family in ("smolvlm", "idefics3")
     tiles = tuple(f"<row_{row + 1}_col_{column + 1}>" for row in range(_MAX_TILES) for column in range(_MAX_TILES))
@@ -74,9 +75,11 @@ def make_tiny_vision(
         "bos_token_id": None,
         "eos_token_id": tokenizer.convert_tokens_to_ids(END),
         "pad_token_id": tokenizer.pad_token_id,
+        "initializer_range": initializer_range,
     }
     make = _smol if is_smol else _qwen
     settings = make(family, text, tokenizer, image_size, patch_size, vision_hidden, vision_layers)
+    settings["vision_config"]["initializer_range"] = settings["initializer_range"] = initializer_range
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         config = AutoConfig.for_model(family, tie_word_embeddings=True, **settings)

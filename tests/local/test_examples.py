@@ -80,6 +80,31 @@ def test_the_quickstart_runs_shortened_and_writes_its_result(run: Callable[..., 
     assert not rows["held_out"] & (rows["demonstrations"] | rows["train"]), "held-out prompts are never trained on"
 
 
+def test_the_example_of_pictures_runs_shortened(
+    run: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pictures = script("pictures")
+    monkeypatch.setattr(pictures, "SETS", {"held_out": 8, "demonstrations": 64, "train": 32})
+    monkeypatch.setattr(pictures, "WARM_UP_STEPS", range(2, 6, 2))
+    printed = run(pictures, "--steps", "1")
+    assert "seeing: " in printed
+    assert "blind: " in printed
+    result = json.loads((tmp_path / "runs" / "pictures" / "result.json").read_text())
+    assert set(result) == {"seed", "before", "after", "blind", "seconds"}
+
+
+@pytest.mark.slow
+def test_a_model_reads_drawn_digits_and_its_blind_twin_guesses(
+    run: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pictures = script("pictures")
+    monkeypatch.setattr(pictures, "SETS", {"held_out": 100, "demonstrations": 640, "train": 64})
+    monkeypatch.setattr(pictures, "WARM_UP_STEPS", range(80, 160, 80))
+    run(pictures, "--steps", "1")
+    result = json.loads((tmp_path / "runs" / "pictures" / "result.json").read_text())
+    assert result["after"] > result["blind"] + 0.1, "more than guessing earns"
+
+
 @pytest.mark.parametrize("file", TINY_GAMES, ids=lambda file: file.stem)
 def test_the_config_of_a_tiny_game_is_sound(file: Path) -> None:
     sources = yaml.safe_load(file.read_text())["data"]["train"]
