@@ -89,6 +89,46 @@ def test_a_model_learns_to_name_what_it_sees_and_goes_on_by_rl(tree: dict[str, A
     assert evaluate(parse_config(grpo(tree))).pass_rate > 0.5
 
 
+LIGHTS = """
+import numpy as np
+
+from reroll.envs.base import StepResult
+from reroll_zoo.vision.parts import message
+
+
+class Lights:
+    def reset(self, seed):
+        self.rng, self.turn = np.random.default_rng(seed), 0
+        return (message("user", self.seen(), "Colour?"),)
+
+    def seen(self):
+        return np.full((16, 16, 3), self.rng.integers(0, 255, 3), dtype=np.uint8)
+
+    def step(self, action):
+        self.turn += 1
+        messages = (message("user", self.seen()),) if self.turn < 3 else ()
+        return StepResult(messages=messages, reward=float(len(action)), terminated=self.turn == 3)
+
+    def close(self):
+        pass
+"""
+
+
+@pytest.mark.parametrize("workers", ["inline", "processes"])
+def test_an_environment_shows_a_picture_in_every_turn(tree: dict[str, Any], tmp_path: Path, workers: str) -> None:
+    (tmp_path / "reroll_test_lights.py").write_text(LIGHTS)
+    env = {"env": {"kind": "import", "path": "reroll_test_lights:Lights"}, "actions": {"kind": "text"}, "max_turns": 3}
+    agentic = grpo(tree, pipeline="agentic", envs={"lights": env}, env_workers={"kind": workers}, rewards={})
+    agentic["data"] = {"train": [{"kind": "env", "domain": "lights", "num": 50}]}
+    agentic["rollout"] |= {"max_prompt_tokens": 200, "max_total_tokens": 256}
+    outcome = train(parse_config(agentic, folder=tmp_path), code_folder=tmp_path)
+    rows = [row for row in rows_of(outcome) if "reward/mean" in row]
+    assert all(row["env/lights/turns"] == 3 for row in rows)
+    assert max(row["train/sampler_gap_max"] for row in rows) < 1e-5, "the engine sees what the trainer sees, in later turns too"
+    # Three turns of four instances in three steps; siblings see the same.
+    assert len([*outcome.folder.glob("pictures/*")]) == 36
+
+
 def test_a_tower_stays_as_it_was_unless_it_is_to_be_trained(tree: dict[str, Any], seeing: Path) -> None:
     first = weights_of(seeing)
     for trains in (False, True):

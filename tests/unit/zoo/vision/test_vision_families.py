@@ -140,6 +140,20 @@ def test_new_weights_of_the_tower_are_looked_through_anew(seeing, prompts):
     assert gap_to_trainer(changed, prompts[:1], drawn(engine, prompts[:1])) < TOLERANCE
 
 
+def test_what_a_frozen_tower_said_outlives_a_push_and_not_a_change_of_the_tower(seeing, prompts):
+    engine = EmbeddedEngine(ours_of(seeing), load_tokenizer(seeing), max_running=2)
+    eye = engine._runner.eye
+    drawn(engine, prompts[:1])
+    other = dict(ours_of(seeing).named_parameters())
+    trained = {name: weight.detach().clone() for name, weight in other.items() if weight.requires_grad}
+    engine.load_weights(trained, version=1)
+    drawn(engine, prompts[:1])
+    assert eye.num_looks == 2, "two pictures, each looked at once"
+    engine.load_weights({name: weight.detach().clone() for name, weight in other.items()}, version=2)  # Elsewhere in memory.
+    drawn(engine, prompts[:1])
+    assert eye.num_looks == 4
+
+
 def test_what_is_saved_opens_again_with_its_processor(seeing, prompts, tmp_path):
     save_model(load_model(seeing, dtype=torch.float32, device="cpu"), load_tokenizer(seeing), tmp_path)
     again = load_model(str(tmp_path), dtype=torch.float32, device="cpu")

@@ -1,0 +1,78 @@
+"""What shows models no pictures refuses those that see, before anything starts."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+from vision_fakes import picture
+
+from reroll.config.load import parse_config
+from reroll.config.parts import PolicyConfig
+from reroll.errors import ConfigError, ModelError
+from reroll.models.load import load_tokenizer
+from reroll.tokens.renderer import Renderer
+from reroll_zoo.external_engine.weights import HFWeightAssembler
+from reroll_zoo.fsdp2.config import Fsdp2StrategyConfig
+from reroll_zoo.ranks.empty_model import skeleton
+from reroll_zoo.tiny_models import make_tiny
+from reroll_zoo.vision.families import FAMILIES
+from reroll_zoo.vision.kinds import SEEING, seeing_family
+from reroll_zoo.vision.parts import message
+from reroll_zoo.vision.tiny import make_tiny_vision
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return str(make_tiny_vision(tmp_path_factory.mktemp("models") / "seeing", family="qwen3_vl", hidden=32, vision_hidden=32))
+
+
+@pytest.fixture
+def all_installed(monkeypatch):
+    """As if vLLM were there: checks look for it, and do not import it."""
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: object() if name == "vllm" else find(name, *rest))
+
+
+def problems(tree, model, **fields):
+    policy = {**tree["policy"], "model": model, **fields.pop("policy", {})}
+    try:
+        parse_config({**tree, **fields, "policy": policy}, folder=Path(tree["run"]["runs_dir"]).parent)
+    except ConfigError as error:
+        return {violation.path: str(violation) for violation in error.violations}
+    return {}
+
+
+@pytest.mark.usefixtures("all_installed")
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+def test_engines_that_show_no_pictures_refuse_a_model_that_sees(rlvr_tree, model, tiny_model, kind):
+    engine = {"kind": kind, **({"python": "python3"} if kind == "sglang" else {})}
+    assert "models of family qwen3_vl see" in problems(rlvr_tree, model, engine=engine)["engine.kind"]
+    assert "engine.kind" not in problems(rlvr_tree, str(tiny_model), engine=engine)
+    assert not problems(rlvr_tree, model)
+
+
+@pytest.mark.parametrize("kind", ["fsdp2", "deepspeed"])
+def test_ranks_that_are_shown_no_pictures_refuse_a_model_that_sees(rlvr_tree, model, tiny_model, kind):
+    fields = {"runtime": {"kind": "processes"}, "policy": {"strategy": {"kind": kind, "num_ranks": 2}}}
+    where = "policy.strategy.kind"
+    assert "models of family qwen3_vl see (set it to torch)" in problems(rlvr_tree, model, **fields)[where]
+    assert "see" not in problems(rlvr_tree, str(tiny_model), **fields).get(where, "")
+
+
+def test_one_that_no_config_could_tell_of_is_refused_when_it_is_opened(model):
+    with pytest.raises(ModelError, match="is of family qwen3_vl, which sees: take engine"):
+        HFWeightAssembler(model, lora=None)
+    config = PolicyConfig(model=model, strategy=Fsdp2StrategyConfig())
+    with pytest.raises(ModelError, match=r"which sees: set strategy.kind to torch"):
+        skeleton(config, load_tokenizer(model), head="language")
+
+
+def test_a_prompt_with_a_picture_cannot_reach_an_engine_of_a_model_that_reads_text(tmp_path):
+    renderer = Renderer(load_tokenizer(str(make_tiny(tmp_path))))
+    with pytest.raises(ModelError, match="it reads text only"):
+        renderer.start([message("user", picture(0))])
+
+
+def test_the_families_that_are_told_by_name_are_those_that_can_be_opened(model, tiny_model):
+    assert set(SEEING) == set(FAMILIES)
+    assert [seeing_family(name) for name in (model, str(tiny_model), "no/such-model", None)] == ["qwen3_vl", None, None, None]
