@@ -11,7 +11,6 @@ from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from reroll.config.data import EnvSourceConfig, ImportSourceConfig, RowSourceConfig
 from reroll.config.envs import EnvConfig
@@ -104,10 +103,9 @@ def _open_model(name: str, *, speaks: bool, lora: LoraConfig | None) -> None:
 
 def _find_weights(name: str) -> None:
     """By the heads of the files alone."""
-    import transformers
-
     from reroll.models.load import quiet, resolve_base
     from reroll.models.quantized import dequantizing
+    from reroll.models.sight import auto_class
 
     if find_spec("accelerate") is None:  # What lets transformers read no more than that.
         return
@@ -115,8 +113,7 @@ def _find_weights(name: str) -> None:
     plainly = dequantizing(source)
     with quiet():
         try:
-            auto: Any = transformers.AutoModelForCausalLM
-            _, found = auto.from_pretrained(source, device_map="meta", output_loading_info=True, **plainly)
+            _, found = auto_class(source).from_pretrained(source, device_map="meta", output_loading_info=True, **plainly)
         except (OSError, RuntimeError) as error:
             problem = str(error).partition("\n")[0]
             raise ModelError(f"the weights of {name} do not fit its config.json, or are not there: {problem}") from error

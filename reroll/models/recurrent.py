@@ -26,7 +26,6 @@ _KEYS = ("k_proj", "kv_b_proj")
 KINDS = frozenset({"conv", "linear_attention", "hybrid", "mlp", "moe"})
 """What `layer_types` calls layers of models that have them, beside those with attention."""
 
-
 Run = Callable[[Tensor, Any], Tensor]
 """A module over rows [N, L, hidden] -> the same. It goes on from the state, and leaves there the one after the last token;
 None: it begins with an empty one, and nothing is kept."""

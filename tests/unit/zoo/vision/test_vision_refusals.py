@@ -1,9 +1,11 @@
 """What shows models no pictures refuses those that see, before anything starts."""
 
 import importlib.util
+import shutil
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 from vision_fakes import picture
 
 from reroll.config.load import parse_config
@@ -13,6 +15,7 @@ from reroll.models.load import load_tokenizer
 from reroll.tokens.renderer import Renderer
 from reroll_zoo.external_engine.weights import HFWeightAssembler
 from reroll_zoo.fsdp2.config import Fsdp2StrategyConfig
+from reroll_zoo.opening import _open_model
 from reroll_zoo.ranks.empty_model import skeleton
 from reroll_zoo.tiny_models import make_tiny
 from reroll_zoo.vision.families import FAMILIES
@@ -65,6 +68,18 @@ def test_one_that_no_config_could_tell_of_is_refused_when_it_is_opened(model):
     config = PolicyConfig(model=model, strategy=Fsdp2StrategyConfig())
     with pytest.raises(ModelError, match=r"which sees: set strategy.kind to torch"):
         skeleton(config, load_tokenizer(model), head="language")
+
+
+def test_a_check_opens_a_model_that_sees_as_what_it_is_and_misses_what_its_files_lack(model, tmp_path):
+    _open_model(model, speaks=True, lora=None)
+    broken = shutil.copytree(model, tmp_path / "broken")
+    weights = load_file(broken / "model.safetensors")
+    lost = next(name for name in weights if "visual" in name)
+    save_file(
+        {name: tensor for name, tensor in weights.items() if name != lost}, broken / "model.safetensors", {"format": "pt"}
+    )
+    with pytest.raises(ModelError, match=f"lacks weights of the model it describes: .*{lost.split('.')[-1]}"):
+        _open_model(str(broken), speaks=True, lora=None)
 
 
 def test_a_prompt_with_a_picture_cannot_reach_an_engine_of_a_model_that_reads_text(tmp_path):
