@@ -87,6 +87,21 @@ def test_what_is_no_picture_or_too_large_or_elsewhere_is_refused_with_the_reason
     assert len(PICTURES._held) == before, "nothing of it is kept"
 
 
+def test_whatever_bytes_come_they_are_a_picture_or_refused():
+    rng = np.random.default_rng(0)
+    refused = 0
+    for kind in ("PNG", "JPEG", "WEBP", "GIF"):
+        for _ in range(60):
+            data = bytearray(encoded(1, kind=kind))
+            for place in rng.integers(0, len(data), size=5):
+                data[place] = rng.integers(256)
+            try:
+                parsed(shows(url_of(bytes(data))))
+            except RequestRefused:
+                refused += 1
+    assert 50 < refused < 240
+
+
 def test_too_many_pictures_are_refused_before_one_is_decoded(monkeypatch):
     monkeypatch.setattr(openai_protocol, "MAX_PICTURES", 3)
     good = url_of(encoded(1))
