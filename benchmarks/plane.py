@@ -15,10 +15,10 @@ from pydantic import TypeAdapter
 
 from reroll.config.envs import EnvDomainConfig, EnvWorkersConfig
 from reroll.config.parts import RolloutConfig
+from reroll.envs.actions import ParsedEnv
 from reroll.envs.cluster import EnvCluster
 from reroll.envs.make import make_env
 from reroll.observe.journal import Journal
-from reroll.pipeline.episode_runner import LiveParsed
 from reroll.rollout.play import play
 from reroll.rollout.scheduler import RolloutScheduler
 from reroll.rollout.seeds import stable_seed
@@ -95,7 +95,7 @@ async def play_all(
 
     async def episode(prompt: Prompt, id: str, seed: int) -> Trajectory:
         return await play(
-            LiveParsed(cluster.live(prompt.domain, seed), task.entry),
+            ParsedEnv(cluster.live(prompt.domain, seed), task.entry.actions, format_penalty=task.entry.format_penalty),
             RandomPolicy(seed, task).generate,
             renderer,
             SamplingParams(max_tokens=16, seed=seed),

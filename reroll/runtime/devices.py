@@ -65,10 +65,6 @@ class DeviceMap:
         """The GPUs of all its workers."""
         return frozenset[str]().union(*self._seats[role])
 
-    def resident(self, role: str) -> Ranks:
-        """Its workers that are on their devices now."""
-        return tuple(sorted(self._resident[role]))
-
     def take_swap_s(self) -> float:
         """Seconds in which workers moved onto their devices and off them, since this was last asked."""
         seconds, self._swap_s = self._swap_s, 0.0
