@@ -14,11 +14,12 @@ from reroll.config.env_base import EnvConfig
 from reroll.envs.base import InvalidAction, StepResult
 from reroll.errors import EnvError
 from reroll.types import Message
+from reroll_zoo.full_text import query_words
 from reroll_zoo.webshop.catalogue import Product
 from reroll_zoo.webshop.goals import Goal, make_goal
 from reroll_zoo.webshop.pages import BACK, BUY, NEXT, PAGE_SIZE, PREV, RULES, ItemPage, Page, ResultsPage, SearchPage, TabPage
 from reroll_zoo.webshop.reward import score_purchase
-from reroll_zoo.webshop.search import default_cache_dir, open_shop, query_words
+from reroll_zoo.webshop.search import default_cache_dir, open_shop
 
 _ACTION = re.compile(r"\s*(search|click)\s*\[(.*)\]\s*", re.IGNORECASE | re.DOTALL)
 

@@ -23,7 +23,7 @@ from reroll.infer.embedded.model_runner import ModelRunner
 from reroll.infer.embedded.sampler import RowSampling
 from reroll.infer.embedded.slots import SlotBackend
 from reroll.infer.prefixes import PrefixIndex, WholePrefixIndex
-from reroll.infer.sequence import SequenceState, check_request, sampling_until_min_tokens, tell
+from reroll.infer.sequence import SequenceState, check_request, end_ids, sampling_until_min_tokens, tell
 from reroll.types import FinishReason, Request, TokenBlock
 
 _MAX_PREFILL_TOKENS = 8192
@@ -151,7 +151,7 @@ class EmbeddedEngine(Engine):
         self._tokenizer = tokenizer
         self._max_running = max_running
         self._max_length: int = model.config.get_text_config().max_position_embeddings
-        self._end_ids = _end_ids(model, tokenizer)
+        self._end_ids = end_ids(tokenizer, model.generation_config)
         self._backend = make_backend(self._runner, sorted(self._end_ids), max_bytes=cache_bytes)
         self._waiting: deque[_Sequence] = deque()
         self._running: list[_Sequence] = []
@@ -559,10 +559,3 @@ def _prefix_index(backend: CacheBackend[Any], *, max_entries: int) -> PrefixInde
         return PrefixIndex(max_entries=max_entries, max_tokens=max_tokens)
     entry_tokens = -(-backend.bytes_per_state // bytes_per_token)
     return WholePrefixIndex(max_entries=max_entries, max_tokens=max_tokens, entry_tokens=entry_tokens)
-
-
-def _end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Tokens that end a completion: the tokenizer's, and those of the model's generation config."""
-    generation = model.generation_config.eos_token_id if model.generation_config is not None else None
-    named = generation if isinstance(generation, list) else [generation]
-    return frozenset(token for token in (tokenizer.eos_token_id, *named) if token is not None)

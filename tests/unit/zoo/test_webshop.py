@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from reroll.envs.base import InvalidAction, StepResult
 from reroll.errors import EnvError
+from reroll_zoo.full_text import query_words
 from reroll_zoo.webshop.env import WebShop, WebShopConfig
 from reroll_zoo.webshop.pages import SearchPage
-from reroll_zoo.webshop.search import query_words
 
 HELD_OUT = 1_000_000
 
