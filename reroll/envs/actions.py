@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from reroll.config.actions import ActionConfig, LastLineActionConfig, RegexActionConfig, TagActionConfig
-from reroll.envs.base import InvalidAction, LiveEnv, StepResult
+from reroll.envs.base import AsyncEnv, InvalidAction, StepResult
 from reroll.runtime.patterns import last_match
 from reroll.types import Message
 
@@ -18,7 +18,7 @@ class ParsedEnv:
     `valid`.
     """
 
-    def __init__(self, env: LiveEnv, config: ActionConfig, *, format_penalty: float = 0.0) -> None:
+    def __init__(self, env: AsyncEnv, config: ActionConfig, *, format_penalty: float = 0.0) -> None:
         self.env = env
         self._config = config
         self._format_penalty = format_penalty

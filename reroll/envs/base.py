@@ -45,7 +45,7 @@ class Env(Protocol):
     def close(self) -> None: ...
 
 
-class LiveEnv(Protocol):
+class AsyncEnv(Protocol):
     """An environment as an episode plays it, wherever it runs: its seed is settled and every call is awaited."""
 
     async def reset(self) -> tuple[Message, ...]: ...

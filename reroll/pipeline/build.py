@@ -176,8 +176,8 @@ def _journal(config: RlvrConfig, folder: Path, episode_runner: EpisodeRunner, at
 
 def _device_map(config: RlvrConfig, runtime: Runtime, policy: TrainCluster, engine: InferCluster) -> DeviceMap:
     """The roles' devices, and the hooks that run when a role enters or leaves them."""
-    seats = config.engine.ranks(runtime.devices(config.engine.devices))
-    devices = DeviceMap({"policy": train_devices(runtime, config.policy), "engine": seats}, apart=["engine"])
+    engines = config.engine.ranks(runtime.devices(config.engine.devices))
+    devices = DeviceMap({"policy": train_devices(runtime, config.policy), "engine": engines}, independent=["engine"])
     if config.engine.sleep:
         devices.set_hooks("engine", on_enter=engine.wake, on_leave=engine.sleep)
     else:

@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from reroll.config.rewards import EnvRewardConfig
-from reroll.errors import RewardError, RewardRaised, last_lines, place_of
+from reroll.errors import RewardError, RewardRaised, place_of, short_error
 from reroll.observe.metrics import Stats
 from reroll.types import Prompt, Score, Trajectory
 
@@ -107,7 +107,7 @@ async def ask(reward: Reward, prompt: Prompt, trajectory: Trajectory) -> Score:
 
 def raised(error: BaseException) -> RewardRaised:
     """What a reward raised that it should not have, as the reason why a sample has no score."""
-    return RewardRaised(last_lines(error), kind=f"{type(error).__name__}{place_of(error)}")
+    return RewardRaised(short_error(error), kind=f"{type(error).__name__}{place_of(error)}")
 
 
 def as_score(verdict: object) -> Score:

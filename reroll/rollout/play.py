@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from reroll.envs.base import LiveEnv
+from reroll.envs.base import AsyncEnv
 from reroll.errors import EnvError, EnvLost
 from reroll.rollout.seeds import stable_seed
 from reroll.types import Completion, FinishReason, Message, Prompt, Request, SamplingParams, Status, Trajectory, Turn
@@ -39,7 +39,7 @@ class AgentEpisode(Protocol):
 
 
 async def play(
-    env: LiveEnv,
+    env: AsyncEnv,
     generate: Generate,
     renderer: Renderer,
     sampling: SamplingParams,
@@ -78,7 +78,7 @@ class _RunningEpisode:
     """Holds the turns so far, which are kept if the environment fails half-way."""
 
     def __init__(
-        self, env: LiveEnv, generate: Generate, renderer: Renderer, sampling: SamplingParams, id: str, max_total_tokens: int
+        self, env: AsyncEnv, generate: Generate, renderer: Renderer, sampling: SamplingParams, id: str, max_total_tokens: int
     ) -> None:
         self._env = env
         self._generate = generate
@@ -150,7 +150,7 @@ class _RunningEpisode:
         return len(before) - 1 if prompt_ids[: len(before)] == before else 0
 
 
-async def _close(env: LiveEnv, id: str) -> None:
+async def _close(env: AsyncEnv, id: str) -> None:
     try:
         await env.close()
     except EnvError as error:

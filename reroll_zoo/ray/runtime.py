@@ -27,16 +27,16 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from reroll.errors import RerollError, WorkerDied, WorkerError
 from reroll.runtime.base import A, Calls, P, Placement, Runtime, T, W, WorkerInfo, Workers
-from reroll.runtime.children import (
+from reroll.runtime.cpu import OMP, core_watch, keep_freed_memory, torch_threads
+from reroll.runtime.devices import num_usable_cores
+from reroll.runtime.failures import Raised, gather_all, guarded
+from reroll.runtime.subprocesses import (
     mark_what_this_starts,
     outlive_sigterm,
     search_path,
     sheltered_from_sigterm,
     with_one_thread,
 )
-from reroll.runtime.cpu import OMP, core_watch, keep_freed_memory, torch_threads
-from reroll.runtime.devices import num_usable_cores
-from reroll.runtime.failures import Raised, gather_all, guarded
 from reroll.runtime.watchdog import NUM_LOOKS, Waits, end_if_it_hangs, is_stopped, print_stacks_when_asked
 from reroll_zoo.gpu_nodes import GpuNodes
 from reroll_zoo.ray.config import RayRuntimeConfig
@@ -183,14 +183,16 @@ class RayRuntime(Runtime):
 
         GPU places belong to all roles.
         """
-        role, num_on_cpu, group = placement.role, placement.seats.count(("cpu",)), None
+        role, num_on_cpu, group = placement.role, placement.devices_of_workers.count(("cpu",)), None
         num_places = placement.num_places or num_on_cpu
         if num_on_cpu:
             bundles, what = [{"CPU": 1.0}] * num_places, f"role {role}"
             group = reserve(bundles, what=what, timeout_s=self._timeout_s, given_up=self._given_up)
         is_shared = num_places < num_on_cpu
         cpus = (Place(group, index % num_places, device="cpu", is_shared=is_shared) for index in range(num_on_cpu))
-        return [next(cpus) if seat == ("cpu",) else self._gpus.find(seat, role=role) for seat in placement.seats], group
+        return [
+            next(cpus) if seat == ("cpu",) else self._gpus.find(seat, role=role) for seat in placement.devices_of_workers
+        ], group
 
 
 class RayWorkers(Workers[W]):
@@ -433,7 +435,7 @@ class _Actor:
         def make() -> None:
             worker_class, args, kwargs = pickle.loads(pickled)
             self._worker = worker_class(self._info, *args, **kwargs)
-            gc.freeze()  # As `settled_heap` does for the controller: what is there now stays.
+            gc.freeze()  # As `gc_frozen` does for the controller: what is there now stays.
 
         return self._guard(make)
 
