@@ -19,9 +19,8 @@ from reroll.envs.actions import ParsedEnv
 from reroll.envs.cluster import EnvCluster
 from reroll.envs.make import make_env
 from reroll.observe.journal import Journal
-from reroll.rollout.play import play
+from reroll.rollout.play import play, stable_seed
 from reroll.rollout.scheduler import RolloutScheduler
-from reroll.rollout.seeds import stable_seed
 from reroll.runtime.local import LocalRuntime
 from reroll.tokens.renderer import Renderer
 from reroll.types import Completion, FinishReason, Message, Prompt, Request, SamplingParams, Score, Trajectory

@@ -20,8 +20,8 @@ from reroll.pipeline.resume import sampling_fingerprint
 from reroll.pipeline.spawn import reference_of, spawn_model, train_devices
 from reroll.pipeline.teachers import Teachers, open_teachers, vocabulary_of
 from reroll.pipeline.weight_sync import WeightSync
+from reroll.rollout.in_flight import TokenKeeper
 from reroll.rollout.scheduler import RolloutScheduler
-from reroll.rollout.token_keeper import TokenKeeper
 from reroll.runtime import make_runtime
 from reroll.runtime.base import Runtime
 from reroll.runtime.devices import DeviceMap

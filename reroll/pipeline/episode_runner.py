@@ -19,7 +19,6 @@ from reroll.config.parts import (
 )
 from reroll.config.tree import RlvrConfig
 from reroll.envs.actions import ParsedEnv
-from reroll.envs.base import SingleTurn
 from reroll.envs.cluster import EnvCluster
 from reroll.infer.cluster import CONCURRENCY, InferCluster
 from reroll.infer.worker import InferWorker
@@ -27,7 +26,7 @@ from reroll.models.load import context_length, load_tokenizer
 from reroll.pipeline.evaluate import EvalResult, evaluate
 from reroll.pipeline.judges import open_hosts
 from reroll.rewards.cluster import RewardCluster
-from reroll.rollout.play import AgentEpisode, Generate, play
+from reroll.rollout.play import AgentEpisode, Generate, SingleTurn, play
 from reroll.runtime.base import Placement, Runtime
 from reroll.tokens.pictures import FOLDER as PICTURES_FOLDER
 from reroll.tokens.renderer import Renderer

@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from reroll.infer.embedded.attention import check_fits
 from reroll.infer.embedded.backend import CacheBackend, PendingTokens
-from reroll.infer.embedded.cache import check_fits
 from reroll.infer.embedded.model_runner import ModelRunner
 from reroll.infer.embedded.sampler import RowSampling
 from reroll.models.attention import Scoring

@@ -13,15 +13,14 @@ from pathlib import Path
 from typing import Any, cast
 
 from reroll.config.parts import RolloutConfig
-from reroll.envs.base import AsyncEnv, SingleTurn, StepResult
+from reroll.envs.base import AsyncEnv, StepResult
 from reroll.errors import RewardError
 from reroll.infer.cluster import InferCluster
 from reroll.observe.journal import Journal
 from reroll.observe.metrics import Stats
-from reroll.rollout.play import play
+from reroll.rollout.in_flight import TokenKeeper
+from reroll.rollout.play import SingleTurn, play, stable_seed
 from reroll.rollout.scheduler import RolloutScheduler
-from reroll.rollout.seeds import stable_seed
-from reroll.rollout.token_keeper import TokenKeeper
 from reroll.runtime.devices import DeviceMap
 from reroll.tokens.renderer import Renderer
 from reroll.types import Group, Message, Prompt, SamplingParams, Score, Trajectory

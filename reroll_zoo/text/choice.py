@@ -11,7 +11,7 @@ from pydantic import Field
 
 from reroll.config.reward_base import AnswerRewardConfig
 from reroll.errors import RewardError
-from reroll.rewards.match import extract, reference
+from reroll.rewards.base import extract, reference
 from reroll.types import Prompt, Score, Trajectory
 from reroll_zoo.math.answer import has_box, last_boxed
 from reroll_zoo.text.overlap import normal_words

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from reroll.config.reward_base import AnswerRewardConfig
 from reroll.errors import RewardError
-from reroll.rewards.match import extract
+from reroll.rewards.base import extract
 from reroll.types import Prompt, Score, Trajectory
 
 _FENCED = re.compile(r"^[ \t]*```[\w-]*[ \t]*\n(?P<body>.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)

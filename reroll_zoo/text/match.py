@@ -11,7 +11,7 @@ from pydantic import Field
 from reroll.config.base import Pattern
 from reroll.config.reward_base import AnswerRewardConfig, InProcessRewardConfig
 from reroll.errors import RewardError
-from reroll.rewards.match import extract, last_match, reference
+from reroll.rewards.base import extract, last_match, reference
 from reroll.types import Prompt, Score, Trajectory
 
 _UNSIGNED = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+"

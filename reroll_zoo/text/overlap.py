@@ -11,7 +11,7 @@ from pydantic import Field
 
 from reroll.config.reward_base import AnswerRewardConfig
 from reroll.errors import RewardError
-from reroll.rewards.match import extract
+from reroll.rewards.base import extract
 from reroll.types import Prompt, Score, Trajectory
 
 _ARTICLES = frozenset({"a", "an", "the"})

@@ -11,7 +11,7 @@ from reroll.infer.embedded.engine import EmbeddedEngine
 from reroll.models.attention import PackedAttention, hidden_states, logits
 from reroll.models.load import load_model, load_tokenizer
 from reroll.tokens.batch import pack
-from reroll.training.shared_prefix import token_states
+from reroll.training.predict import token_states
 from reroll.types import Request, Sample, SamplingParams, WrittenTokens
 from reroll_zoo.drafts import MeasuredPace, SiblingDrafter, SteadyPace
 from reroll_zoo.tiny_models import make_tiny

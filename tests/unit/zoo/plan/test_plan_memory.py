@@ -11,7 +11,7 @@ from torch import Tensor
 
 from reroll.config.parts import LoraConfig, OptimConfig
 from reroll.config.strategy import TorchStrategyConfig
-from reroll.infer.embedded.cache import SlotCache
+from reroll.infer.embedded.attention import SlotCache
 from reroll.models.attention import PackedAttention, hidden_states
 from reroll.models.load import load_model, load_tokenizer
 from reroll.training.torch_strategy import TorchStrategy
