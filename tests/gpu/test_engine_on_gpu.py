@@ -112,7 +112,7 @@ def test_experts_in_half_precision_run_as_a_graph_and_in_fp32_without(tmp_path):
         done = []
         while engine.num_unfinished:
             done += engine.step()
-        assert bool(engine._backend._graphs._graphs) == (dtype == torch.bfloat16)
+        assert bool(engine.backend._graphs._graphs) == (dtype == torch.bfloat16)
         ids = torch.tensor([*request.prompt_ids, *done[0].completion.token_ids])
         scores = torch.log_softmax(packed_logits(model, [ids])[:-1], -1)
         want = scores.gather(1, ids[1:, None])[len(request.prompt_ids) - 1 :, 0]
@@ -146,7 +146,7 @@ def test_a_tenth_of_the_cache_writes_the_same_tokens(folder):
     ]
     free = EmbeddedEngine(model, tokenizer, max_running=32)
     expected = written(free, requests)
-    tight = EmbeddedEngine(model, tokenizer, max_running=32, cache_bytes=free._backend.bytes_per_token * 32 * 403 // 10)
+    tight = EmbeddedEngine(model, tokenizer, max_running=32, cache_bytes=free.backend.bytes_per_token * 32 * 403 // 10)
     assert_same_completions(written(tight, requests), expected)
     assert tight.counts.num_gave_way > 0
 
