@@ -21,7 +21,7 @@ import pytest_asyncio
 from reroll.config.reward_base import InProcessRewardConfig
 from reroll.config.rewards import ImportRewardConfig, RewardWorkersConfig
 from reroll.errors import RewardError
-from reroll.rewards.memory import Spent
+from reroll.rewards.memory import MustRestart
 from reroll.rewards.meter import RewardMeter
 from reroll.rewards.worker import Case, RewardWorker
 from reroll.rewards.workers import RewardWorkers
@@ -464,7 +464,7 @@ async def test_cases_of_one_call_are_judged_until_the_time_for_them_is_over_or_t
     assert worker.score("user", together, together_s=0.0) == [Score(value=1.0)]
     *judged, spent = worker.score("user", [(asked(), said(text)) for text in ("int", "no memory", "int")], together_s=60.0)
     assert judged == [Score(value=3.0)]
-    assert isinstance(spent, Spent)
+    assert isinstance(spent, MustRestart)
     worker.close()
 
 
