@@ -20,8 +20,7 @@ from reroll.models.quantized import plain_config
 from reroll.models.recurrent import mix_packed
 from reroll.tokens.batch import Batch
 from reroll.training.base import Needs
-from reroll.training.predict import apply_heads
-from reroll.training.shared_prefix import TokenStates, token_states
+from reroll.training.predict import TokenStates, apply_heads, token_states
 from reroll_zoo.vision.kinds import SEEING
 
 
