@@ -239,6 +239,7 @@ def scale_rows(sizes: list[int], samples_per_gpu: int) -> list[dict[str, Any]]:
                 "samples_per_s": one.samples_per_s,
                 "of_linear": f"{one.samples_per_s / num_gpus / (first.samples_per_s / sizes[0]):.1%}",
                 "us_per_sample": 1e6 * per_sample_s,
+                "models_us": 1e6 * one.models_s / one.num_started,
                 "samples_per_cpu_s": 1 / per_sample_s,
                 "controller_load": f"{one.samples_per_s * per_sample_s:.2%}",
             }
@@ -266,8 +267,8 @@ def main() -> None:
             "simulator_scale",
             scale_rows(given.gpus, given.samples_per_gpu),
             title="One controller, weak scaling",
-            note="us_per_sample: CPU time of the simulation, modelled engines included, for each sample that was started: "
-            "scheduler, router, token keeper, journal; controller_load is the share of one core that the simulated run needs",
+            note="us_per_sample: CPU time of scheduler, router, token keeper, journal and event loop for each sample that was "
+            "started, without that of the modelled engines (models_us); controller_load: the share of one core that it takes",
             save=given.save,
         )
 

@@ -22,6 +22,7 @@ from reroll.rollout.play import play
 from reroll.rollout.scheduler import RolloutScheduler
 from reroll.rollout.seeds import stable_seed
 from reroll.rollout.token_keeper import TokenKeeper
+from reroll.runtime.cpu import settled_heap
 from reroll.runtime.devices import DeviceMap
 from reroll.tokens.renderer import Renderer
 from reroll.types import Group, Message, Prompt, SamplingParams, Score, Trajectory
@@ -90,7 +91,9 @@ class Prediction:
     max_in_flight: int = 0
     num_devices: int = 1
     controller_s: float = 0.0
-    """CPU seconds of the simulation, the models' own included."""
+    """CPU seconds of scheduler, router, token keeper, journal and event loop."""
+    models_s: float = 0.0
+    """CPU seconds of the modelled engines, which a real run spends elsewhere."""
     num_started: int = 0
 
     @property
@@ -257,7 +260,8 @@ class Simulation:
             raise
         outcome = self.outcome
         outcome.wall_s = self._loop.time() - started_s
-        outcome.controller_s = time.process_time() - cpu_s
+        outcome.models_s = sum(engine.cpu_s for engine in self.workers.all_engines)
+        outcome.controller_s = time.process_time() - cpu_s - outcome.models_s
         self._account()
         for task in lost:
             task.cancel()
@@ -398,4 +402,5 @@ def simulate(
     async def main() -> Prediction:
         return await Simulation(rollout, workload, system, folder, seed=seed).run(num_steps)
 
-    return run_virtually(main())
+    with settled_heap():  # As in a run.
+        return run_virtually(main())

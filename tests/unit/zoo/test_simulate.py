@@ -156,6 +156,12 @@ def test_nothing_is_lost_or_too_stale_whatever_the_setting(
     assert outcome.trained_tokens + outcome.wasted_tokens <= outcome.written_tokens + outcome.num_samples
 
 
+def test_what_the_models_take_of_the_core_is_not_the_controllers(tmp_path: Path) -> None:
+    outcome = simulate(RolloutConfig(prompts_per_step=8, group_size=4), workload(), system(), num_steps=4, folder=tmp_path)
+    assert outcome.models_s > 0
+    assert outcome.controller_s > 0
+
+
 def test_the_same_seed_gives_the_same_run(tmp_path: Path) -> None:
     rollout = RolloutConfig(prompts_per_step=4, group_size=3, max_staleness=1)
     runs = [simulate(rollout, workload(), system(), num_steps=5, folder=tmp_path / str(index)) for index in range(2)]
