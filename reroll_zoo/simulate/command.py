@@ -54,6 +54,9 @@ def simulate(
     device: Annotated[str | None, typer.Option(help="h100, h200, a100, l40s, rtx4090 or cpu; default: the config's.")] = None,
     num: Annotated[int | None, typer.Option(min=1, help="Devices of one node.")] = None,
     nodes: Annotated[int | None, typer.Option(min=1, help="Nodes.")] = None,
+    machines: Annotated[
+        Path | None, typer.Option("--cluster", metavar="FILE", help="As `reroll plan --calibrate … --save FILE` wrote it.")
+    ] = None,
     page: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the result as one HTML page.")] = None,
 ) -> None:
     """Run the real scheduler on a virtual clock: step time and what bounds it, idle time, staleness, waste.
@@ -67,6 +70,10 @@ def simulate(
     console = Console(highlight=False)
     asked = {"device": device, "num": num, "nodes": nodes}
     given = [*(overrides or ()), *(f"cluster.{key}={value}" for key, value in asked.items() if value is not None)]
+    if machines is not None:
+        from reroll_zoo.plan.calibrate import as_override
+
+        given = [as_override(machines), *given]
     varied = _parse_varied(vary or ())
     if search and not varied:
         varied = {key: list(values) for key, values in SEARCHED.items()}

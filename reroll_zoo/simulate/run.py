@@ -26,7 +26,7 @@ from reroll.runtime.cpu import settled_heap
 from reroll.runtime.devices import DeviceMap
 from reroll.tokens.renderer import Renderer
 from reroll.types import Group, Message, Prompt, SamplingParams, Score, Trajectory
-from reroll_zoo.simulate.clock import run_virtually
+from reroll_zoo.simulate.clock import VirtualLoop, run_virtually
 from reroll_zoo.simulate.cores import Cores
 from reroll_zoo.simulate.engines import EngineModel, ModelledWorkers
 from reroll_zoo.simulate.workload import Workload
@@ -50,6 +50,8 @@ class System:
     """An update begins as soon as groups with so many written tokens are ready (`train.stream`); None: when all are."""
     overhead_s: float = 0.0
     """Between a step and the next: what the controller itself does."""
+    turn_s: float = 0.0
+    """CPU time of the controller for one turn of one sample. It has one core, so whatever else is due waits as long."""
     sharing: float = 0.0
     """How far trainer and engines slow each other while both are at work: 0 if not at all, 1 if they have the same cores."""
     num_devices: int = 1
@@ -229,7 +231,7 @@ class Simulation:
 
     def __init__(self, rollout: RolloutConfig, workload: Workload, system: System, folder: Path, *, seed: int = 0) -> None:
         self._rollout, self._workload, self._system = rollout, workload, system
-        self._loop = asyncio.get_running_loop()
+        self._loop = cast(VirtualLoop, asyncio.get_running_loop())
         self._cores = Cores(system.sharing) if system.sharing else None
         self.workers = ModelledWorkers(len(system.engine_seats), system.engine, workload, self._cores)
         self.engine = InferCluster(self.workers)
@@ -343,6 +345,7 @@ class Simulation:
                 return await self._generate(request)
             finally:
                 self.outcome.life_s["engines"] += self._loop.time() - started_s
+                self._loop.jump(self._system.turn_s)
 
         try:
             trajectory = await play(
