@@ -67,14 +67,19 @@ def plan(
         raise ConfigError([Violation("--save" if save else "--against", problem, "give --calibrate, too")])
     config = load_config(file, given, runs_here=False)
     cluster = _cluster(config)
-    from reroll_zoo.plan.search import best_plan, device_violations
+    from reroll_zoo.plan.search import best_plan, device_violations, is_open
 
     console = Console(highlight=False)
     if calibrate is not None:
         cluster = _calibrated(console, config, cluster, calibrate, against or ())
         if save is not None:
             _save(console, save, cluster)
-    found = best_plan(config, cluster)
+    if isinstance(config, RlvrConfig) and is_open(config):
+        from reroll_zoo.simulate.maps import fastest_plan
+
+        found = fastest_plan(config, cluster)
+    else:
+        found = best_plan(config, cluster)
     print_plan(console, found, was_open=found.config != config)
     if out is not None:
         from reroll_zoo.plan.draw import draw_plan

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 KNOWN_OF_A_RUN = ("rollout.", "train.stream", "engine.num_workers", "engine.max_running")
 """Keys whose effect can be told from a run with another value."""
 EXIT_INTERRUPTED = 130
-MAX_MAPS = 4
-"""How many of the planner's fastest maps `--search` simulates."""
 
 
 def simulate(
@@ -141,6 +139,7 @@ class _Cases:
         """As overrides, the planner's fastest maps, if the config leaves its devices open."""
         from reroll_zoo.plan.command import chosen
         from reroll_zoo.plan.search import is_open, ranked_plans
+        from reroll_zoo.simulate.maps import MAX_MAPS
 
         config = self._config([])
         if self._recorded is not None or not is_open(config):

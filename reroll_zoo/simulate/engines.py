@@ -71,7 +71,7 @@ def _own_time(method: Callable[Concatenate[ModelledEngine, P], T]) -> Callable[C
     """What this takes of a core is the model's: a real engine has a process for it."""
 
     @functools.wraps(method)
-    def timed(engine: ModelledEngine, *args: P.args, **kwargs: P.kwargs) -> T:
+    def timed(engine: ModelledEngine, /, *args: P.args, **kwargs: P.kwargs) -> T:
         began_s = time.thread_time()
         try:
             return method(engine, *args, **kwargs)
