@@ -24,7 +24,7 @@ from report import arguments, report
 from reroll.observe.journal import Journal, SampleState, read_journal, read_stored
 from reroll.observe.partial_samples import PartialTurn
 from reroll.observe.trajectory_bytes import encode, encode_ids
-from reroll.runtime.cpu import settled_heap
+from reroll.runtime.cpu import gc_frozen
 from reroll.types import Completion, FinishReason, Message, Request, SamplingParams, Status, Trajectory, Turn
 
 TOKENS_PER_S = 85_000
@@ -166,7 +166,7 @@ def _write_group(database: sqlite3.Connection, group: list[Trajectory]) -> None:
 def measure(name: str, write: Write, samples: list[Trajectory], folder: Path) -> dict[str, Any]:
     best_s, num_tokens = float("inf"), samples[0].num_completion_tokens
     gc.collect()
-    with settled_heap():  # As in a run.
+    with gc_frozen():  # As in a run.
         for number in range(NUM_ROUNDS):
             started_s = time.thread_time()
             write(folder / f"{name}-{num_tokens}-{number}", samples)

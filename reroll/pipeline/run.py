@@ -31,7 +31,7 @@ from reroll.pipeline.preflight import preflight
 from reroll.pipeline.restarts import Restarts
 from reroll.pipeline.resume import STATE_FILE, finished_before, look_back, read_state
 from reroll.runtime import make_runtime
-from reroll.runtime.cpu import core_watch, settled_heap
+from reroll.runtime.cpu import core_watch, gc_frozen
 from reroll.runtime.devices import num_usable_cores
 from reroll.runtime.foreground import Foreground
 from reroll.training.cluster import TrainWorker
@@ -172,7 +172,7 @@ async def _train(config: PipelineConfig, context: RunContext, foreground: Foregr
         if told:
             context.view.note(told)
         async with pipeline_of(config).open(config, context) as pipeline:
-            with settled_heap(), foreground.on_interrupt(ask_to_stop):
+            with gc_frozen(), foreground.on_interrupt(ask_to_stop):
                 return await TrainLoop(pipeline).run()
 
 

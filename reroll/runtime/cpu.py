@@ -90,7 +90,7 @@ def gnu_openmp() -> ctypes.CDLL | None:
 
 
 @contextmanager
-def settled_heap() -> Iterator[None]:
+def gc_frozen() -> Iterator[None]:
     """Inside, the garbage collector ignores all objects that existed before, and looks at new ones seldom.
 
     Modules, models and engines are half a million long-lived objects. Scanning them takes 0.2 s or more, in which no thread

@@ -27,7 +27,7 @@ _LEAST = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class MeasuredStep:
     """What a step took, on average."""
 
     name: str
@@ -38,7 +38,7 @@ class Measured:
     """Mean length of what was written, as a share of what the config allows."""
 
 
-def read_measured(source: Path, config: PipelineConfig) -> Measured:
+def read_measured(source: Path, config: PipelineConfig) -> MeasuredStep:
     """Of a run's folder, with the config that it ran; or of a benchmark's results, whose work `config` describes: all its
     samples are as long as that allows. Raises ConfigError for what is neither."""
     if source.is_dir():
@@ -50,10 +50,10 @@ def read_measured(source: Path, config: PipelineConfig) -> Measured:
         raise _refused(source, f"cannot be read ({error})") from error
     if not seconds:
         raise _refused(source, f"has no row whose part is {' or '.join(map(repr, PARTS))}")
-    return Measured(name=source.name, config=config, seconds=seconds, length=1.0)
+    return MeasuredStep(name=source.name, config=config, seconds=seconds, length=1.0)
 
 
-def _of_run(folder: Path) -> Measured:
+def _of_run(folder: Path) -> MeasuredStep:
     if not (folder / "config.yaml").is_file() or not (folder / "metrics.jsonl").is_file():
         raise _refused(folder, "has no config.yaml and metrics.jsonl")
     config = load_config(folder / "config.yaml", runs_here=False, is_of_run=True)
@@ -64,7 +64,7 @@ def _of_run(folder: Path) -> Measured:
     rollout = config.rollout
     num_engines = len(config.engine.ranks(("0",))) if config.engine.devices == "cpu" else config.engine.num_workers or 1
     written = mean(row["tokens"] for row in rows) / (rollout.prompts_per_step * rollout.group_size)
-    return Measured(
+    return MeasuredStep(
         name=folder.name,
         config=config,
         seconds={
@@ -82,7 +82,7 @@ def _refused(source: Path, problem: str) -> ConfigError:
 
 
 def planned_seconds(config: PipelineConfig, cluster: ClusterConfig) -> dict[str, float]:
-    """The parts of a step by the names of `Measured`."""
+    """The parts of a step by the names of `MeasuredStep`."""
     return _by_part(make_plan(config, cluster))
 
 
@@ -91,7 +91,7 @@ def _by_part(plan: Plan) -> dict[str, float]:
     return {"generate": plan.seconds("generate"), "update": update_s, "push": plan.seconds("push")}
 
 
-def fitted(measured: Measured, cluster: ClusterConfig) -> EfficiencyConfig:
+def fitted(measured: MeasuredStep, cluster: ClusterConfig) -> EfficiencyConfig:
     """With these, the plan of what was measured takes as long as that took.
 
     One measurement cannot tell a step's overhead from its reads: reads are taken to be slower, and only where even the

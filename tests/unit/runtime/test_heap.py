@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 
-from reroll.runtime.cpu import settled_heap
+from reroll.runtime.cpu import gc_frozen
 
 
 class Knot:
@@ -18,7 +18,7 @@ def test_old_objects_are_passed_over_while_it_is_open_and_new_garbage_is_found(f
     usual, old = gc.get_threshold(), Knot()
     is_there = weakref.ref(old)
     try:
-        with settled_heap():
+        with gc_frozen():
             assert gc.get_threshold() > usual
             del old
             gc.collect()
