@@ -24,6 +24,7 @@ from report import arguments, report
 from reroll.observe.journal import Journal, SampleState, read_journal, read_stored
 from reroll.observe.partial_samples import PartialTurn
 from reroll.observe.trajectory_bytes import encode, encode_ids
+from reroll.runtime.cpu import gc_frozen
 from reroll.types import Completion, FinishReason, Message, Request, SamplingParams, Status, Trajectory, Turn
 
 TOKENS_PER_S = 85_000
@@ -165,11 +166,11 @@ def _write_group(database: sqlite3.Connection, group: list[Trajectory]) -> None:
 def measure(name: str, write: Write, samples: list[Trajectory], folder: Path) -> dict[str, Any]:
     best_s, num_tokens = float("inf"), samples[0].num_completion_tokens
     gc.collect()
-    gc.freeze()  # As a run does with all that stays.
-    for number in range(NUM_ROUNDS):
-        started_s = time.thread_time()
-        write(folder / f"{name}-{num_tokens}-{number}", samples)
-        best_s = min(best_s, time.thread_time() - started_s)
+    with gc_frozen():  # As in a run.
+        for number in range(NUM_ROUNDS):
+            started_s = time.thread_time()
+            write(folder / f"{name}-{num_tokens}-{number}", samples)
+            best_s = min(best_s, time.thread_time() - started_s)
     num_samples = NUM_WAVES * len(samples)
     size = sum(path.stat().st_size for path in (folder / f"{name}-{num_tokens}-0").iterdir())
     return {

@@ -34,6 +34,8 @@ def draw_latencies(seed: int, tail: str) -> list[float]:
     """Seconds that each step of the episode takes. The tail is not cut off."""
     rng = random.Random(seed)
     num_steps = rng.randint(MIN_STEPS, MAX_STEPS)
+    if tail == "none":
+        return [0.0] * num_steps
     if tail == "pareto":
         return [0.004 * rng.paretovariate(1.5) for _ in range(num_steps)]
     return [0.010 * rng.lognormvariate(0.0, 1.0) for _ in range(num_steps)]

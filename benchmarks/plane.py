@@ -60,6 +60,9 @@ class Vocabulary:
     def __init__(self, task: Task) -> None:
         self._answers = [f"<answer>{action}</answer>" for action in task.actions]
 
+    def kept(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+        return tuple(messages)
+
     def start(self, messages: Sequence[Message]) -> tuple[int, ...]:
         return (0,) * len(messages)
 

@@ -20,6 +20,7 @@ from report import arguments, report
 from reroll.config.parts import RolloutConfig
 from reroll.observe.journal import Journal
 from reroll.rollout.scheduler import RolloutScheduler
+from reroll.runtime.cpu import gc_frozen
 from reroll.types import Completion, FinishReason, Group, Prompt, Score, Status, Trajectory, Turn
 
 NUM_IN_FLIGHT = 20_000
@@ -116,7 +117,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         if hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-        rows = asyncio.run(measure_speed(Path(folder)))
+        with gc_frozen():  # As in a run.
+            rows = asyncio.run(measure_speed(Path(folder)))
         bytes_per_sample = asyncio.run(measure_memory(Path(folder)))
     report(
         "scheduler",

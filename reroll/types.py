@@ -310,7 +310,7 @@ class Trajectory(_Plain):
     @property
     def is_usable(self) -> bool:
         """Whether it may be trained on: it ended by itself or at a limit, and was scored."""
-        return self.status in (Status.COMPLETED, Status.TRUNCATED) and self.num_completion_tokens > 0
+        return self.status in (Status.COMPLETED, Status.TRUNCATED) and any(turn.completion.token_ids for turn in self.turns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

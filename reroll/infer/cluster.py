@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import TypeVar
 
 import numpy as np
@@ -46,6 +47,8 @@ _MAX_IMBALANCE = 64
 _MAX_REMEMBERED = 8192
 _MAX_REMEMBERED_TOKENS = 1 << 23
 """Bounds on the prefixes of past requests that the router remembers."""
+
+_LOAD, _STANDING = attrgetter("load"), attrgetter("is_dead", "needs_weights", "is_away", "load")
 
 log = logging.getLogger(__name__)
 
@@ -244,7 +247,8 @@ class InferCluster:
 
         A prefix shared by many prompts, such as a system prompt, does not count: it would send every request to one worker.
         """
-        least_loaded = min(self._states, key=lambda worker: (not worker.is_serving, worker.is_away, worker.load))
+        ready = [worker for worker in self._states if not (worker.is_away or worker.is_dead or worker.needs_weights)]
+        least_loaded = min(ready or self._states, key=_LOAD if ready else _STANDING)
         num_common, affinity = self._affinities.find(prompt_ids) or (0, None)
         if affinity is None or num_common < affinity.num_opening:
             affinity = Affinity(least_loaded, len(prompt_ids))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from array import array
+import struct
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ import numpy as np
 
 T = TypeVar("T")
 
-_TOKEN_BYTES = array("i").itemsize
+_TOKEN_BYTES = struct.calcsize("i")
 
 
 class PrefixIndex(Generic[T]):
@@ -39,7 +39,7 @@ class PrefixIndex(Generic[T]):
 
     def keep(self, tokens: Sequence[int], value: T) -> None:
         """Remember `value` under `tokens`, in place of an entry that they extend. An entry that extends them stays instead."""
-        key = array("i", tokens).tobytes()
+        key = _key(tokens)
         place = bisect_left(self._sorted, key)
         following = self._sorted[place] if place < len(self._sorted) else b""
         if len(following) > len(key) and following.startswith(key):
@@ -60,10 +60,13 @@ class PrefixIndex(Generic[T]):
 
     def find(self, tokens: Sequence[int]) -> tuple[int, T] | None:
         """How many tokens the longest common prefix with a kept sequence has, and that one's value. It counts as used."""
-        key = array("i", tokens).tobytes()
+        key = _key(tokens)
         place = bisect_left(self._sorted, key)
         neighbours = self._sorted[max(place - 1, 0) : place + 1]
-        num_common, nearest = max(((_num_common(key, other), other) for other in neighbours), default=(0, b""))
+        if neighbours and neighbours[-1].startswith(key):  # A sibling's, or of the same conversation.
+            num_common, nearest = len(key) // _TOKEN_BYTES, neighbours[-1]
+        else:
+            num_common, nearest = max(((_num_common(key, other), other) for other in neighbours), default=(0, b""))
         if not num_common:
             return None
         self._values.move_to_end(nearest)
@@ -92,16 +95,20 @@ class WholePrefixIndex(PrefixIndex[T]):
 
     def keep(self, tokens: Sequence[int], value: T) -> None:
         """Remember `value` under `tokens`. Entries that they extend stay too: nothing else can stand for those."""
-        self._put(array("i", tokens).tobytes(), value)
+        self._put(_key(tokens), value)
 
     def find(self, tokens: Sequence[int]) -> tuple[int, T] | None:
         """The longest kept sequence that `tokens` begin with and go on from: its length and its value. It counts as used."""
-        key = array("i", tokens).tobytes()
+        key = _key(tokens)
         for length in sorted({len(other) for other in self._values if len(other) < len(key)}, reverse=True):
             if (found := key[:length]) in self._values:
                 self._values.move_to_end(found)
                 return length // _TOKEN_BYTES, self._values[found]
         return None
+
+
+def _key(tokens: Sequence[int]) -> bytes:
+    return struct.pack(f"{len(tokens)}i", *tokens)  # Several times as fast as `array`.
 
 
 def _num_common(a: bytes, b: bytes) -> int:

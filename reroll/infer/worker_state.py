@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from reroll.infer.worker import Command, EngineStatus
 from reroll.observe.metrics import Mean, Stats, Sum
-from reroll.tokens.pictures import pictures_to_send
+from reroll.tokens.pictures import FIRST_ID, pictures_to_send
 from reroll.types import Completion, PartialCompletion, Request
 
 OnTokens = Callable[[NDArray[np.uint32], NDArray[np.float64], int], None]
@@ -51,7 +51,8 @@ class WorkerState:
 
     def pictures_for(self, request: Request) -> dict[str, bytes]:
         """Those of its prompt that the worker was not sent before."""
-        missing = pictures_to_send(request.prompt_ids, but=self.pictures)
+        has_any = max(request.prompt_ids, default=0) >= FIRST_ID
+        missing = pictures_to_send(request.prompt_ids, but=self.pictures) if has_any else {}
         self.pictures.update(missing)
         return missing
 

@@ -107,18 +107,18 @@ class _TokenBytes:
                     logprobs.append(struct.pack(f"<{len(completion.logprobs)}d", *completion.logprobs))
         self._ids = memoryview(_low_bytes(joined(ids)))
         self._wide = np.frombuffer(joined(logprobs), dtype="<f8")
-        with np.errstate(over="ignore"):  # What is too large is not equal, and kept as it is.
-            self._narrow = self._wide.astype("<f4")
-        self._is_exact = bool((self._narrow == self._wide).all())
-        self._bytes = memoryview(self._narrow.tobytes())
+        self._is_exact, data = encode_floats(self._wide)
+        self._bytes = memoryview(data)
         self._at = 0
 
     def take(self, num: int) -> tuple[bool, memoryview, memoryview | bytes]:
         """The ids and log-probs of so many tokens, and whether the latter lose nothing in single precision."""
         begin, self._at = self._at, self._at + num
-        is_exact = self._is_exact or bool((self._narrow[begin : self._at] == self._wide[begin : self._at]).all())
-        logprobs = self._bytes[4 * begin : 4 * self._at] if is_exact else self._wide[begin : self._at].tobytes()
-        return is_exact, self._ids[ID_BYTES * begin : ID_BYTES * self._at], logprobs
+        ids = self._ids[ID_BYTES * begin : ID_BYTES * self._at]
+        if self._is_exact:
+            return True, ids, self._bytes[4 * begin : 4 * self._at]
+        is_exact, logprobs = encode_floats(self._wide[begin : self._at])
+        return is_exact, ids, logprobs
 
 
 def joined(arrays: Sequence[bytes | NDArray[Any]]) -> bytes:
@@ -291,8 +291,9 @@ def encode_floats(values: NDArray[np.float64]) -> tuple[bool, bytes]:
     """In single precision, which is what engines compute in; in double where that would lose anything. Which it was."""
     with np.errstate(over="ignore"):  # What is too large is not equal, and kept as it is.
         narrow = values.astype("<f4")
-    is_exact = bool((narrow == values).all())
-    return is_exact, (narrow if is_exact else values.astype("<f8")).tobytes()
+    wide = values.astype("<f8", copy=False).tobytes()
+    is_exact = narrow.astype("<f8").tobytes() == wide  # Of short arrays, in half the time of `==`.
+    return is_exact, narrow.tobytes() if is_exact else wide
 
 
 def decode_floats(data: bytes, *, is_wide: bool) -> NDArray[np.float64]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ from reroll.pipeline.preflight import preflight
 from reroll.pipeline.restarts import Restarts
 from reroll.pipeline.resume import STATE_FILE, finished_before, look_back, read_state
 from reroll.runtime import make_runtime
-from reroll.runtime.cpu import core_watch
+from reroll.runtime.cpu import core_watch, gc_frozen
 from reroll.runtime.devices import num_usable_cores
 from reroll.runtime.foreground import Foreground
 from reroll.training.cluster import TrainWorker
@@ -397,17 +396,3 @@ async def _evaluate(config: RlvrConfig, code_folder: Path) -> EvalResult:
     async with make_runtime(config.runtime) as runtime, open_episode_runner(config, runtime, code_folder) as runner:
         with progress_bar(f"evaluating {config.policy.model}", num_episodes(held_out, config.eval)) as advance:
             return await runner.evaluate(held_out, config.eval, seed=config.run.seed, on_done=advance)
-
-
-@contextmanager
-def gc_frozen() -> Iterator[None]:
-    """Inside, the garbage collector ignores all objects that existed before.
-
-    Modules, models and engines are half a million long-lived objects. Scanning them takes 0.2 s or more, in which no thread
-    runs, and thousands of samples would trigger the scan again and again.
-    """
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()

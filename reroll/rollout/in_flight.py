@@ -39,9 +39,8 @@ class GroupInFlight:
     @property
     def has_enough(self) -> bool:
         """Whether `group_size` siblings are usable, and the baseline sample, if there is one, has ended."""
-        siblings = self.trajectories[:-1] if self.has_baseline else self.trajectories
         is_baseline_awaited = self.has_baseline and self.trajectories[-1] is None
-        return not is_baseline_awaited and sum(one is not None and one.is_usable for one in siblings) >= self.group_size
+        return not is_baseline_awaited and len(self.ended) >= self.group_size
 
     def group(self) -> Group:
         usable = [trajectory for trajectory in self.trajectories if trajectory and trajectory.is_usable]

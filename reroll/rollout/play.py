@@ -80,7 +80,6 @@ async def play(
     left. With `history` (at least 1), a turn sees only the opening and that many exchanges before it: its prompt no longer
     extends the previous one, and the trajectory gives several training rows. The reward is the sum of the environment's.
     """
-    sampling = replace(sampling, stop_token_ids=tuple(dict.fromkeys((*sampling.stop_token_ids, *renderer.stop_token_ids))))
     episode = _RunningEpisode(env, generate, renderer, sampling, id, max_total_tokens or _NO_LIMIT)
     try:
         status, reason = await episode.run(max_prompt_tokens=max_prompt_tokens, max_turns=max_turns, history=history)
@@ -107,6 +106,7 @@ class _RunningEpisode:
         self._generate = generate
         self._renderer = renderer
         self._sampling = sampling
+        self._stops = tuple(dict.fromkeys((*sampling.stop_token_ids, *renderer.stop_token_ids)))
         self._id = id
         self._max_total_tokens = max_total_tokens
         self.turns: list[Turn] = []
@@ -130,7 +130,8 @@ class _RunningEpisode:
             # A truncated completion is played as it is: ending the episode here would be a way out of a losing game.
             outcome = await self._env.step(turn.text)
             reply = self._renderer.kept(outcome.messages)
-            self.turns[-1] = replace(turn, reply=reply, reward=outcome.reward, info=outcome.info)
+            if reply or outcome.reward or outcome.info:
+                self.turns[-1] = replace(turn, reply=reply, reward=outcome.reward, info=outcome.info)
             state = outcome.state
             if outcome.terminated and turn.completion.finish_reason is FinishReason.LENGTH:
                 return Status.TRUNCATED, "the completion reached its token limit (rollout.max_tokens)"
@@ -154,6 +155,7 @@ class _RunningEpisode:
         sampling = replace(
             self._sampling,
             seed=stable_seed(self._sampling.seed, turn_index),
+            stop_token_ids=self._stops,
             max_tokens=min(self._sampling.max_tokens, self._max_total_tokens - len(prompt_ids)),
         )
         request = Request(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -36,6 +37,18 @@ def plan(
     num: Annotated[int | None, typer.Option(min=1, help="Devices of one node.")] = None,
     nodes: Annotated[int | None, typer.Option(min=1, help="Nodes.")] = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the plan: .svg or .png.")] = None,
+    machines: Annotated[
+        Path | None, typer.Option("--cluster", metavar="FILE", help="Of this file, as --save wrote it.")
+    ] = None,
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(metavar="SOURCE", help="Fit the cluster's efficiency to a run's folder, or to what gpu_parts.py saved."),
+    ] = None,
+    against: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="RUN", help="With --calibrate: what is planned of this run, and what it took."),
+    ] = None,
+    save: Annotated[Path | None, typer.Option(metavar="FILE", help="With --calibrate: write the cluster as YAML.")] = None,
 ) -> None:
     """Say which role goes on which devices, what memory each needs and how long a step takes (exit code 1: does not fit).
 
@@ -44,12 +57,29 @@ def plan(
     """
     asked = {"device": device, "num": num, "nodes": nodes}
     extra = [f"cluster.{key}={value}" for key, value in asked.items() if value is not None]
-    config = load_config(file, [*(overrides or ()), *extra], runs_here=False)
-    cluster = _cluster(config)
-    from reroll_zoo.plan.search import best_plan, device_violations
+    given = [*(overrides or ()), *extra]
+    if machines is not None:
+        from reroll_zoo.plan.calibrate import as_override
 
-    found = best_plan(config, cluster)
+        given = [as_override(machines), *given]
+    if calibrate is None and (against or save):
+        problem = "only says something of a calibration"
+        raise ConfigError([Violation("--save" if save else "--against", problem, "give --calibrate, too")])
+    config = load_config(file, given, runs_here=False)
+    cluster = _cluster(config)
+    from reroll_zoo.plan.search import best_plan, device_violations, is_open
+
     console = Console(highlight=False)
+    if calibrate is not None:
+        cluster = _calibrated(console, config, cluster, calibrate, against or ())
+        if save is not None:
+            _save(console, save, cluster)
+    if isinstance(config, RlvrConfig) and is_open(config):
+        from reroll_zoo.simulate.maps import fastest_plan
+
+        found = fastest_plan(config, cluster)
+    else:
+        found = best_plan(config, cluster)
     print_plan(console, found, was_open=found.config != config)
     if out is not None:
         from reroll_zoo.plan.draw import draw_plan
@@ -62,6 +92,41 @@ def plan(
         console.print(f"  [green]→[/] {escape(violation.fix)}", soft_wrap=True)
     if violations:
         raise typer.Exit(EXIT_DOES_NOT_FIT)
+
+
+def _calibrated(
+    console: Console, config: PipelineConfig, cluster: ClusterConfig, source: Path, against: Sequence[Path]
+) -> ClusterConfig:
+    """The cluster with what was measured on it. Shows the plan of each measurement beside it."""
+    from reroll_zoo.plan.calibrate import fitted, planned_seconds, read_measured
+
+    measured = [read_measured(one, config) for one in (source, *against)]
+    efficiency = fitted(measured[0], cluster)
+    changed = [key for key, value in efficiency if value != dict(cluster.efficiency)[key]]
+    table = Table(title=f"planned beside measured, calibrated on {source}", title_justify="left")
+    for column in ("run", "part", "measured", "planned", "off by"):
+        table.add_column(column)
+    for one in measured:
+        own = efficiency.model_copy(update={"length": one.length})  # The same machine; its own samples.
+        planned = planned_seconds(one.config, cluster.model_copy(update={"efficiency": own}))
+        for part, seconds in one.seconds.items():
+            off = f"{planned[part] / seconds - 1:+.1%}" if seconds > 0 else ""
+            table.add_row(one.name, part, f"{seconds:.4g} s", f"{planned[part]:.4g} s", off)
+    console.print(table)
+    fitted_keys = " ".join(f"cluster.efficiency.{key}={dict(efficiency)[key]:.4g}" for key in changed)
+    console.print(f"[green]fitted[/] {fitted_keys}", soft_wrap=True)
+    return cluster.model_copy(update={"efficiency": efficiency})
+
+
+def _save(console: Console, file: Path, cluster: ClusterConfig) -> None:
+    from reroll_zoo.plan.calibrate import fragment
+
+    try:
+        file.write_text(fragment(cluster, cluster.efficiency))
+    except OSError as error:
+        problem = f"cannot write {file}: {error.strerror}"
+        raise ConfigError([Violation("--save", problem, "give a file in a folder that exists")]) from error
+    console.print(f"[green]wrote[/] {file}: for --cluster, or to paste into a config", soft_wrap=True)
 
 
 def print_plan(console: Console, plan: Plan, *, was_open: bool) -> None:

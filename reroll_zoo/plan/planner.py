@@ -17,8 +17,10 @@ def assign_devices(config: RlvrConfig, *, num_gpus: int) -> RlvrConfig:
     cluster = cluster_here(config) or ClusterConfig(num=num_gpus)
     if cluster.num_devices != num_gpus:
         cluster = cluster.model_copy(update={"num": num_gpus, "nodes": 1})
+    from reroll_zoo.simulate.maps import fastest_plan  # It loads the router, which a config without `auto` does not need.
+
     try:
-        planned = best_plan(config, cluster).config
+        planned = fastest_plan(config, cluster).config
     except ModelError:
         return config
     assert isinstance(planned, RlvrConfig)

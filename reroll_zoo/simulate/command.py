@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 KNOWN_OF_A_RUN = ("rollout.", "train.stream", "engine.num_workers", "engine.max_running")
 """Keys whose effect can be told from a run with another value."""
 EXIT_INTERRUPTED = 130
-MAX_MAPS = 4
-"""How many of the planner's fastest maps `--search` simulates."""
 
 
 def simulate(
@@ -54,6 +52,9 @@ def simulate(
     device: Annotated[str | None, typer.Option(help="h100, h200, a100, l40s, rtx4090 or cpu; default: the config's.")] = None,
     num: Annotated[int | None, typer.Option(min=1, help="Devices of one node.")] = None,
     nodes: Annotated[int | None, typer.Option(min=1, help="Nodes.")] = None,
+    machines: Annotated[
+        Path | None, typer.Option("--cluster", metavar="FILE", help="As `reroll plan --calibrate … --save FILE` wrote it.")
+    ] = None,
     page: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the result as one HTML page.")] = None,
 ) -> None:
     """Run the real scheduler on a virtual clock: step time and what bounds it, idle time, staleness, waste.
@@ -67,6 +68,10 @@ def simulate(
     console = Console(highlight=False)
     asked = {"device": device, "num": num, "nodes": nodes}
     given = [*(overrides or ()), *(f"cluster.{key}={value}" for key, value in asked.items() if value is not None)]
+    if machines is not None:
+        from reroll_zoo.plan.calibrate import as_override
+
+        given = [as_override(machines), *given]
     varied = _parse_varied(vary or ())
     if search and not varied:
         varied = {key: list(values) for key, values in SEARCHED.items()}
@@ -134,6 +139,7 @@ class _Cases:
         """As overrides, the planner's fastest maps, if the config leaves its devices open."""
         from reroll_zoo.plan.command import chosen
         from reroll_zoo.plan.search import is_open, ranked_plans
+        from reroll_zoo.simulate.maps import MAX_MAPS
 
         config = self._config([])
         if self._recorded is not None or not is_open(config):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import heapq
+import time
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -65,6 +67,20 @@ class _SimulatedSequence:
         return min(self.num_before + progress - self.starts_at, self.num_tokens)
 
 
+def _own_time(method: Callable[Concatenate[ModelledEngine, P], T]) -> Callable[Concatenate[ModelledEngine, P], T]:
+    """What this takes of a core is the model's: a real engine has a process for it."""
+
+    @functools.wraps(method)
+    def timed(engine: ModelledEngine, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        began_s = time.thread_time()
+        try:
+            return method(engine, *args, **kwargs)
+        finally:
+            engine.cpu_s += time.thread_time() - began_s
+
+    return timed
+
+
 class ModelledEngine:
     """One engine. `progress` counts steps; between two events the number that runs, and so the time of a step, is constant."""
 
@@ -92,20 +108,30 @@ class ModelledEngine:
         """Tokens written here, by sample."""
         self.num_tokens = self.num_prefill_tokens = self.num_steps = 0.0
         self.busy_s = 0.0
+        self.cpu_s = 0.0
+        """Of this process, for the model itself."""
         self.is_dead = False
         if cores is not None:
             cores.listeners.append(self._changed)
 
     async def exchange(self, commands: list[Command], *, wait_s: float) -> EngineReport:
         if commands:
-            self._advance()
-            for command in commands:
-                self._submit(command.request) if isinstance(command, Submit) else self._abort(command)
-            self._schedule()
+            self._obey(commands)
         if wait_s:  # An exchange that has nothing to report would only be asked for again.
             await self._has_events.wait()
         if self.is_dead:
             raise WorkerDied("the simulated engine was lost")
+        return self._report()
+
+    @_own_time
+    def _obey(self, commands: list[Command]) -> None:
+        self._advance()
+        for command in commands:
+            self._submit(command.request) if isinstance(command, Submit) else self._abort(command)
+        self._schedule()
+
+    @_own_time
+    def _report(self) -> EngineReport:
         self._has_events.clear()
         events, self._events = tuple(self._events), []
         status = EngineStatus(
@@ -248,6 +274,7 @@ class ModelledEngine:
         self.num_prefill_tokens += num_tokens
         self._read_left_s += num_tokens * self._model.prefill_s
 
+    @_own_time
     def _on_timer(self) -> None:
         self._timer = None
         self._advance()

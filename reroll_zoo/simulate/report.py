@@ -79,7 +79,8 @@ def print_outcomes(console: Console, outcomes: Sequence[Compared], *, title: str
             f"{one.written_tokens:,} tokens written, {one.trained_tokens:,} trained on, {one.wasted_tokens:,} wasted; "
             f"at most {one.max_in_flight:,} samples in flight"
         )
-        console.print(f"simulated {one.wall_s:,.0f} s of {one.num_devices:,} devices in {one.controller_s:,.1f} s of this CPU")
+        spent_s = one.controller_s + one.models_s
+        console.print(f"simulated {one.wall_s:,.0f} s of {one.num_devices:,} devices in {spent_s:,.1f} s of this CPU")
 
 
 def write_page(path: Path, outcomes: Sequence[Compared], *, title: str, notes: Sequence[str] = ()) -> None:

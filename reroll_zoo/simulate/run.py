@@ -21,10 +21,11 @@ from reroll.observe.metrics import Stats
 from reroll.rollout.in_flight import TokenKeeper
 from reroll.rollout.play import SingleTurn, play, stable_seed
 from reroll.rollout.scheduler import RolloutScheduler
+from reroll.runtime.cpu import gc_frozen
 from reroll.runtime.devices import DeviceMap
 from reroll.tokens.renderer import Renderer
 from reroll.types import Group, Message, Prompt, SamplingParams, Score, Trajectory
-from reroll_zoo.simulate.clock import run_virtually
+from reroll_zoo.simulate.clock import VirtualLoop, run_virtually
 from reroll_zoo.simulate.cores import Cores
 from reroll_zoo.simulate.engines import EngineModel, ModelledWorkers
 from reroll_zoo.simulate.workload import Workload
@@ -48,6 +49,8 @@ class System:
     """An update begins as soon as groups with so many written tokens are ready (`train.stream`); None: when all are."""
     overhead_s: float = 0.0
     """Between a step and the next: what the controller itself does."""
+    turn_s: float = 0.0
+    """CPU time of the controller for one turn of one sample. It has one core, so whatever else is due waits as long."""
     sharing: float = 0.0
     """How far trainer and engines slow each other while both are at work: 0 if not at all, 1 if they have the same cores."""
     num_devices: int = 1
@@ -89,7 +92,9 @@ class Prediction:
     max_in_flight: int = 0
     num_devices: int = 1
     controller_s: float = 0.0
-    """CPU seconds of the simulation, the models' own included."""
+    """CPU seconds of scheduler, router, token keeper, journal and event loop."""
+    models_s: float = 0.0
+    """CPU seconds of the modelled engines, which a real run spends elsewhere."""
     num_started: int = 0
 
     @property
@@ -225,7 +230,7 @@ class Simulation:
 
     def __init__(self, rollout: RolloutConfig, workload: Workload, system: System, folder: Path, *, seed: int = 0) -> None:
         self._rollout, self._workload, self._system = rollout, workload, system
-        self._loop = asyncio.get_running_loop()
+        self._loop = cast(VirtualLoop, asyncio.get_running_loop())
         self._cores = Cores(system.sharing) if system.sharing else None
         self.workers = ModelledWorkers(len(system.engine_seats), system.engine, workload, self._cores)
         self.engine = InferCluster(self.workers)
@@ -256,7 +261,8 @@ class Simulation:
             raise
         outcome = self.outcome
         outcome.wall_s = self._loop.time() - started_s
-        outcome.controller_s = time.process_time() - cpu_s
+        outcome.models_s = sum(engine.cpu_s for engine in self.workers.all_engines)
+        outcome.controller_s = time.process_time() - cpu_s - outcome.models_s
         self._account()
         for task in lost:
             task.cancel()
@@ -338,6 +344,7 @@ class Simulation:
                 return await self._generate(request)
             finally:
                 self.outcome.life_s["engines"] += self._loop.time() - started_s
+                self._loop.jump(self._system.turn_s)
 
         try:
             trajectory = await play(
@@ -397,4 +404,5 @@ def simulate(
     async def main() -> Prediction:
         return await Simulation(rollout, workload, system, folder, seed=seed).run(num_steps)
 
-    return run_virtually(main())
+    with gc_frozen():  # As in a run.
+        return run_virtually(main())

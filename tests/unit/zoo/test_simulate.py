@@ -156,6 +156,21 @@ def test_nothing_is_lost_or_too_stale_whatever_the_setting(
     assert outcome.trained_tokens + outcome.wasted_tokens <= outcome.written_tokens + outcome.num_samples
 
 
+def test_a_controller_that_is_slow_bounds_the_rate_however_many_engines_there_are(tmp_path: Path) -> None:
+    rollout = RolloutConfig(prompts_per_step=16, group_size=4)
+    times = {}
+    for turn_s in (0.0, 0.05):
+        slow = system(num_engines=8, train_s=0.0, turn_s=turn_s)
+        times[turn_s] = simulate(rollout, workload(), slow, num_steps=3, folder=tmp_path / str(turn_s)).wall_s
+    assert times[0.05] >= 3 * 64 * 0.05 > times[0.0]
+
+
+def test_what_the_models_take_of_the_core_is_not_the_controllers(tmp_path: Path) -> None:
+    outcome = simulate(RolloutConfig(prompts_per_step=8, group_size=4), workload(), system(), num_steps=4, folder=tmp_path)
+    assert outcome.models_s > 0
+    assert outcome.controller_s > 0
+
+
 def test_the_same_seed_gives_the_same_run(tmp_path: Path) -> None:
     rollout = RolloutConfig(prompts_per_step=4, group_size=3, max_staleness=1)
     runs = [simulate(rollout, workload(), system(), num_steps=5, folder=tmp_path / str(index)) for index in range(2)]

@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 
-from reroll.pipeline.run import gc_frozen
+from reroll.runtime.cpu import gc_frozen
 
 
 class Knot:
@@ -15,10 +15,11 @@ class Knot:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_old_objects_are_passed_over_while_it_is_open_and_new_garbage_is_found(fails: bool) -> None:
-    old = Knot()
+    usual, old = gc.get_threshold(), Knot()
     is_there = weakref.ref(old)
     try:
         with gc_frozen():
+            assert gc.get_threshold() > usual
             del old
             gc.collect()
             assert is_there() is not None
@@ -30,5 +31,6 @@ def test_old_objects_are_passed_over_while_it_is_open_and_new_garbage_is_found(f
     except KeyError:
         pass
     assert gc.get_freeze_count() == 0
+    assert gc.get_threshold() == usual
     gc.collect()
     assert is_there() is None
