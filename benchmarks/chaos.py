@@ -34,7 +34,8 @@ from chaos_use import UseLog, slopes
 from report import arguments, report
 
 from reroll.observe.files import append_jsonl, read_jsonl
-from reroll_zoo.audit.audit import Audit, audit
+from reroll.observe.run_folder import RunFolder
+from reroll_zoo.audit.run_audit import audit_run
 from reroll_zoo.tiny_models import make_tiny
 
 STEPS_PER_FAULT = 3
@@ -281,7 +282,7 @@ def play(scenario: Scenario, seed: int, *, num_faults: int, folder: Path, only: 
             run.end()
         verdict.seconds = time.monotonic() - started_s
         verdict.left_behind = run.left_behind()
-        look_at(run, scenario, verdict)
+        look_at(run, verdict)
         if not verdict.problems and scenario.max_staleness == 0:
             _compare_with_calm(run, scenario, verdict, folder / "calm", options)
         if verdict.problems:
@@ -405,9 +406,9 @@ class Harness:
         return " / ".join(line for _, line in self._run.lines[-5:])
 
 
-def look_at(run: Run, scenario: Scenario, verdict: Verdict) -> None:
+def look_at(run: Run, verdict: Verdict) -> None:
     """What the run's folder proves."""
-    found: Audit = audit(run.path / "journal", max_staleness=scenario.max_staleness)
+    found = audit_run(RunFolder(run.path))
     verdict.problems += found.violations
     verdict.num_groups, verdict.num_groups_again = found.trained, found.undone
     if found.num_steps != verdict.num_steps:
