@@ -26,8 +26,8 @@ from reroll.config.envs import EnvConfig
 from reroll.config.registry import KindConfig
 from reroll.config.reward_base import RewardConfig
 from reroll.config.rewards import RewardWorkersConfig
-from reroll.envs.actions import parsed
-from reroll.envs.base import InvalidAction, StepResult
+from reroll.envs.actions import parse_action
+from reroll.envs.base import InvalidAction
 from reroll.envs.make import make_env
 from reroll.envs.worker import HostedEnv, LoopThread
 from reroll.errors import RewardError
@@ -338,12 +338,13 @@ def play_hosted(node: dict[str, Any], mark: Path) -> None:
 
 def play(env: Any, form: str, texts: Sequence[str]) -> None:
     """Say each text in an environment whose actions have this form, in as many episodes as it takes."""
-    player: Any = parsed(env, TypeAdapter(ActionConfig).validate_python({"kind": form, **ACTIONS[form]}))
-    player.reset(1)
+    config: ActionConfig = TypeAdapter(ActionConfig).validate_python({"kind": form, **ACTIONS[form]})
+    env.reset(1)
     for text in texts:
-        outcome: StepResult = player.step(text)
-        if outcome.terminated or outcome.truncated:
-            player.reset(1)
+        with suppress(InvalidAction):
+            outcome = env.step(parse_action(text, config))
+            if outcome.terminated or outcome.truncated:
+                env.reset(1)
 
 
 # Tools.

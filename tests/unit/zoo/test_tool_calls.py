@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from reroll.config.actions import ActionConfig
 from reroll.config.envs import EnvConfig
-from reroll.envs.actions import parsed
+from reroll.envs.actions import parse_action
 from reroll.envs.base import InvalidAction
 from reroll.envs.worker import HostedEnv, LoopThread
 from reroll.errors import ConfigError, DataError, EnvError
@@ -380,12 +380,12 @@ def test_two_tools_of_one_name_are_refused() -> None:
         Riddle([*TOOLS.values(), *TOOLS.values()])
 
 
-def test_a_policy_that_thinks_aloud_plays_through_the_wrapper_for_all_text() -> None:
-    text: Any = TypeAdapter(ActionConfig).validate_python({"kind": "text"})
-    env = parsed(Riddle(), text)
-    assert env.reset(4) == Riddle().reset(4)
-    assert env.step(f"<think>{OSLO}{OSLO}</think>{OSLO}").info["num_calls"] == 1.0
-    assert env.step("<think>7?</think><answer>5</answer>").reward == 1.0
+def test_what_a_policy_thinks_aloud_calls_no_tool_where_all_text_is_the_action() -> None:
+    form: ActionConfig = TypeAdapter(ActionConfig).validate_python({"kind": "text"})
+    env = Riddle()
+    env.reset(4)
+    assert env.step(parse_action(f"<think>{OSLO}{OSLO}</think>{OSLO}", form)).info["num_calls"] == 1.0
+    assert env.step(parse_action("<think>7?</think><answer>5</answer>", form)).reward == 1.0
 
 
 # Answers.
