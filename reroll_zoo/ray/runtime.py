@@ -401,7 +401,8 @@ class _Handle:
         """While somebody waits for it: one that a signal has stopped cannot end itself, and is ended when the limit is over."""
         try:
             while True:
-                await asyncio.wait_for(self._actor.where.remote(), limit_s)
+                async with asyncio.timeout(limit_s):  # `wait_for` of Python 3.11 would overlook that it is cancelled.
+                    await self._actor.where.remote()
                 await asyncio.sleep(limit_s / NUM_LOOKS)
         except TimeoutError:
             self._waits.tell(self.name)

@@ -61,6 +61,18 @@ async def test_a_worker_that_is_told_to_end_ends_in_the_midst_of_a_call_and_serv
         assert await workers.one(0, Stoppable.pid) != pid
 
 
+@pytest.mark.usefixtures("others_ray")
+async def test_nobody_asks_after_a_worker_that_is_not_waited_for() -> None:
+    """Answers that come at the same time as the call's: after Ray is left, to ask once more would start another."""
+    async with make_runtime(RayRuntimeConfig(kind="ray", watchdog_s=600.0)) as runtime:
+        workers = await runtime.spawn(Stoppable, Placement("policy", ("cpu",)))
+        for _ in range(300):
+            await workers.one(0, Stoppable.pid)
+        await asyncio.sleep(0.1)
+        names = [task.get_coro().__name__ for task in asyncio.all_tasks()]  # type: ignore[union-attr]
+        assert "_look_whether_it_answers" not in names
+
+
 @pytest.mark.slow
 async def test_a_worker_that_is_stopped_for_good_is_ended_and_can_be_started_anew() -> None:
     async with make_runtime(RayRuntimeConfig(kind="ray", num_cpus=2, watchdog_s=4.0)) as runtime:
