@@ -352,7 +352,7 @@ class _Auditor:
         for queue in self._waiting.values():
             known |= {number: waiting.prompt for number, waiting in queue.items()}
             for number in queue.keys() & owed:
-                queue[number].is_overtaken = False
+                queue[number].is_overtaken, queue[number].interrupted_at = False, None
         for number in sorted(known.keys() - owed):
             self._violation(
                 "lost", f"group {number} ({known[number]}) was open at step {version}, and its checkpoint has it not"

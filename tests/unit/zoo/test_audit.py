@@ -165,6 +165,16 @@ def test_a_group_that_waits_while_others_of_its_domain_are_drawn_is_lost_unless_
     ]
 
 
+def test_a_group_that_was_open_at_an_interruption_and_waits_is_lost_unless_a_later_checkpoint_has_it(run: Writer) -> None:
+    run.admit(0)
+    run.journal.stepped(version=1)
+    run.resume(1)
+    run.play_steps(range(1, 5), since=1)
+    assert len(run.audit().violations) == 1
+    assert run.audit(owed={1: {0}}).violations != []
+    assert run.audit(owed={1: {0}, 5: {0}}).violations == []
+
+
 def test_a_group_that_waits_while_other_domains_are_drawn_is_not_lost(run: Writer) -> None:
     run.admit(0, domain="seldom")
     run.send_back(0)
