@@ -44,12 +44,12 @@ STEPS_PER_FAULT = 3
 """How long a run is."""
 STEPS_PER_LINK_FAULT = 12
 """Longer where most faults do not keep it from going on."""
-WATCHDOG_S = {"processes": 6.0, "ray": 20.0}
+WATCHDOG_S = {"processes": 6.0, "ray": 30.0}
 """Ray's actors are watched from the start of their worker on, which loads torch: on busy cores that takes seconds."""
 ENV_TIMEOUT_S = 20.0
 """Longer than anything but a hang takes."""
-DEADLINE_S = 240.0
-"""For a run to get further after a fault, and to end: long, since a restart on busy cores takes a minute."""
+DEADLINE_S = 600.0
+"""For a run to get further after a fault, and to end: long, since a restart on busy cores takes minutes."""
 MARK = "REROLL_CHAOS"
 """In the environment of all that a run starts."""
 REWARD = "def digits(prompt, trajectory):\n    return sum(map(str.isdigit, trajectory.text)) / 6\n"
