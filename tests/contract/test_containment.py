@@ -32,8 +32,8 @@ from reroll.envs.make import make_env
 from reroll.envs.worker import HostedEnv, LoopThread
 from reroll.errors import RewardError
 from reroll.rewards.cluster import RewardCluster
-from reroll.rewards.said import said
 from reroll.runtime.local import LocalRuntime
+from reroll.testing import trajectory_of
 from reroll.tokens.renderer import Renderer
 from reroll.tokens.tool_calls import write_call
 from reroll.types import Completion, FinishReason, Message, Prompt, SamplingParams, Status, Trajectory
@@ -181,7 +181,8 @@ async def test_no_reward_runs_what_the_policy_writes(kind: str, judge_url: str, 
             for bare in planted.texts(mark).values()
             for text in (bare, planted.dressed(bare))
         ]
-        verdicts = await asyncio.gather(*(rewards.score(prompt, said(text)) for prompt, text in asked), return_exceptions=True)
+        scores = (rewards.score(prompt, trajectory_of(text)) for prompt, text in asked)
+        verdicts = await asyncio.gather(*scores, return_exceptions=True)
         await rewards.close()
     judged = sum(not isinstance(verdict, BaseException) for verdict in verdicts)
     assert all(isinstance(verdict, RewardError) for verdict in verdicts if isinstance(verdict, BaseException)), verdicts
