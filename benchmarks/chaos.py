@@ -2,7 +2,8 @@
 between two nodes is lossy, narrow or cut, whose judge talks nonsense.
 
 Each run must get to its end by itself (after a full disk, by --resume), with nothing lost and nothing trained twice, and, where
-it is synchronous, with the weights of the run that nobody disturbed, bit for bit.
+it is synchronous, with the weights of the run that nobody disturbed, bit for bit. (Where a reward or an environment hangs, the
+sample that it hangs over fails, and the run learns from others: there the journal alone is asked.)
 Run: python benchmarks/chaos.py --faults 200 [--kinds processes ray] [--seed 0] [--save]
 """
 
@@ -28,22 +29,27 @@ from typing import Any
 
 import yaml
 from chaos_disk import Disk, own_disk
-from chaos_faults import DISK, FULL, HANG, JUDGE, KILL, LINK, NODE, SLOW, STOP, Judge, below, strike, workers_of
+from chaos_faults import DISK, FULL, HANG, JUDGE, KILL, LINK, LONG_STOP, NODE, SLOW, STOP, Judge, below, strike, workers_of
 from chaos_nodes import HEAD, NO_OTHER_FAULTS, TROUBLES, TwoNodes, two_nodes, why_not
-from chaos_use import UseLog, slopes
+from chaos_use import UseLog, use_over_time
 from report import arguments, report
 
+from reroll.errors import RunFolderError
 from reroll.observe.files import append_jsonl, read_jsonl
-from reroll_zoo.audit.audit import Audit, audit
+from reroll.observe.run_folder import RunFolder
+from reroll_zoo.audit.run_audit import audit_run
 from reroll_zoo.tiny_models import make_tiny
 
 STEPS_PER_FAULT = 3
 """How long a run is."""
 STEPS_PER_LINK_FAULT = 12
 """Longer where most faults do not keep it from going on."""
-WATCHDOG_S = 6.0
-DEADLINE_S = 240.0
-"""For a run to get further after a fault, and to end: long, since a restart on busy cores takes a minute."""
+WATCHDOG_S = {"processes": 6.0, "ray": 30.0}
+"""Ray's actors are watched from the start of their worker on, which loads torch: on busy cores that takes seconds."""
+ENV_TIMEOUT_S = 20.0
+"""Longer than anything but a hang takes."""
+DEADLINE_S = 600.0
+"""For a run to get further after a fault, and to end: long, since a restart on busy cores takes minutes."""
 MARK = "REROLL_CHAOS"
 """In the environment of all that a run starts."""
 REWARD = "def digits(prompt, trajectory):\n    return sum(map(str.isdigit, trajectory.text)) / 6\n"
@@ -79,12 +85,18 @@ class Scenario:
             links = [(LINK, how) for how in TROUBLES]
             return [*links, *links, (NODE, ""), (NODE, ""), (KILL, "actor"), (STOP, "actor"), (KILL, "controller")]
         models = {"local": [], "processes": ["policy", "engine"], "ray": ["actor"]}[self.runtime]
-        found = [(kind, role) for kind in (KILL, STOP) for role in ("controller", "env", *models, *models)]
-        if self.runtime != "ray":  # There they are actors like all others.
-            found += [(KILL, "reward"), (STOP, "reward")]
-        if self.runtime == "processes":  # Ray's are not known to be stopped.
-            found += [(HANG, role) for role in models]
+        found = [(kind, role) for kind in (KILL, STOP) for role in ("controller", "env", self._reward, *models, *models)]
+        found += [(LONG_STOP, role) for role in ("controller", *models)]
+        found += [(HANG, role) for role in ("env", self._reward, *models)]
         return [*found, (KILL, "spare"), (JUDGE, ""), (DISK, FULL), (DISK, SLOW)]
+
+    @property
+    def _reward(self) -> str:
+        return "code" if self.runtime == "ray" else "reward"
+
+    def changes_samples(self, kind: str, role: str) -> bool:
+        """A reward or an environment that hangs over a sample: the sample is to blame, and fails."""
+        return kind == HANG and role in ("env", self._reward)
 
 
 SCENARIOS = {
@@ -143,8 +155,8 @@ def tree_of(
     rows.write_text("".join(json.dumps({"prompt": f"say {digit}", "answer": str(digit)}) + "\n" for digit in range(10)))
     source = {"kind": "jsonl", "path": str(rows)}
     runtime: dict[str, Any] = {"kind": scenario.runtime}
-    if scenario.runtime == "processes":
-        runtime["watchdog_s"] = WATCHDOG_S
+    if scenario.runtime in WATCHDOG_S and not scenario.on_other_node:  # A link that is cut for a while is no hang.
+        runtime["watchdog_s"] = WATCHDOG_S[scenario.runtime]
     if scenario.runtime == "ray":
         runtime |= {"address": address} if address else {"num_cpus": 8}
     ranks = {"strategy": {"kind": "fsdp2", "num_ranks": scenario.num_ranks}} if scenario.num_ranks > 1 else {}
@@ -167,6 +179,7 @@ def tree_of(
         "env_workers": {
             "kind": "ray" if scenario.on_other_node else "processes",
             "num_workers": 3 if scenario.on_other_node == "environments" else 1,
+            "timeout_s": ENV_TIMEOUT_S,
         },
         "rollout": {
             "prompts_per_step": 3,
@@ -270,7 +283,7 @@ def play(scenario: Scenario, seed: int, *, num_faults: int, folder: Path, only: 
         nodes = stack.enter_context(two_nodes(*CPUS[scenario.on_other_node])) if scenario.on_other_node else None
         judge = nodes.at_head(lambda: Judge(HEAD)) if nodes else Judge()
         stack.callback(judge.close)
-        tree = tree_of(scenario, disk.path, judge=judge.url, address=nodes and nodes.address, **options)
+        tree = tree_of(scenario, disk.path, judge=judge.url, address=nodes.address if nodes else None, **options)
         run = Run(tree, disk.path, nodes)
         started_s = time.monotonic()
         try:
@@ -281,8 +294,9 @@ def play(scenario: Scenario, seed: int, *, num_faults: int, folder: Path, only: 
             run.end()
         verdict.seconds = time.monotonic() - started_s
         verdict.left_behind = run.left_behind()
-        look_at(run, scenario, verdict)
-        if not verdict.problems and scenario.max_staleness == 0:
+        look_at(run, verdict)
+        is_other = any(scenario.changes_samples(fault.kind, fault.role) for fault in verdict.faults)
+        if not verdict.problems and scenario.max_staleness == 0 and not is_other:
             _compare_with_calm(run, scenario, verdict, folder / "calm", options)
         if verdict.problems:
             shutil.copytree(disk.path, folder / "failed")
@@ -405,9 +419,13 @@ class Harness:
         return " / ".join(line for _, line in self._run.lines[-5:])
 
 
-def look_at(run: Run, scenario: Scenario, verdict: Verdict) -> None:
+def look_at(run: Run, verdict: Verdict) -> None:
     """What the run's folder proves."""
-    found: Audit = audit(run.path / "journal", max_staleness=scenario.max_staleness)
+    try:
+        found = audit_run(RunFolder(run.path))
+    except RunFolderError as error:  # It never got so far as to sample.
+        verdict.problems.append(str(error))
+        return
     verdict.problems += found.violations
     verdict.num_groups, verdict.num_groups_again = found.trained, found.undone
     if found.num_steps != verdict.num_steps:
@@ -455,7 +473,7 @@ def by_scenario(verdicts: list[Verdict]) -> Iterator[dict[str, Any]]:
             "problems": sum(len(verdict.problems) for verdict in own),
             "groups": sum(verdict.num_groups for verdict in own),
             "trained_again": sum(verdict.num_groups_again for verdict in own),
-            **slopes([life for verdict in own for life in verdict.uses]),
+            **use_over_time([life for verdict in own for life in verdict.uses]),
             "left_behind": sum(len(verdict.left_behind) for verdict in own),
         }
 

@@ -17,12 +17,13 @@ from typing import Any, Literal
 
 from reroll_zoo.supervisor import SPARE
 
-KILL, STOP, HANG, JUDGE = "kill", "stop", "hang", "judge"
+KILL, STOP, LONG_STOP, HANG, JUDGE = "kill", "stop", "long stop", "hang", "judge"
+"""A process is killed, stopped for a while or for longer, or stopped for good."""
 DISK, FULL, SLOW = "disk", "full", "slow"
 """A disk is filled, or slow for a while."""
 LINK, NODE = "link", "node"
-STOP_S = (0.2, 3.0)
-"""How long a stopped process stays so."""
+STOP_S = {STOP: (0.2, 3.0), LONG_STOP: (10.0, 40.0)}
+"""How long a stopped process stays so. One of a model that stays so for longer than the watchdog waits counts as lost."""
 JUDGE_S = 2.0
 """How long the judge misbehaves."""
 
@@ -91,7 +92,8 @@ def below(pid: int) -> Iterator[int]:
 
 
 def role_of(pid: int, waiting: int) -> str:
-    """`controller`, `spare` (the next controller), `policy`, `engine`, `reward`, `env`, `actor` (of Ray's); empty for others.
+    """`controller`, `spare` (the next controller), `policy`, `engine`, `reward`, `env`; of Ray's actors `actor`, if it has a
+    model, else `code`; empty for others.
 
     `waiting` is the process that waits for the controller.
     """
@@ -104,9 +106,17 @@ def role_of(pid: int, waiting: int) -> str:
     if parent == waiting and "train" in words:
         return "spare" if name == SPARE else "controller"
     if words[0].startswith("ray::_Actor"):
-        return "actor"
+        return "actor" if _has_model(pid) else "code"
     names = [word.partition("[")[0] for word in words if word.endswith("]")]
     return names[0] if "reroll.runtime.process_worker" in words and names else ""
+
+
+def _has_model(pid: int) -> bool:
+    """What runs a user's code, as rewards and environments do, has no torch."""
+    try:
+        return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
+    except OSError:
+        return False
 
 
 def workers_of(waiting: int) -> dict[str, list[int]]:
@@ -124,7 +134,7 @@ def strike(pid: int, kind: str, rng: random.Random) -> None:
         os.kill(pid, signal.SIGKILL)
         return
     os.kill(pid, signal.SIGSTOP)
-    if kind == STOP:
-        time.sleep(rng.uniform(*STOP_S))
+    if kind in STOP_S:
+        time.sleep(rng.uniform(*STOP_S[kind]))
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)

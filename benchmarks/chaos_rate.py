@@ -1,7 +1,8 @@
 """Samples per hour of a run that is struck once a minute, against the same run that nobody disturbs, both at the same time.
 
 A judge that takes its time bounds both, not the cores that they share. The policy hardly learns, so that lengths and rewards
-of what both train on can be compared, by a two-sample test; the undisturbed controller tells whether memory and handles grow.
+of what both train on can be compared, by two-sample tests of means and of shapes; the undisturbed controller tells whether
+memory and handles grow.
 Run: python benchmarks/chaos_rate.py --minutes 25 [--kind processes-async] [--seed 0] [--save]
 """
 
@@ -20,9 +21,9 @@ import numpy as np
 from chaos import SCENARIOS, Harness, Run, Scenario, Struck, Verdict, tree_of
 from chaos_disk import own_disk
 from chaos_faults import DISK, FULL, Judge
-from chaos_use import UseLog, slopes
+from chaos_use import UseLog, use_over_time
 from report import arguments, report
-from two_sample import p_value
+from two_sample import ks_p_value, p_value
 
 from reroll.observe.journal import SampleState, read_stored
 from reroll_zoo.audit.audit import audit, counted_events
@@ -68,7 +69,7 @@ class Side:
             "restarts": found.num_lives - 1,
             "trained_again": found.undone,
             "violations": len(found.violations),
-            **slopes(self.log.lives),
+            **use_over_time(self.log.lives),
         }
 
     def groups(self, *, until_step: int) -> Iterator[tuple[float, float]]:
@@ -113,12 +114,16 @@ def race(scenario: Scenario, seed: int, *, num_faults: int, folder: Path) -> tup
         until_step = min(side.run.step for side in sides)
         drawn = np.random.default_rng(seed)
         found = [list(zip(*side.groups(until_step=until_step), strict=True)) for side in sides]
-        p_values = [round(p_value(*both, rng=drawn), 3) for both in zip(*found, strict=True)]
+        pairs = list(zip(*found, strict=True))
+        of_means = [round(p_value(*both, rng=drawn), 3) for both in pairs]
+        of_shapes = [round(ks_p_value(*both, rng=drawn), 3) for both in pairs]
         facts = {
             "runs": scenario.name,
             "share_of_undisturbed": round(rows[1]["samples"] / rows[0]["samples"], 3),
-            "p_value_of_lengths": p_values[0],
-            "p_value_of_rewards": p_values[1],
+            "p_value_of_lengths": of_means[0],
+            "p_value_of_rewards": of_means[1],
+            "ks_p_value_of_lengths": of_shapes[0],
+            "ks_p_value_of_rewards": of_shapes[1],
             "groups_compared": [len(side[0]) for side in found],
             "means": [[round(float(np.mean(values)), 4) for values in side] for side in found],
             "last_words": [line for _, line in disturbed.run.lines[-3:]] if disturbed.run.is_over else [],

@@ -1,8 +1,9 @@
-"""What controllers use over time, for `chaos.py`: memory and open handles, and whether they grow."""
+"""What controllers use over time, for `chaos.py`: memory and open handles, at fixed times of their lives."""
 
 from __future__ import annotations
 
 import os
+import statistics
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -11,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 LOOK_EVERY_S = 1.0
-WARM_UP_STEPS = 5
-"""Of each controller, which do not count: caches fill up."""
+AT_S = (10, 30, 60, 120, 300, 600, 900, 1200, 1800, 2700, 3600)
+"""Since the first look. In the first minute caches fill up."""
 
 Use = tuple[float, int, float, int]
 """Seconds since the first look, finished steps, memory in MB, open handles."""
@@ -52,26 +53,16 @@ class UseLog:
                     self._by_pid.setdefault(pid, []).append(use)
 
 
-def slopes(lives: Sequence[Sequence[Use]]) -> dict[str, Any]:
-    """How memory and handles grow with finished steps, by least squares over all lives, each with a level of its own."""
-    warm = [[use for use in life if use[1] >= life[0][1] + WARM_UP_STEPS] for life in map(list, lives) if life]
-    warm = [life for life in warm if len(life) > 1]
-    return {
-        "lives": len(lives),
-        "looks": sum(map(len, warm)),
-        "memory_mb_per_100_steps": _slope([[(use[1], use[2]) for use in life] for life in warm]),
-        "handles_per_100_steps": _slope([[(use[1], use[3]) for use in life] for life in warm]),
-    }
-
-
-def _slope(lives: Sequence[Sequence[tuple[float, float]]]) -> float | None:
-    """Per hundred of the first; None if nothing tells."""
-    above, below = 0.0, 0.0
-    for life in lives:
-        mean_x, mean_y = (sum(point[axis] for point in life) / len(life) for axis in (0, 1))
-        above += sum((x - mean_x) * (y - mean_y) for x, y in life)
-        below += sum((x - mean_x) ** 2 for x, _ in life)
-    return round(100 * above / below, 3) if below else None
+def use_over_time(lives: Sequence[Sequence[Use]]) -> dict[str, Any]:
+    """Memory and open handles at fixed times of a controller's life: of those that lived so long, the median."""
+    memory, handles = {}, {}
+    for at_s in AT_S:
+        reached = [next(use for use in life if use[0] >= at_s) for life in lives if life and life[-1][0] >= at_s]
+        if reached:
+            name = f"{at_s} s, {len(reached)} lives" if len(lives) > 1 else f"{at_s} s"
+            memory[name] = round(statistics.median(use[2] for use in reached), 1)
+            handles[name] = statistics.median_low([use[3] for use in reached])
+    return {"lives": len(lives), "memory_mb": memory, "handles": handles}
 
 
 def _memory_mb(pid: int) -> float:

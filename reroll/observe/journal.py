@@ -7,11 +7,12 @@ journal/000000.tokens  what ended samples wrote and earned; events say where
 journal/in-flight.tokens  what samples that have not ended wrote so far (`partial_samples`)
 
 A pair of files is a segment; a new one is begun whenever a run is started or resumed, and when one is large. The tokens of
-the oldest segments are deleted when all together outgrow a bound; events are kept.
+the oldest segments are deleted when all together outgrow a bound; events are kept, those of closed segments as `.jsonl.gz`.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 import time
 import zlib
@@ -33,6 +34,8 @@ from reroll.types import Message, Trajectory, Versions
 
 JOURNAL_FOLDER = "journal"
 _EVENTS, _TOKENS = ".jsonl", ".tokens"
+PACKED = ".gz"
+"""What follows the name of a file of events that was packed (the group `reroll.journals`)."""
 _MAX_SEGMENT_BYTES = 1 << 26
 """Of a segment's tokens, and of its events. Then the next is begun."""
 _BUFFER_BYTES = 1 << 18
@@ -447,8 +450,17 @@ def _events_since(earlier: Sequence[Path], version: int) -> Iterator[Event]:
 
 
 def segments(folder: Path) -> list[Path]:
-    """The files of events, oldest first."""
-    return sorted(path for path in folder.glob(f"*{_EVENTS}") if path.stem.isdigit())
+    """The files of events, oldest first. Of some there is only the packed form, which `open_events` reads."""
+    found = {path.name.removesuffix(PACKED).removesuffix(_EVENTS) for path in folder.glob(f"*{_EVENTS}*")}
+    return [folder / f"{stem}{_EVENTS}" for stem in sorted(found) if stem.isdigit()]
+
+
+def open_events(segment: Path) -> BinaryIO:
+    """A segment's events, packed or not."""
+    try:
+        return segment.open("rb")
+    except FileNotFoundError:  # Packed, perhaps just now.
+        return cast(BinaryIO, gzip.open(f"{segment}{PACKED}"))
 
 
 def sync_journal(folder: Path) -> None:
@@ -468,13 +480,13 @@ def read_events(segment: Path) -> Iterator[Event]:
 def _read_lines(segment: Path) -> Iterator[list[Event]]:
     """What each line tells of, up to the first that is damaged."""
     try:
-        with segment.open("rb") as file:
+        with open_events(segment) as file:
             for line in file:
                 if not (events := parse_line(line, segment)):
                     return
                 yield events
-    except OSError as error:
-        raise RunFolderError(f"{segment}: cannot read the journal ({error.strerror}): is this a run folder?") from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise RunFolderError(f"{segment}: cannot read the journal ({error}): is this a run folder?") from error
 
 
 def parse_line(line: bytes, segment: Path) -> list[Event]:
@@ -524,9 +536,10 @@ def read_stored(event: Event, *, text_of: Decode) -> Trajectory | None:
 def damage_of(segment: Path) -> str | None:
     """What is wrong with a segment's events, in words. A last line that a crash tore is no damage."""
     num_good = sum(1 for _ in _read_lines(segment))
-    lines = segment.read_bytes().splitlines(keepends=True)
-    if num_good < len(lines) - 1:
+    with open_events(segment) as file:
+        num_lines = sum(1 for _ in file)
+    if num_good < num_lines - 1:
         return (
-            f"damaged: {segment} line {num_good + 1} does not match its checksum, and {len(lines) - num_good - 1} lines follow"
+            f"damaged: {segment} line {num_good + 1} does not match its checksum, and {num_lines - num_good - 1} lines follow"
         )
     return None

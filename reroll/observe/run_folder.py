@@ -198,6 +198,8 @@ class RunFolder:
             if keep is not None:
                 for old in self.all_checkpoints()[:-keep]:
                     self._delete(old.path)
+        if pack := load_entry("reroll.journals", "pack"):
+            pack(self.journal_path)
 
     def all_checkpoints(self) -> list[Checkpoint]:
         """The complete ones, oldest first."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -64,18 +64,45 @@ class _OpenGroup:
     """Admitted, and neither trained on nor dropped so far."""
 
     prompt: str
+    domain: str
     version: int
+    queued: set[int] = field(default_factory=set)
+    """Indices of its samples, as are the next two."""
     ended: set[int] = field(default_factory=set)
+    failed: set[int] = field(default_factory=set)
     continued: dict[int, int] = field(default_factory=dict)
     """By a sample's index, the tokens that it went on after."""
-    needs_requeue: bool = False
-    """The run was interrupted since: it must be admitted again."""
 
 
-def audit(folder: Path, *, max_staleness: int, on_segment: Callable[[], None] = lambda: None) -> Audit:
-    """Read a journal from end to end. `on_segment` is called after each of its files."""
+@dataclass(slots=True)
+class _WaitingGroup:
+    """Sent back, or open when the run was interrupted: its prompt is queued in front of those that were never admitted."""
+
+    prompt: str
+    since: str
+    """What happened to it, in words."""
+    interrupted_at: int | None = None
+    """The version that the run went on from, if it was open then: it is among the first that are admitted."""
+    is_overtaken: bool = False
+    """A prompt that was never admitted came before it. One that may wait for its round is told from one that is lost by the
+    next checkpoint, which has it in its queue."""
+
+
+def audit(
+    folder: Path,
+    *,
+    max_staleness: int,
+    num_domains: int | None = None,
+    owed: Mapping[int, Set[int]] | None = None,
+    on_segment: Callable[[], None] = lambda: None,
+) -> Audit:
+    """Read a journal from end to end. `on_segment` is called after each of its files.
+
+    `num_domains`: of the prompts; None: those that were seen. `owed`: for versions of which there is a checkpoint, the numbers
+    of the groups that a run which goes on from it has to admit again.
+    """
     undone, found = _undone(folder)
-    reader, numbers = _Auditor(found, max_staleness), count()
+    reader, numbers = _Auditor(found, max_staleness, num_domains, owed or {}), count()
     for segment in segments(folder):
         for event, number in zip(read_events(segment), numbers, strict=False):
             if _counts(number, undone):
@@ -129,16 +156,23 @@ def _undone(folder: Path) -> tuple[list[tuple[int, int]], Audit]:
 class _Auditor:
     """Goes through the events that count, with no more in memory than the groups that are open and the numbers of all."""
 
-    def __init__(self, found: Audit, max_staleness: int) -> None:
+    def __init__(self, found: Audit, max_staleness: int, num_domains: int | None, owed: Mapping[int, Set[int]]) -> None:
         self._found = found
         self._max_staleness = max_staleness
+        self._num_domains = num_domains
+        self._owed = owed
         self._open: dict[int, _OpenGroup] = {}
+        self._waiting: defaultdict[str, dict[int, _WaitingGroup]] = defaultdict(dict)
+        """By domain and number."""
+        self._numbers: defaultdict[str, set[int]] = defaultdict(set)
+        """Of all groups that were ever admitted, by domain."""
         self._trained: dict[int, int] = {}
         """Numbers of groups, and the version that each was trained into."""
         self._in_this_step: set[int] = set()
         """Trained, and its weights not yet with the engines."""
         self._version = 0
-        self._began_at = 0
+        self._is_whole: bool | None = None
+        """The journal begins with the run. What came before one that was deleted is not known. None: not begun."""
         self._told: Counter[str] = Counter()
 
     def take(self, event: Event) -> None:
@@ -149,29 +183,34 @@ class _Auditor:
                 self._generating(event)
             case SampleState.DONE:
                 self._done(event)
+            case SampleState.FAILED:
+                self._failed(event)
             case SampleState.TRAINED:
                 self._was_trained(event)
             case SampleState.FILTERED:
-                if self._open.pop(event.group, None):
-                    self._found.dropped += 1
+                self._dropped(event.group)
             case SampleState.ABORTED if event.detail.get("reason") == QUEUED_AGAIN:
-                if self._open.pop(event.group, None):
-                    self._found.sent_back += 1
+                self._sent_back(event.group)
             case _ if event.state == BEGUN:
-                self._began_at = self._version = event.detail["version"]
-                for group in self._open.values():
-                    group.needs_requeue = True
+                self._begun(event.detail["version"])
             case _ if event.state == STEPPED:
                 self._stepped(event.detail["version"])
 
     def finish(self) -> None:
         """What is left when the journal ends."""
         for number, group in self._open.items():
-            # Whatever was open at a checkpoint is the first that is admitted after it.
-            if group.needs_requeue and self._version - self._began_at > self._max_staleness + 1:
+            # `Admission.release` has sent back whatever is older, before the step was over.
+            if self._version - group.version > self._max_staleness:
                 self._violation(
-                    "lost", f"group {number} ({group.prompt}) was open at step {self._began_at} and was never admitted again"
+                    "lost",
+                    f"group {number} ({group.prompt}) was admitted at step {group.version}, and neither trained on, dropped "
+                    f"nor sent back by step {self._version}",
                 )
+        for queue in self._waiting.values():
+            for number, waiting in queue.items():
+                if waiting.is_overtaken or self._is_left_out(waiting):
+                    self._violation("lost", f"group {number} ({waiting.prompt}) {waiting.since} and was never admitted again")
+        self._find_gaps()
         self._found.in_flight = len(self._open)
         self._found.num_steps = self._version
         self._found.trained = len(self._trained)
@@ -179,17 +218,66 @@ class _Auditor:
             if num > MAX_TOLD:
                 self._found.violations.append(f"{kind}: {num - MAX_TOLD:,} more")
 
+    def _is_left_out(self, waiting: _WaitingGroup) -> bool:
+        """Whether it was open at a checkpoint, and the run has gone on for longer than any other may be open."""
+        return waiting.interrupted_at is not None and self._version - waiting.interrupted_at > self._max_staleness + 1
+
+    def _find_gaps(self) -> None:
+        """Numbers that were given out: the n-th group of a domain has its n-th number, and every one is admitted."""
+        if not self._is_whole:
+            return
+        num_domains = self._num_domains or len(self._numbers)
+        for domain, seen in self._numbers.items():
+            for number in range(max(seen) % num_domains, max(seen), num_domains):
+                if number not in seen:
+                    name = f" of domain {domain}" if domain else ""
+                    self._violation("lost", f"group {number}{name} was drawn before group {max(seen)} and never admitted")
+
+    def _begun(self, version: int) -> None:
+        if self._is_whole is None:
+            self._is_whole = version == 0
+        self._version = version
+        for number, group in self._open.items():
+            waiting = _WaitingGroup(group.prompt, f"was open at step {version}", interrupted_at=version)
+            self._waiting[group.domain][number] = waiting
+        self._open.clear()
+
     def _queued(self, event: Event) -> None:
-        number, prompt, version = event.group, event.detail["prompt"], event.detail["version"]
-        group = self._open.get(number)
+        number, prompt, domain = event.group, event.detail["prompt"], event.detail.get("domain", "")
+        group, waiting = self._open.get(number), self._waiting[domain].pop(number, None)
         if number in self._trained:
             self._violation("trained twice", f"group {number} ({prompt}) was admitted again after step {self._trained[number]}")
-        elif group is None:
-            self._open[number] = _OpenGroup(prompt, version)
-        elif group.needs_requeue:
-            if group.prompt != prompt:
-                self._violation("lost", f"group {number} was of {group.prompt} and came back as {prompt}")
-            self._open[number] = _OpenGroup(prompt, version)
+            return
+        if group is None:
+            group = self._open[number] = _OpenGroup(prompt, domain, event.detail["version"])
+            if waiting is None:
+                self._drawn(number, domain)
+            elif waiting.prompt != prompt:
+                self._violation("lost", f"group {number} was of {waiting.prompt} and came back as {prompt}")
+        elif event.index in group.queued:
+            self._violation("out of order", f"sample {event.sample_id} was admitted twice, and not sent back in between")
+        group.queued.add(event.index)
+
+    def _drawn(self, number: int, domain: str) -> None:
+        """A prompt is admitted for the first time: none of its domain was waiting, or that one is lost."""
+        self._numbers[domain].add(number)
+        for waiting in self._waiting[domain].values():
+            waiting.is_overtaken = True
+
+    def _sent_back(self, number: int) -> None:
+        if group := self._open.pop(number, None):
+            self._found.sent_back += 1
+            self._waiting[group.domain][number] = _WaitingGroup(group.prompt, f"was sent back at step {self._version}")
+
+    def _dropped(self, number: int) -> None:
+        if self._open.pop(number, None):
+            self._found.dropped += 1
+
+    def _failed(self, event: Event) -> None:
+        if group := self._open.get(event.group):
+            group.failed.add(event.index)
+            if group.failed == group.queued:  # There is no sample left to say that the group was dropped.
+                self._dropped(event.group)
 
     def _generating(self, event: Event) -> None:
         num_kept = event.detail.get("kept", 0)
@@ -239,8 +327,6 @@ class _Auditor:
             kind = "trained twice" if number in self._trained else "out of order"
             self._violation(kind, f"group {number} was trained in step {version}, {before}")
             return
-        if group.needs_requeue:
-            self._violation("out of order", f"group {number} was trained in step {version} and not admitted in that life")
         if event.index not in group.ended:
             self._violation("out of order", f"sample {event.sample_id} was trained in step {version} and had not ended")
         staleness = version - 1 - group.version
@@ -257,6 +343,23 @@ class _Auditor:
         for number in self._in_this_step:
             self._open.pop(number, None)
         self._in_this_step.clear()
+        if version in self._owed:
+            self._compare_with_checkpoint(version, self._owed[version])
+
+    def _compare_with_checkpoint(self, version: int, owed: Set[int]) -> None:
+        """A run that goes on from it would admit these, and no others that were drawn before."""
+        known = {number: group.prompt for number, group in self._open.items()}
+        for queue in self._waiting.values():
+            known |= {number: waiting.prompt for number, waiting in queue.items()}
+            for number in queue.keys() & owed:
+                queue[number].is_overtaken, queue[number].interrupted_at = False, None
+        for number in sorted(known.keys() - owed):
+            self._violation(
+                "lost", f"group {number} ({known[number]}) was open at step {version}, and its checkpoint has it not"
+            )
+        if self._is_whole:
+            for number in sorted(owed - known.keys()):
+                self._violation("lost", f"group {number} is owed by the checkpoint of step {version}, and was never admitted")
 
     def _violation(self, kind: str, what: str) -> None:
         self._told[kind] += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from pathlib import Path
 
 import yaml
@@ -12,7 +12,8 @@ import yaml
 from reroll.errors import RunFolderError
 from reroll.observe.files import read_jsonl
 from reroll.observe.journal import Event, SampleState
-from reroll.observe.run_folder import RunFolder
+from reroll.observe.run_folder import Checkpoint, RunFolder
+from reroll.pipeline.resume import read_state
 from reroll.pipeline.rlvr import rollout_stats
 from reroll_zoo.audit.audit import MAX_TOLD, Audit, audit, counted_events
 from reroll_zoo.replay.recorded_steps import RecordedGroup, read_groups, trained_groups
@@ -27,10 +28,25 @@ def audit_run(run: RunFolder, *, on_segment: Callable[[], None] = lambda: None) 
     if not run.journal_path.is_dir():
         raise RunFolderError(f"{run.path} has no journal: it was not sampled by reroll, or by an earlier version")
     config = yaml.safe_load(run.config_path.read_text(encoding="utf-8"))
-    found = audit(run.journal_path, max_staleness=config["rollout"]["max_staleness"], on_segment=on_segment)
+    found = audit(
+        run.journal_path,
+        max_staleness=config["rollout"]["max_staleness"],
+        num_domains=len({source.get("domain") for source in config["data"]["train"]}),
+        owed={checkpoint.step: owed for checkpoint in run.all_checkpoints() if (owed := _owed_by(checkpoint)) is not None},
+        on_segment=on_segment,
+    )
     if not found.violations and run.metrics_path.exists():
         _compare_metrics(run, found)
     return found
+
+
+def _owed_by(checkpoint: Checkpoint) -> Set[int] | None:
+    """Numbers of the groups that were drawn and neither trained on nor dropped; None if it does not tell."""
+    try:
+        queue = read_state(checkpoint)["pipeline"]["rollouts"]["queue"]
+    except (RunFolderError, KeyError):  # Damaged, or of an earlier version: a resume would say so.
+        return None
+    return {row["number"] for row in queue if row["number"] is not None}
 
 
 def _compare_metrics(run: RunFolder, found: Audit) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from reroll.observe.journal import Event, parse_line, segments
+from reroll.observe.journal import Event, open_events, parse_line, segments
+from reroll_zoo.packed_journal import unpacked_size
 
 _BYTES_AT_ONCE = 1 << 26
 """Of events that one call reads."""
@@ -32,7 +33,7 @@ class JournalFollower:
     @property
     def was_replaced(self) -> bool:
         """Whether what was read is no longer there: another run has taken the folder's name."""
-        return any(_size_of(segment) < offset for segment, offset in self._offsets.items())
+        return any(unpacked_size(segment) < offset for segment, offset in self._offsets.items())
 
     def new_events(self, max_bytes: int = _BYTES_AT_ONCE) -> Iterator[Event]:
         """In their order, of at most so many bytes at once: `is_behind` says if that left some."""
@@ -41,12 +42,12 @@ class JournalFollower:
             if int(segment.stem) < self._first or segment in self._damaged:
                 continue
             offset = self._offsets.get(segment, 0)
-            if _size_of(segment) == offset:
+            if unpacked_size(segment) == offset:
                 continue
             if max_bytes <= 0:
                 self.is_behind = True
                 return
-            with segment.open("rb") as file:
+            with open_events(segment) as file:
                 file.seek(offset)
                 data = file.read(max_bytes)
             lines = data[: data.rfind(b"\n") + 1].splitlines(keepends=True)
@@ -64,16 +65,8 @@ def _first_within(paths: Sequence[Path], max_bytes: int) -> int:
     """The number of the first of the newest segments that have no more bytes together; the last one always counts."""
     first, total = 0, 0
     for place, path in enumerate(reversed(paths)):
-        total += _size_of(path)
+        total += unpacked_size(path)
         if place and total > max_bytes:
             break
         first = int(path.stem)
     return first
-
-
-def _size_of(path: Path) -> int:
-    """Of a file; -1 where there is none."""
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return -1

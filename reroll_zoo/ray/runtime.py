@@ -14,8 +14,9 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, Concatenate
@@ -31,6 +32,7 @@ from reroll.runtime.cpu import OMP, core_watch, keep_freed_memory, torch_threads
 from reroll.runtime.devices import num_usable_cores
 from reroll.runtime.failures import Raised, gather_all, guarded
 from reroll.runtime.subprocesses import (
+    kill_marked,
     mark_what_this_starts,
     outlive_sigterm,
     search_path,
@@ -40,6 +42,7 @@ from reroll.runtime.subprocesses import (
 from reroll.runtime.watchdog import NUM_LOOKS, Waits, end_if_it_hangs, is_stopped, print_stacks_when_asked
 from reroll_zoo.gpu_nodes import GpuNodes
 from reroll_zoo.ray.config import RayRuntimeConfig
+from reroll_zoo.ray.head_watch import HeadWatch
 from reroll_zoo.ray.placement import ActorPlacement, GpuPlacements, live_gpu_nodes, reserve_bundles, spare_cpus
 
 MIN_LOGICAL_CPUS = 4
@@ -76,8 +79,11 @@ class RayRuntime(Runtime):
     def __init__(self, config: RayRuntimeConfig) -> None:
         super().__init__()
         self._owns_ray = not ray.is_initialized()
+        self._mark = uuid.uuid4().hex
+        """Of all processes of a Ray that is started here."""
         if self._owns_ray:
-            _start_ray(config)
+            _start_ray(config, mark=self._mark)
+        self._head: HeadWatch | None = None
         self._timeout_s = PLACEMENT_TIMEOUT_S if self._owns_ray and config.address is None else SHARED_PLACEMENT_TIMEOUT_S
         self._given_up = threading.Event()
         """Nobody is to wait for room any more."""
@@ -106,16 +112,24 @@ class RayRuntime(Runtime):
     async def spawn(
         self, worker_class: Callable[Concatenate[WorkerInfo, P], W], placement: Placement, *args: P.args, **kwargs: P.kwargs
     ) -> Workers[W]:
-        places, group = await self._on_a_thread(partial(self._places, placement))
+        head = self._watched_head()
+        places, group = await head.unless_lost(self._on_a_thread(partial(self._places, placement)))
         actors = [
-            _Handle(WorkerInfo(placement.role, rank, len(places), place.device), place, placement, waits=self._waits)
+            _Handle(WorkerInfo(placement.role, rank, len(places), place.device), place, placement, waits=self._waits, head=head)
             for rank, place in enumerate(places)
         ]
         # Pickled here and not by Ray, so that an actor can set its number of threads before torch is unpickled.
         recipe = ray.put((search_path(), ray.cloudpickle.dumps((worker_class, args, kwargs))))
         again = partial(self._again, recipe)
-        workers: RayWorkers[W] = RayWorkers(actors, group, recipe, again=again, more=self._more, give_back=self._give_back)
+        workers: RayWorkers[W] = RayWorkers(
+            actors, group, recipe, head=head, again=again, more=self._more, give_back=self._give_back
+        )
         return await self._once_built(workers, workers.build())
+
+    def _watched_head(self) -> HeadWatch:
+        if self._head is None:
+            self._head = HeadWatch(ray.get_runtime_context().gcs_address, on_exit=partial(kill_marked, self._mark))
+        return self._head
 
     async def _more(self, actors: Sequence[_Handle], at_most: int) -> list[_Handle]:
         """Actors for more workers like these, in places that nobody has."""
@@ -124,7 +138,9 @@ class RayRuntime(Runtime):
         except RayError as error:
             raise RerollError(f"Ray does not say where there is room: {error}") from None
         infos = [replace(actors[0].info, rank=len(actors) + number) for number in range(len(places))]
-        return [_Handle(info, place, actors[0].placement, waits=self._waits) for info, place in zip(infos, places, strict=True)]
+        head, placement = self._watched_head(), actors[0].placement
+        pairs = zip(infos, places, strict=True)
+        return [_Handle(info, place, placement, waits=self._waits, head=head) for info, place in pairs]
 
     def _spare_places(self, actors: Sequence[_Handle], at_most: int) -> list[ActorPlacement]:
         """Spare GPUs if these have GPUs; else one place on each node that has none of them."""
@@ -156,7 +172,7 @@ class RayRuntime(Runtime):
         deadline_s = time.monotonic() + REVIVAL_TIMEOUT_S
         while (left_s := deadline_s - time.monotonic()) > 0:
             place = await self._on_a_thread(partial(self._gpus.replace, gone.place, role=gone.info.role))
-            actor = _Handle(gone.info, place, gone.placement, waits=self._waits)
+            actor = _Handle(gone.info, place, gone.placement, waits=self._waits, head=self._watched_head())
             try:
                 await asyncio.wait_for(actor.started(), left_s)
                 return actor
@@ -171,6 +187,11 @@ class RayRuntime(Runtime):
     async def close(self) -> None:
         self._given_up.set()
         await super().close()
+        if self._head is not None:
+            self._head.close()
+            if self._head.is_lost:  # Nothing can be given back, and whoever asks it to be does not come back.
+                self._threads.shutdown(wait=False)
+                return
         await asyncio.to_thread(self._threads.shutdown)
         if not ray.is_initialized():
             return
@@ -203,6 +224,7 @@ class RayWorkers(Workers[W]):
         group: Any,
         recipe: Any,
         *,
+        head: HeadWatch,
         again: Callable[[_Handle], Awaitable[_Handle]],
         more: Callable[[Sequence[_Handle], int], Awaitable[list[_Handle]]],
         give_back: Callable[[ActorPlacement], None],
@@ -212,7 +234,7 @@ class RayWorkers(Workers[W]):
         super().__init__(len(actors))
         self._actors = list(actors)
         self._num_spawned = len(actors)
-        self._group, self._recipe = group, recipe
+        self._group, self._recipe, self._head = group, recipe, head
         self._again, self._more, self._give_back = again, more, give_back
 
     async def build(self) -> None:
@@ -279,15 +301,16 @@ class RayWorkers(Workers[W]):
         for rank in range(self._num_spawned, self.size):
             await self.leave(rank)
         group, self._group = self._group, None
-        if group is not None and ray.is_initialized():
+        if group is not None and ray.is_initialized() and not self._head.is_lost:
             remove_placement_group(group)
 
 
 class _Handle:
     """One actor as the controller sees it."""
 
-    def __init__(self, info: WorkerInfo, place: ActorPlacement, placement: Placement, *, waits: Waits) -> None:
+    def __init__(self, info: WorkerInfo, place: ActorPlacement, placement: Placement, *, waits: Waits, head: HeadWatch) -> None:
         self._waits, self._is_watched = waits, not placement.runs_user_code  # Which has time limits of its own.
+        self._head = head
         self.name = f"{info.role}[{info.rank}]"
         self.info, self.place, self.placement = info, place, placement
         self.is_stopped = self.has_left = False
@@ -310,7 +333,8 @@ class _Handle:
 
     def kill(self) -> None:
         """End its process now; harmless if it has ended."""
-        if ray.is_initialized():
+        self._look_no_more()
+        if ray.is_initialized() and not self._head.is_lost:
             ray.kill(self._actor)
 
     async def build(self, recipe: Any) -> None:
@@ -326,7 +350,7 @@ class _Handle:
 
     async def stop(self, *, at_once: bool) -> None:
         """Close the worker after the calls that wait now, unless at once, then end its process. Safe to call twice."""
-        if self.is_stopped or not ray.is_initialized():
+        if self.is_stopped or not ray.is_initialized() or self._head.is_lost:
             return
         self.is_stopped = True
         if not at_once:
@@ -346,7 +370,7 @@ class _Handle:
     async def _result(self, reference: Any, what: str) -> Any:
         wait = self._begin(what)
         try:
-            outcome = await reference
+            outcome = await self._head.unless_lost(reference)
         except (RayActorError, OutOfMemoryError) as error:
             raise self._died(error) from None
         except RayError as error:
@@ -366,14 +390,20 @@ class _Handle:
     def _is_over(self, wait: int) -> None:
         self._waits.end(wait)
         self._num_calls -= 1
-        if not self._num_calls and self._watch is not None:
+        if not self._num_calls:
+            self._look_no_more()
+
+    def _look_no_more(self) -> None:
+        """Also where somebody still waits: once Ray is left, asking an actor would start another one."""
+        if self._watch is not None and self._watch is not asyncio.current_task():
             self._watch.cancel()
 
     async def _look_whether_it_answers(self, limit_s: float, node_id: str, pid: int) -> None:
         """While somebody waits for it: one that a signal has stopped cannot end itself, and is ended when the limit is over."""
         try:
             while True:
-                await asyncio.wait_for(self._actor.where.remote(), limit_s)
+                async with asyncio.timeout(limit_s):  # `wait_for` of Python 3.11 would overlook that it is cancelled.
+                    await self._actor.where.remote()
                 await asyncio.sleep(limit_s / NUM_LOOKS)
         except TimeoutError:
             self._waits.tell(self.name)
@@ -480,11 +510,27 @@ def _reach(address: str) -> None:
     except OSError as error:
         raise RerollError(
             f"no Ray cluster answers at {host}:{port} ({error}): is it up (ray status), and is that its address? "
-            "runtime.address null starts Ray on this machine"
+            "runtime.address null starts Ray on this machine. A run that was under way goes on with --resume"
         ) from None
 
 
-def _start_ray(config: RayRuntimeConfig) -> None:
+@contextmanager
+def _marking(mark: str) -> Iterator[None]:
+    """What this process starts in here is marked; what it starts later is not."""
+    before = dict(os.environ)
+    mark_what_this_starts(mark)
+    changed = {name: before.get(name) for name, value in os.environ.items() if before.get(name) != value}
+    try:
+        yield
+    finally:
+        for name, value in changed.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
+
+
+def _start_ray(config: RayRuntimeConfig, *, mark: str) -> None:
+    """Join a cluster, or start one here whose processes carry the mark and end with this one, however it ends."""
     if config.address is not None:
         _reach(config.address)
         try:
@@ -497,7 +543,7 @@ def _start_ray(config: RayRuntimeConfig) -> None:
             ) from None
         return
     num_cpus = config.num_cpus or max(MIN_LOGICAL_CPUS, num_usable_cores())
-    with sheltered_from_sigterm():
+    with sheltered_from_sigterm(), _marking(mark):
         ray.init(
             "local",
             num_cpus=num_cpus,

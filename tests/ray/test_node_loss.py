@@ -11,15 +11,18 @@ import collections
 import copy
 import json
 import logging
+import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from ray._private.ray_constants import PROCESS_TYPE_GCS_SERVER
 from ray.cluster_utils import Cluster
 
 import reroll_zoo.ray.runtime
@@ -45,6 +48,8 @@ from reroll_zoo.ray.config import RayRuntimeConfig
 SOON = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "health_check_failure_threshold": 3}
 """A node that refuses three calls in a row is lost. One that is slow to answer has ten seconds for each, as always."""
 HEAD = {"num_cpus": 2, "num_gpus": 1, "include_dashboard": False, "_system_config": SOON}
+HEAD_LOST_S = 300.0
+"""Only a hang exceeds it: half a minute of silence, a quarter to leave."""
 NUM_REQUESTS_BEFORE_LOSS = 40
 """In the midst of the second step: the evaluation asks ten, each step sixteen."""
 
@@ -256,26 +261,43 @@ async def judge(rewards: RewardCluster) -> float:
     return (await rewards.score(prompt, Trajectory(id="t", turns=(turn,), status=Status.COMPLETED))).value
 
 
+def cut_the_power(cluster: Cluster) -> None:
+    cluster.shutdown()
+
+
+def stop_the_head(cluster: Cluster) -> None:
+    [gcs] = cluster.head_node.all_processes[PROCESS_TYPE_GCS_SERVER]
+    os.kill(gcs.process.pid, signal.SIGSTOP)
+
+
 @pytest.mark.slow
-def test_a_run_whose_head_node_is_lost_resumes_on_a_new_cluster(rlvr_tree: dict[str, Any]) -> None:
+@pytest.mark.parametrize("lose_head", [cut_the_power, stop_the_head])
+def test_a_run_whose_head_node_is_lost_ends_says_so_and_resumes_on_a_new_cluster(
+    rlvr_tree: dict[str, Any], lose_head: Callable[[Cluster], None]
+) -> None:
     rlvr_tree["run"]["steps"] = 6
     whole = run(configured(rlvr_tree, name="whole"))
     first = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "include_dashboard": False})
     tree = configured(rlvr_tree, name="beheaded", runtime=on(first))
     folder = Path(tree["run"]["runs_dir"]).parent
     (folder / "run.yaml").write_text(yaml.safe_dump(tree))
-    process = subprocess.Popen([sys.executable, "-m", "reroll", "train", "run.yaml"], cwd=folder)
+    output = folder / "output.txt"
+    with output.open("wb") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "reroll", "train", "run.yaml"], cwd=folder, stdout=said, stderr=subprocess.STDOUT
+        )
     try:
         while not list((folder / "runs" / "beheaded" / "checkpoints").glob("step-*")):
             assert process.poll() is None, "the run ended too early"
             time.sleep(0.05)
-        first.shutdown()
-        process.wait(timeout=120)
-    except subprocess.TimeoutExpired:
-        pass  # Without a head it may wait for one: then it is the user who ends it.
+        lose_head(first)
+        assert process.wait(timeout=HEAD_LOST_S) == 1
     finally:
         process.kill()
         process.wait()
+        first.shutdown()
+    # Ray has words of its own, before and after.
+    assert any("Ray cluster" in line and "--resume" in line for line in output.read_text().splitlines())
     second = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "include_dashboard": False})
     try:
         resumed = run({**tree, "runtime": on(second)}, resume=True)

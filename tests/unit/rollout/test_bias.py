@@ -16,7 +16,7 @@ from reroll_zoo.audit.audit import audit
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))  # scripts, no package
 
-from two_sample import p_value
+from two_sample import _ks_distance, ks_p_value, p_value
 
 NUM_STEPS, CHECKPOINT_EVERY = 180, 2
 CONFIG = {"prompts_per_step": 4, "group_size": 4, "max_tries": 9}
@@ -94,8 +94,9 @@ async def test_with_fifty_kills_lengths_and_rewards_of_what_is_trained_are_those
     assert num_lives > 50
     assert num_continued > 0
     draws = np.random.default_rng(0)
-    assert p_value(disturbed.lengths, undisturbed.lengths, rng=draws) > 0.01
-    assert p_value(disturbed.rewards, undisturbed.rewards, rng=draws) > 0.01
+    for test in (p_value, ks_p_value):
+        assert test(disturbed.lengths, undisturbed.lengths, rng=draws) > 0.01
+        assert test(disturbed.rewards, undisturbed.rewards, rng=draws) > 0.01
 
 
 def test_the_test_finds_out_when_a_fifth_of_the_long_samples_is_missing():
@@ -104,3 +105,28 @@ def test_the_test_finds_out_when_a_fifth_of_the_long_samples_is_missing():
     assert p_value(lengths[:2000], lengths[2000:], rng=rng, num_draws=1000) > 0.01
     shorter = [length for length in lengths[2000:] if length < 30 or rng.random() < 0.8]
     assert p_value(shorter, lengths[:2000], rng=rng, num_draws=1000) < 0.01
+
+
+def test_a_tail_that_is_cut_while_the_rest_makes_up_for_it_is_found_by_the_shape_alone():
+    rng = np.random.default_rng(0)
+    lengths = [length_of(int(seed)) for seed in rng.integers(0, 2**62, 2000)]
+    cut = [min(length, 40) for length in lengths]
+    same_mean = [length + (sum(lengths) - sum(cut)) / len(cut) for length in cut]
+    assert p_value(lengths, same_mean, rng=rng, num_draws=500) > 0.01
+    assert ks_p_value(lengths, same_mean, rng=rng, num_draws=500) < 0.01
+
+
+def test_equal_samples_differ_as_often_as_they_should():
+    """Under one distribution p-values are spread evenly: a third of them is below a third."""
+    rng = np.random.default_rng(0)
+    p_values = [ks_p_value(rng.integers(0, 9, 60), rng.integers(0, 9, 80), rng=rng, num_draws=99) for _ in range(200)]
+    assert 0.2 < np.mean(np.array(p_values) < 1 / 3) < 0.45
+    assert np.mean(np.array(p_values) <= 0.05) < 0.12
+
+
+def test_the_statistic_is_that_of_kolmogorov_and_smirnov():
+    rng = np.random.default_rng(1)
+    first, second = rng.normal(size=50), rng.normal(0.4, size=70)
+    values, counts = np.unique(np.concatenate((first, second)), return_counts=True)
+    ours = _ks_distance(np.isin(values, first).astype(int), counts)
+    assert ours == pytest.approx(max(abs(np.mean(first <= value) - np.mean(second <= value)) for value in values))

@@ -14,7 +14,7 @@ from reroll_zoo.audit.audit import audit
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))  # scripts, no package
 
-from two_sample import p_value
+from two_sample import ks_p_value, p_value
 
 
 def trained_rows(groups):
@@ -80,7 +80,8 @@ async def test_over_sampling_trains_on_what_was_drawn_slow_or_quick(journal, max
     assert len(begun - trained.keys()) <= 3 * 3 * (max_staleness + 2)
     lengths = [trajectory.num_completion_tokens for trajectory in trained.values()]
     seeds = [stable_seed(0, number, index) for number in range(1000) for index in range(3)]
-    assert p_value(lengths, [length_of(seed) for seed in seeds], rng=np.random.default_rng(0)) > 0.01
+    for test in (p_value, ks_p_value):
+        assert test(lengths, [length_of(seed) for seed in seeds], rng=np.random.default_rng(0)) > 0.01
 
 
 async def test_without_a_budget_over_sampled_groups_begin_anew_with_their_seeds(journal):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from reroll.observe.journal import Journal, SampleState, segments
+from reroll.observe.journal import QUEUED_AGAIN, Journal, SampleState, segments
 from reroll.types import Completion, FinishReason, Status, Trajectory, Turn
 from reroll_zoo.audit.audit import MAX_TOLD, Audit, audit, describe
 
@@ -18,9 +20,20 @@ class Writer:
         self.folder = folder
         self.journal = Journal(folder)
 
-    def admit(self, number: int, *, version: int = 0, prompt: str | None = None) -> None:
+    def admit(self, number: int, *, version: int = 0, prompt: str | None = None, domain: str = "d") -> None:
         for index in range(2):
-            self.journal.record(f"{number}.{index}", SampleState.QUEUED, prompt=prompt or f"p/{number}", version=version)
+            told = {"prompt": prompt or f"p/{number}", "domain": domain, "version": version}
+            self.journal.record(f"{number}.{index}", SampleState.QUEUED, **told)
+
+    def send_back(self, number: int) -> None:
+        self.end_all(number, SampleState.ABORTED, QUEUED_AGAIN)
+
+    def play_steps(self, numbers: Iterable[int], *, since: int) -> None:
+        """One group a step, from weights of this version on."""
+        for version, number in enumerate(numbers, since):
+            self.admit(number, version=version)
+            self.end(number, version=version)
+            self.train(number, into=version + 1)
 
     def end(self, number: int, *, version: int = 0, num: int = 2, num_of_versions: int = 3) -> None:
         for index in range(num):
@@ -48,9 +61,9 @@ class Writer:
         self.journal = Journal(self.folder)
         self.journal.resume(version=version, max_staleness=0)
 
-    def audit(self, max_staleness: int = 0) -> Audit:
+    def audit(self, max_staleness: int = 0, **known: Any) -> Audit:
         self.journal.close()
-        return audit(self.folder, max_staleness=max_staleness)
+        return audit(self.folder, max_staleness=max_staleness, **known)
 
 
 @pytest.fixture
@@ -59,13 +72,14 @@ def run(tmp_path: Path) -> Writer:
 
 
 def test_a_good_run_is_counted(run: Writer) -> None:
-    for number in range(4):
+    for number in range(3):
         run.admit(number)
     run.end(0)
     run.end(1)
     run.end_all(1, SampleState.FILTERED, "all rewards of the group are equal")
-    run.end_all(2, SampleState.ABORTED, "queued again")
+    run.send_back(2)
     run.train(0, into=1)
+    run.admit(2, version=1)
     found = run.audit()
     assert found.violations == []
     counted = (found.num_lives, found.num_steps, found.trained, found.dropped, found.sent_back, found.in_flight)
@@ -111,14 +125,95 @@ def test_a_group_that_is_admitted_after_it_was_trained_is_found(run: Writer) -> 
 def test_a_group_that_was_open_at_a_checkpoint_and_never_came_back_is_lost(run: Writer) -> None:
     run.admit(0)
     run.end(0)
-    run.admit(7)
+    run.admit(1)
     run.train(0, into=1)
     run.resume(1)
-    for number, version in ((1, 1), (2, 2)):
-        run.admit(number, version=version)
-        run.end(number, version=version)
-        run.train(number, into=version + 1)
-    assert run.audit().violations == ["lost: group 7 (p/7) was open at step 1 and was never admitted again"]
+    run.play_steps((2, 3), since=1)
+    assert run.audit().violations == ["lost: group 1 (p/1) was open at step 1 and was never admitted again"]
+
+
+def test_a_group_that_never_ends_is_lost_though_nothing_interrupted_it(run: Writer) -> None:
+    run.admit(0)
+    run.play_steps(range(1, 3), since=0)
+    assert run.audit(2).violations == []
+    assert run.audit(1).violations == [
+        "lost: group 0 (p/0) was admitted at step 0, and neither trained on, dropped nor sent back by step 2"
+    ]
+
+
+def test_a_group_that_is_sent_back_and_never_admitted_again_is_lost(run: Writer) -> None:
+    run.admit(0)
+    run.send_back(0)
+    assert run.audit().violations == []  # It is the next.
+    run.journal = Journal(run.folder)
+    run.journal.resume(version=0, max_staleness=0)
+    run.admit(0)
+    run.send_back(0)
+    run.play_steps(range(1, 20), since=0)
+    assert run.audit().violations == ["lost: group 0 (p/0) was sent back at step 0 and was never admitted again"]
+
+
+def test_a_group_that_waits_while_others_of_its_domain_are_drawn_is_lost_unless_a_checkpoint_has_it(run: Writer) -> None:
+    run.admit(0)
+    run.send_back(0)
+    run.play_steps(range(1, 3), since=0)
+    assert len(run.audit().violations) == 1
+    assert run.audit(owed={1: {0}, 2: {0}}).violations == []
+    assert run.audit(owed={2: set[int]()}).violations == [
+        "lost: group 0 (p/0) was open at step 2, and its checkpoint has it not",
+        "lost: group 0 (p/0) was sent back at step 0 and was never admitted again",
+    ]
+
+
+def test_a_group_that_was_open_at_an_interruption_and_waits_is_lost_unless_a_later_checkpoint_has_it(run: Writer) -> None:
+    run.admit(0)
+    run.journal.stepped(version=1)
+    run.resume(1)
+    run.play_steps(range(1, 5), since=1)
+    assert len(run.audit().violations) == 1
+    assert run.audit(owed={1: {0}}).violations != []
+    assert run.audit(owed={1: {0}, 5: {0}}).violations == []
+
+
+def test_a_group_that_waits_while_other_domains_are_drawn_is_not_lost(run: Writer) -> None:
+    run.admit(0, domain="seldom")
+    run.send_back(0)
+    run.play_steps(range(1, 20, 2), since=0)
+    assert run.audit().violations == []
+
+
+def test_a_group_that_was_drawn_and_never_admitted_is_lost(run: Writer) -> None:
+    run.play_steps((0, 2, 3, 5), since=0)
+    assert run.audit().violations == [
+        "lost: group 1 of domain d was drawn before group 5 and never admitted",
+        "lost: group 4 of domain d was drawn before group 5 and never admitted",
+    ]
+    assert run.audit(num_domains=3).violations == []  # 1 and 4 are of one that had no turn.
+
+
+def test_a_group_that_only_a_checkpoint_knows_of_is_lost(run: Writer) -> None:
+    run.play_steps(range(3), since=0)
+    assert run.audit(owed={2: {3}}).violations == ["lost: group 3 is owed by the checkpoint of step 2, and was never admitted"]
+
+
+def test_of_what_a_deleted_journal_held_nothing_is_missed(run: Writer) -> None:
+    run.journal.resume(version=5, max_staleness=0)
+    run.play_steps((4, 7), since=5)
+    assert run.audit(owed={6: {2}}).violations == []
+
+
+def test_a_group_whose_samples_have_all_failed_is_dropped_and_not_stuck(run: Writer) -> None:
+    run.admit(0)
+    run.end_all(0, SampleState.FAILED, "the sandbox is gone")
+    run.play_steps(range(1, 4), since=0)
+    found = run.audit()
+    assert (found.violations, found.dropped, found.in_flight) == ([], 1, 0)
+
+
+def test_a_group_that_is_admitted_twice_at_a_time_is_found(run: Writer) -> None:
+    run.admit(0)
+    run.admit(0)
+    assert len(run.audit().violations) == 2
 
 
 def test_a_group_that_came_back_as_another_prompt_is_lost(run: Writer) -> None:
