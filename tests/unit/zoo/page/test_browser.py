@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from browser import CHROMIUM, opened
+from browser import CHROMIUM, IS_NEEDED, opened
 
 from reroll.observe.journal import Journal, SampleState
 from reroll.pipeline.controls import Hands
@@ -17,7 +17,7 @@ from reroll_zoo.folder_lock import RunLock
 from reroll_zoo.page.run_data import RunData
 from reroll_zoo.page.server import PageServer
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+pytestmark = pytest.mark.skipif(CHROMIUM is None and not IS_NEEDED, reason="no Chromium is installed: make test-browser")
 
 
 @contextmanager
