@@ -72,6 +72,8 @@ class GroupLearner(Pipeline[RlvrConfig]):
         self.moments = RunningMoments()
         self.domain_moments: dict[str, RunningMoments] = {}
         self.kl_coef = config.kl.coef
+        self.on_credit: Callable[[Batch, Episodes, Sequence[Group]], object] = lambda batch, episodes, groups: None
+        """Told the advantages that groups are trained with."""
         if parts.critic is not None and isinstance(config.critic, OwnCriticConfig):
             self.side_models["critic"] = parts.critic
         if parts.reference is not None and config.reference.sync_every:
@@ -159,7 +161,9 @@ class GroupLearner(Pipeline[RlvrConfig]):
         config, teachers = self.config, self.parts.teachers
         if config.distill is None:
             teacher_advantage = await teachers.advantage(batch, episodes, groups)
-            return assign_advantages(batch, episodes, groups, config, teacher_advantage=teacher_advantage)
+            batch = assign_advantages(batch, episodes, groups, config, teacher_advantage=teacher_advantage)
+            self.on_credit(batch, episodes, groups)
+            return batch
         batch = assign_advantages(batch, episodes, groups, config, teacher_advantage=torch.zeros_like(batch.advantage))
         return await teachers.with_distributions(batch, episodes, groups, config.distill)
 

@@ -103,14 +103,16 @@ class RunData:
             "first_s": self._lives.first_s,
             "last_s": self._lives.last_s,
             "has_journal": self._lives.revision > 0,
+            "has_envs": bool(config.get("envs")),
         }
 
-    def events(self, *, since: int, marks: int) -> Json:
-        """The samples that changed after revision `since`, and the marks after that many."""
+    def events(self, *, since: int, marks: int, activity: int = 0) -> Json:
+        """The samples that changed after revision `since`, the marks after that many, and what roles did from that number on."""
         with self._lock:
             self.refresh()
             lives = self._lives.changed_since(since, limit=MAX_LIVES_SENT)
             new_marks = self._lives.marks[marks : marks + MAX_MARKS_SENT]
+            next_activity, rows = self._lives.activity.since(activity, limit=MAX_MARKS_SENT)
             first_s = self._lives.first_s or 0.0
             revision = lives[-1].revision if lives else self._lives.revision
             return {
@@ -120,9 +122,14 @@ class RunData:
                 "revision": revision,
                 "more": self._journal.is_behind
                 or revision < self._lives.revision
-                or marks + len(new_marks) < len(self._lives.marks),
+                or marks + len(new_marks) < len(self._lives.marks)
+                or next_activity < len(self._lives.activity),
                 "lives": [_life_row(life, first_s) for life in lives],
-                "marks": [[_after(mark.time_s, first_s), mark.kind, mark.version] for mark in new_marks],
+                "marks": [[_after(mark.time_s, first_s), mark.kind, mark.version, mark.engine] for mark in new_marks],
+                "activity": {
+                    "next": next_activity,
+                    "rows": [[_after(time_s, first_s), *told] for time_s, *told in rows],
+                },
             }
 
     def metrics(self, *, run: str, since: int, generation: int) -> Json:

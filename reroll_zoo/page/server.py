@@ -191,7 +191,7 @@ def answer(data: RunData, path: str, query: Mapping[str, str]) -> dict[str, Any]
     number = partial(_number, query)
     routes: dict[str, Callable[[], dict[str, Any]]] = {
         "run": data.run,
-        "events": lambda: data.events(since=number("since"), marks=number("marks")),
+        "events": lambda: data.events(since=number("since"), marks=number("marks"), activity=number("activity")),
         "metrics": lambda: data.metrics(run=query.get("run", ""), since=number("since"), generation=number("generation")),
         "samples": lambda: data.samples(
             sort=query.get("sort", "newest"),

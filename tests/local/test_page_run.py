@@ -86,5 +86,5 @@ def test_the_page_of_a_finished_run_tells_all_of_it(rlvr_tree: dict[str, Any], t
     [turn] = answer["episode"]["turns"]
     assert turn["shown"][-1]["content"].startswith("say ")
     assert len(turn["pieces"]) == len(turn["logp"]) == answer["life"]["tokens"]
-    steps = [kind for _, kind, _ in data.events(since=0, marks=0)["marks"]]
+    steps = [kind for _, kind, *_ in data.events(since=0, marks=0)["marks"]]
     assert steps == ["begun", *["taken", "stepped"] * 3]

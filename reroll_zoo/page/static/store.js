@@ -4,6 +4,7 @@ import { ask } from "./api.js";
 import { OVER } from "./palette.js";
 
 const ARRANGE_MS = 1000; // While a long journal is read, what is there so far is drawn this often.
+const MAX_ACTIVITY = 50000;
 
 /** A sample: one row of /api/events. Times are seconds after the journal's first event. */
 export class Life {
@@ -33,6 +34,7 @@ export class Store {
     this.arrangedMs = -Infinity;
     this.numLanes = 0;
     this.marks = [];
+    this.activity = { spans: [], ticks: [], open: new Map(), next: 0 }; // Leases and the like; engines once a second.
     this.revision = 0;
     this.firstS = 0;
     this.metrics = new Map(); // By run; "" is this one.
@@ -57,12 +59,13 @@ export class Store {
   /** Ask for what has happened. `onPart` is called after every part of a long answer. */
   async refreshEvents(onPart = () => {}) {
     for (;;) {
-      const answer = await ask("events", { since: this.revision, marks: this.marks.length });
+      const answer = await ask("events", { since: this.revision, marks: this.marks.length, activity: this.activity.next });
       if (this.boot && answer.boot !== this.boot) { this.clear(); return; }
       this.firstS = answer.first_s;
       this.run.last_s = answer.last_s;
       for (const row of answer.lives) this.lives.set(row[0], new Life(row));
-      for (const [time, kind, version] of answer.marks) this.marks.push({ time, kind, version });
+      for (const [time, kind, version, engine] of answer.marks) this.marks.push({ time, kind, version, engine });
+      this.takeActivity(answer.activity);
       this.revision = answer.revision;
       this.isStale ||= answer.lives.length > 0;
       if (this.isStale && (!answer.more || performance.now() - this.arrangedMs > ARRANGE_MS)) {
@@ -71,6 +74,25 @@ export class Store {
       }
       if (!answer.more) return;
     }
+  }
+
+  takeActivity({ next, rows }) {
+    const { spans, ticks, open } = this.activity;
+    this.activity.next = next;
+    for (const [time, what, ...told] of rows) {
+      if (what === "engines") ticks.push({ time, busy: told[0], load: told[1] });
+      else if (what === "begun") { // Nothing goes on over a restart.
+        for (const span of open.values()) span.end = time;
+        open.clear();
+      } else if (told[0]) {
+        open.set(what, { role: what, start: time, end: null });
+        spans.push(open.get(what));
+      } else if (open.has(what)) {
+        open.get(what).end = time;
+        open.delete(what);
+      }
+    }
+    for (const list of [spans, ticks]) if (list.length > MAX_ACTIVITY) list.splice(0, list.length - MAX_ACTIVITY);
   }
 
   async refreshMetrics(run = "") {

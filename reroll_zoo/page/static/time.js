@@ -1,10 +1,11 @@
-// Time: the samples' lives in swim-lanes, or from afar how many were in which state; steps, pushes, checkpoints, restarts.
+// Time: the samples' lives in swim-lanes, or from afar how many were in which state; steps, pushes, checkpoints, faults.
 
 import { drawing, fill, h, seconds, short, tell, theme } from "./dom.js";
 import { swatch } from "./now.js";
 import { LIVING, OVER, PHASES, PHASE_COLOURS, rewardColour, strength, versionColour } from "./palette.js";
 
 const HEAD = 34, FOOT = 20, MIN_LANE = 5, MAX_LANE = 16, MAX_SINGLE = 4000, MIN_SPAN_S = 0.02;
+const FATES = ["lost", "restarted", "joined"]; // Of an engine.
 const STACK = [5, 4, 3, 2, 1, 0];
 
 export class TimeView {
@@ -161,7 +162,7 @@ export class TimeView {
   }
 
   drawMarks(context, x, width, height) {
-    const { store } = this, { faint, bad, accent } = theme();
+    const { store } = this, { faint, bad, good, accent } = theme();
     const pushes = store.marks.filter((mark) => mark.kind === "stepped" && x(mark.time) >= 0 && x(mark.time) <= width);
     if (pushes.length < width / 8) {
       context.fillStyle = faint;
@@ -176,6 +177,14 @@ export class TimeView {
       context.fillRect(place - 1, 4, 2, height - FOOT - 4);
       context.font = "11px system-ui, sans-serif";
       context.fillText(`restart from v${mark.version}`, Math.min(place + 5, width - 100), 12);
+    }
+    for (const { kind, time, engine } of store.marks.filter((mark) => FATES.includes(mark.kind))) {
+      const place = x(time);
+      if (place < 0 || place > width) continue;
+      context.fillStyle = kind === "lost" ? bad : good;
+      context.fillRect(place - 1, HEAD, 2, height - FOOT - HEAD);
+      context.font = "11px system-ui, sans-serif";
+      context.fillText(`engine ${engine} ${kind}`, Math.min(place + 5, width - 110), HEAD + 12 + 13 * FATES.indexOf(kind));
     }
     let labelledTo = -Infinity;
     for (const { step, time_s: time } of store.run.checkpoints) {
