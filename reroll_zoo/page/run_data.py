@@ -107,7 +107,7 @@ class RunData:
         }
 
     def events(self, *, since: int, marks: int, activity: int = 0) -> Json:
-        """The samples that changed after revision `since`, the marks after that many, and what roles did from that number on."""
+        """The samples that changed after revision `since`, the marks after that many, what roles did from that number on."""
         with self._lock:
             self.refresh()
             lives = self._lives.changed_since(since, limit=MAX_LIVES_SENT)

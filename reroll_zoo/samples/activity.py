@@ -1,8 +1,8 @@
 """What a run's roles did, by the events of its journal that `reroll_zoo/run_watch.py` writes: leases, engines, faults.
 
 Events of the state ACTIVITY are of no sample. They tell one of three things: that a role begins or ends something
-(`role`, `is_on`): it holds its devices, or it is the run's evaluation or checkpoint; how busy each engine was since the last time and
-how many requests it has (`busy` in percent, `load`); or what became of an engine (`engine`, `fate`). An event of the state
+(`role`, `is_on`): it holds its devices, or it is the run's evaluation or checkpoint; how busy each engine was since the last
+time and how many requests it has (`busy` in percent, `load`); or what became of an engine (`engine`, `fate`). One of the state
 CREDITED tells of `samples` the `advantages` that they are trained with: each a number, null where none of the sample's
 tokens is in the loss, or runs of [number or null, tokens].
 """
