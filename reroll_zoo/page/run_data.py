@@ -20,6 +20,7 @@ from reroll_zoo.page.journal_follower import JournalFollower
 from reroll_zoo.page.rows import RowFollower
 from reroll_zoo.samples.decoder import RunDecoder
 from reroll_zoo.samples.lifecycles import Lifecycle, Lifecycles, Phase
+from reroll_zoo.samples.pictures import RasterPicture, read_picture
 from reroll_zoo.samples.run_samples import read_sample
 
 Json = dict[str, Any]
@@ -183,10 +184,18 @@ class RunData:
         return {
             "episode": episode.model_dump(mode="json"),
             "life": _sample_row(life) if life else None,
+            "advantage": life.advantage if life else None,
             "siblings": siblings,
             "group_mean": sum(rewards) / len(rewards) if rewards else None,
             "note": self._decoder.problem,
         }
+
+    def picture(self, name: str) -> RasterPicture:
+        """A picture that samples were shown. Raises Unknown, also where it is nothing that a browser should be given."""
+        found = read_picture(self.folder.path, name)
+        if found is None:
+            raise Unknown(f"there is no picture {name} that could be shown")
+        return found
 
     def config(self, *, against: str) -> Json:
         """What differs from the defaults, or from another run."""

@@ -59,10 +59,10 @@ def _engine_events(lives: Lifecycles, first_s: float) -> Iterator[Json]:
     if told or faults:
         yield from _named(_ENGINES, "engines", {1: "faults"} if faults else {})
     for mark in faults:
-        at = {"pid": _ENGINES, "tid": 1, "ts": _us(mark.time_s, first_s)}
-        yield {"ph": "i", "s": "p", "name": f"engine {mark.engine} {mark.kind}", **at}
+        name, ts = f"engine {mark.engine} {mark.kind}", _us(mark.time_s, first_s)
+        yield {"ph": "i", "s": "p", "name": name, "pid": _ENGINES, "tid": 1, "ts": ts}
     for time_s, busy, load in told:
-        at = {"ph": "C", "pid": _ENGINES, "tid": 0, "ts": _us(time_s, first_s)}
+        at: Json = {"ph": "C", "pid": _ENGINES, "tid": 0, "ts": _us(time_s, first_s)}
         known = {f"engine {rank}": percent for rank, percent in enumerate(busy) if percent is not None}
         if known:
             yield {**at, "name": "busy %", "args": known}

@@ -66,7 +66,8 @@ class Lifecycle:
     trained_version: int | None = None
     """Of the weights that came of it."""
     advantage: Advantage = None
-    """That it was trained with, as `reroll_zoo/samples/activity.py` tells it."""
+    """That it was trained with: a number, or [number or None, tokens] one after the other, empty where no token of it is in
+    the loss. None while it is not trained on."""
     segment: Path | None = None
     stored: Sequence[int] | None = None
     """Where its tokens lie in the segment."""
@@ -181,7 +182,7 @@ class Lifecycles:
         elif event.state == CREDITED:
             for id, advantage in zip(event.detail["samples"], event.detail["advantages"], strict=True):
                 if life := self.find(id):
-                    life.advantage = advantage
+                    life.advantage = [] if advantage is None else advantage
         elif event.state == SampleState.QUEUED:
             self._begin(event)
         elif isinstance(event.state, SampleState):

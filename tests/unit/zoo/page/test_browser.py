@@ -16,6 +16,7 @@ from reroll.pipeline.controls import Hands
 from reroll_zoo.folder_lock import RunLock
 from reroll_zoo.page.run_data import RunData
 from reroll_zoo.page.server import PageServer
+from reroll_zoo.samples.activity import ACTIVITY
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None and not IS_NEEDED, reason="no Chromium is installed: make test-browser")
 
@@ -121,4 +122,44 @@ async def test_a_sample_is_found_and_opened_and_what_it_was_shown_stays_text(run
             await tab.evaluate("document.querySelector('.siblings a').click()")
             await tab.until("document.body.innerText.includes('sample 0.0')")
             assert await tab.evaluate("document.title") == "one · reroll"
+            assert tab.complaints == []
+
+
+async def test_a_sample_shows_its_pictures_its_advantages_and_what_is_masked(run: Path, seen: str, tmp_path: Path) -> None:
+    with served(run) as server:
+        async with opened(f"{server.url}#samples/3.0", tmp_path / "browser") as tab:
+            await tab.until("document.querySelector('img.picture')?.naturalWidth === 24")
+            assert await tab.evaluate("document.querySelectorAll('img').length") == 1
+            assert "a picture that is not kept with the run" in await tab.text()
+            for colouring in ("advantage", "mask"):
+                await tab.evaluate(
+                    "(() => { const box = document.querySelector('[aria-label=\"colour of tokens\"]');"
+                    f" box.value = '{colouring}'; box.dispatchEvent(new Event('change')); }})()"
+                )
+                tokens = "[...document.querySelectorAll('.policy .t[data-at]')]"
+                assert await tab.evaluate(f"{tokens}.map((e) => e.classList.contains('masked'))") == [False] * 3 + [True] * 3
+                backgrounds = await tab.evaluate(f"{tokens}.map((e) => e.style.background)")
+                assert len(set(backgrounds[:3])) == (2 if colouring == "advantage" else 1)
+                assert backgrounds[3:] == [""] * 3
+            assert "-0.5 to 1.5" in await tab.text()
+            assert tab.complaints == []
+
+
+async def test_roles_are_lanes_and_a_lost_engine_is_marked(run: Path, tmp_path: Path) -> None:
+    with Journal(run / "journal") as journal:
+        journal.record("", ACTIVITY, role="policy", is_on=True)
+        journal.record("", ACTIVITY, busy=[0, 0], load=[2, 5])
+        journal.record("", ACTIVITY, engine=1, fate="lost")
+        journal.record("", ACTIVITY, busy=[50, 0], load=[1, 0])
+    with served(run) as server:
+        async with opened(f"{server.url}#now", tmp_path / "browser") as tab:
+            names = "[...document.querySelectorAll('.role b')].map((e) => e.textContent).join()"
+            await tab.until(f"{names} === 'engine 0,engine 1,trainer,rewards'")
+            abouts = await tab.evaluate("[...document.querySelectorAll('.role .faint')].map((e) => e.textContent)")
+            assert abouts[:2] == ["1 request", "0 requests"]
+            await tab.evaluate(
+                "CanvasRenderingContext2D.prototype.fillText = (text) => { (window.written ??= new Set()).add(text); }"
+            )
+            await tab.evaluate("location.hash = 'time'")
+            await tab.until("window.written?.has('engine 1 lost')")
             assert tab.complaints == []
