@@ -2,6 +2,7 @@
 
 import { ask } from "./api.js";
 import { OVER } from "./palette.js";
+import { Profile } from "./profile.js";
 
 const ARRANGE_MS = 1000; // While a long journal is read, what is there so far is drawn this often.
 const MAX_ACTIVITY = 50000;
@@ -30,6 +31,11 @@ export class Store {
     this.boot = null;
     this.lives = new Map();
     this.ordered = []; // By admission.
+    this.living = []; // Those that are not over.
+    this.short = []; // Those that lasted no longer than `reach`, and are over; the others are long.
+    this.long = [];
+    this.reach = 0;
+    this.profile = new Profile(); // Of those that are over.
     this.isStale = false; // Whether lives have changed since they were put in order.
     this.arrangedMs = -Infinity;
     this.numLanes = 0;
@@ -63,7 +69,7 @@ export class Store {
       if (this.boot && answer.boot !== this.boot) { this.clear(); return; }
       this.firstS = answer.first_s;
       this.run.last_s = answer.last_s;
-      for (const row of answer.lives) this.lives.set(row[0], new Life(row));
+      for (const row of answer.lives) this.take(new Life(row));
       for (const [time, kind, version, engine] of answer.marks) this.marks.push({ time, kind, version, engine });
       this.takeActivity(answer.activity);
       this.revision = answer.revision;
@@ -74,6 +80,11 @@ export class Store {
       }
       if (!answer.more) return;
     }
+  }
+
+  take(life) {
+    if (life.isOver && !this.lives.get(life.serial)?.isOver) this.profile.add(life);
+    this.lives.set(life.serial, life);
   }
 
   takeActivity({ next, rows }) {
@@ -120,11 +131,35 @@ export class Store {
       busy.push([life.end, life.lane]);
     }
     this.numLanes = num;
+    this.living = this.ordered.filter((life) => !life.isOver);
+    this.reach = this.nowS / 16;
+    this.short = [];
+    this.long = [];
+    for (const life of this.ordered) (life.isOver && life.since - life.start <= this.reach ? this.short : this.long).push(life);
     this.isStale = false;
     this.arrangedMs = performance.now();
   }
 
-  get living() { return this.ordered.filter((life) => !life.isOver); }
+  /** The samples that lived in a window, and how many these are, which takes no more than to look at its edge. */
+  within(from, to) { return [...this.fromBefore(from, to), ...this.short.slice(this.startingAt(from), this.startingAt(to))]; }
+  numWithin(from, to) { return this.fromBefore(from, to).length + Math.max(0, this.startingAt(to) - this.startingAt(from)); }
+
+  /** Those that may have begun before the window, and the long ones. */
+  fromBefore(from, to) {
+    const edge = this.short.slice(this.startingAt(from - this.reach), this.startingAt(Math.min(from, to)));
+    return [...edge.filter((life) => life.end >= from), ...this.long.filter((life) => life.start < to && life.end >= from)];
+  }
+
+  /** Where among the short the first is that began at this time or later. */
+  startingAt(time) {
+    let low = 0, high = this.short.length;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (this.short[middle].start >= time) high = middle;
+      else low = middle + 1;
+    }
+    return low;
+  }
 }
 
 /** The smallest first. */

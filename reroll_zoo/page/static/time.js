@@ -122,16 +122,15 @@ export class TimeView {
 
   draw(context, width, height) {
     const { store } = this, [from, to] = this.window, x = (time) => ((time - from) / (to - from)) * width;
-    const visible = store.ordered.filter((life) => life.start < to && life.end >= from);
-    const isSingle = this.detail === "samples" || (this.detail === "auto" && visible.length <= MAX_SINGLE);
-    this.visible = isSingle ? visible : [];
+    const num = store.numWithin(from, to), isSingle = this.detail === "samples" || (this.detail === "auto" && num <= MAX_SINGLE);
+    const visible = (this.visible = isSingle ? store.within(from, to) : []);
     this.drawSteps(context, x, width, height);
     if (isSingle) this.drawSingle(context, visible, x, width, height);
-    else this.drawSum(context, visible, from, to, width, height);
+    else this.drawSum(context, from, to, width, height);
     this.drawMarks(context, x, width, height);
     this.drawClock(context, from, to, width, height);
     const hint = !isSingle ? `, at most ${short(this.highest)} at once; come closer to see each` : this.isCut ? ", drag up and down to see all" : "";
-    this.note.textContent = `${short(visible.length)} samples${hint}`;
+    this.note.textContent = `${short(num)} samples${hint}`;
     this.showLegend(isSingle, visible);
   }
 
@@ -254,14 +253,17 @@ export class TimeView {
 
   domains(visible) { return [...new Set(visible.map((life) => life.domain))].sort(); }
 
-  /** How many samples were in each state, pixel by pixel: their mean over the time that a pixel stands for. */
-  drawSum(context, visible, from, to, width, height) {
+  /** How many samples were in each state, pixel by pixel: their mean over the time that a pixel stands for. From afar, those that
+   *  are over are read off in buckets. */
+  drawSum(context, from, to, width, height) {
     const columns = Math.ceil(width), scale = columns / (to - from), now = this.store.nowS;
     const sums = STACK.map(() => new Float32Array(columns + 2));
     const steps = STACK.map(() => new Float32Array(columns + 2));
     const place = new Array(OVER);
     STACK.forEach((phase, index) => { place[phase] = index; });
-    for (const { course } of visible) {
+    const { profile } = this.store, isAfar = (to - from) / columns >= profile.width;
+    if (isAfar) STACK.forEach((phase, index) => profile.addTo(sums[index], phase, from, to, columns));
+    for (const { course } of isAfar ? this.store.living : this.store.within(from, to)) {
       for (let at = 0; at < course.length; at += 2) {
         const phase = course[at];
         if (phase >= OVER) continue;

@@ -163,3 +163,47 @@ async def test_roles_are_lanes_and_a_lost_engine_is_marked(run: Path, tmp_path: 
             await tab.evaluate("location.hash = 'time'")
             await tab.until("window.written?.has('engine 1 lost')")
             assert tab.complaints == []
+
+
+COMPARED = """
+(async () => {
+  const { Profile } = await import('/profile.js'), { Store, Life } = await import('/store.js');
+  let seed = 1;
+  const random = () => (seed = (seed * 16807) % 2147483647) / 2147483647;
+  const store = new Store();
+  store.run = { status: 'finished', first_s: 1, last_s: 0 };
+  store.firstS = 0;
+  let start = 0;
+  for (let serial = 1; serial <= 500; serial++) {
+    start += random();
+    const times = [start, start + random(), start + 1 + random() * (serial % 50 ? 2 : 150)];
+    const course = [0, times[0], 1, times[1], ...(serial % 9 ? [6, times[2]] : [])];
+    store.take(new Life([serial, `${serial}.0`, 'd', 0, null, null, null, course]));
+    store.run.last_s = Math.max(store.run.last_s, times[2]);
+  }
+  store.arrange();
+  const faults = [];
+  for (const [from, to] of [[0, store.nowS], [20, 90], [70.5, 70.9], [400, 500]]) {
+    const wanted = store.ordered.filter((life) => life.start < to && life.end >= from);
+    const found = store.within(from, to);
+    const same = new Set(found).size === found.length && wanted.length === found.length && wanted.every((life) => found.includes(life));
+    if (!same || store.numWithin(from, to) !== wanted.length) faults.push(`${wanted.length} lived from ${from} to ${to}`);
+    const columns = new Float64Array(40), span = (to - from) / 40;
+    store.profile.addTo(columns, 1, from, to, 40);
+    for (let column = 0; column < 40; column++) {
+      const left = from + column * span, right = left + span;
+      const over = store.ordered.filter((life) => life.isOver).map(({ course }) => Math.max(0, Math.min(right, course[5]) - Math.max(left, course[3])));
+      const mean = over.reduce((a, b) => a + b, 0) / span;
+      if (Math.abs(mean - columns[column]) > 0.02 * mean + 4 * store.profile.width / span) faults.push(`${mean} became ${columns[column]}`);
+    }
+  }
+  return [store.living.length, store.long.length < store.short.length, store.profile.width > 1 / 128, faults];
+})()
+"""
+
+
+async def test_what_is_read_off_in_buckets_is_what_the_lives_say(run: Path, tmp_path: Path) -> None:
+    with served(run) as server:
+        async with opened(server.url, tmp_path / "browser") as tab:
+            await tab.until("document.title.startsWith('one')")
+            assert await tab.evaluate(COMPARED) == [55, True, True, []]
