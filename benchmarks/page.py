@@ -22,10 +22,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 from report import arguments, report
@@ -114,28 +114,44 @@ def child(*words: str, out: Path | None = None) -> Iterator[subprocess.Popen[byt
         process.wait()
 
 
-def cost_of(num_tabs: int | None, *, steps: int) -> tuple[float, float]:
-    """Seconds on a core of the run's own process, and seconds that passed, for each step."""
-    with tempfile.TemporaryDirectory() as scratch:
-        folder, said = Path(scratch), Path(scratch) / "said.txt"
-        metrics = folder / "runs" / "run" / "metrics.jsonl"
+class Cost(NamedTuple):
+    """Of a step."""
+
+    cpu_s: float
+    """On a core, of the run's own process."""
+    wall_s: float
+    looks: float
+    """Of all tabs."""
+
+
+def cost_of(num_tabs: int | None, *, steps: int) -> Cost:
+    """Of a run with so many tabs open; None is a run without a page."""
+    with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
+        said, metrics = Path(scratch) / "said.txt", Path(scratch) / "runs" / "run" / "metrics.jsonl"
         has_page = ["--page"] if num_tabs is not None else []
-        with child("--run", scratch, "--steps", str(FIRST_STEP + steps + 1), *has_page, out=said) as run:
-            cpu_s, wall_s = [], []
-            for step in (FIRST_STEP, FIRST_STEP + steps):
-                while not metrics.exists() or len(read_jsonl(metrics)) < step:
-                    assert run.poll() is None, said.read_text()
-                    time.sleep(0.02)
-                cpu_s.append(_cpu_s(run.pid))
-                wall_s.append(time.monotonic())
-                if step == FIRST_STEP and num_tabs:
-                    found = re.search(r"page: (http://\S+)\?token", said.read_text())
-                    assert found, said.read_text()
-                    tabs = subprocess.Popen([sys.executable, __file__, "--tabs", str(num_tabs), "--url", found[1]])
-            if num_tabs:
-                tabs.terminate()
-                tabs.wait()
-        return (cpu_s[1] - cpu_s[0]) / steps, (wall_s[1] - wall_s[0]) / steps
+        run = stack.enter_context(child("--run", scratch, "--steps", "100000", *has_page, out=said))
+
+        def steps_taken(at_least: int) -> int:
+            while not metrics.exists() or len(rows := read_jsonl(metrics)) < at_least:
+                assert run.poll() is None, said.read_text()
+                time.sleep(0.02)
+            return len(rows)
+
+        looks = Path(scratch) / "looks.txt"
+        looks.touch()
+        steps_taken(FIRST_STEP)
+        if num_tabs:
+            found = re.search(r"page: (http://\S+)\?token", said.read_text())
+            assert found, said.read_text()
+            tabs = stack.enter_context(child("--tabs", str(num_tabs), "--url", found[1], out=looks))
+            while looks.stat().st_size < 2 * num_tabs:  # Each has looked twice.
+                assert tabs.poll() is None, looks.read_text()
+                time.sleep(0.02)
+        first = steps_taken(FIRST_STEP)
+        before = (_cpu_s(run.pid), time.monotonic(), float(looks.stat().st_size))
+        num = steps_taken(first + steps) - first
+        after = (_cpu_s(run.pid), time.monotonic(), float(looks.stat().st_size))
+        return Cost(*((end - start) / num for start, end in zip(before, after, strict=True)))
 
 
 def _cpu_s(pid: int) -> float:
@@ -162,6 +178,7 @@ async def look(url: str, num_tabs: int) -> None:
                 events = await response.json()
             revision, activity = events["revision"], events["activity"]["next"]
             marks += len(events["marks"])
+            os.write(1, b".")  # A look: three questions.
             await asyncio.sleep(1.0)
 
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
@@ -234,22 +251,25 @@ def _short(num: int) -> str:
 
 
 def measure_cost(*, rounds: int, steps: int) -> list[dict[str, Any]]:
-    found: dict[str, list[tuple[float, float]]] = {kind: [] for kind in KINDS}
+    found: dict[str, list[Cost]] = {kind: [] for kind in KINDS}
     for _ in range(rounds):
         for kind, num_tabs in KINDS.items():
             found[kind].append(cost_of(num_tabs, steps=steps))
-    bare = [cpu_s for cpu_s, _ in found["no page"]]
-    return [
-        {
+    bare = found["no page"]
+    rows = []
+    for kind, measured in found.items():
+        added = [(cost, cost.cpu_s - base.cpu_s) for cost, base in zip(measured, bare, strict=True)]
+        row = {
             "kind": kind,
-            "controller_ms_per_step": 1000 * median(cpu_s for cpu_s, _ in measured),
-            "over_no_page": median(cpu_s / base for (cpu_s, _), base in zip(measured, bare, strict=True)),
-            "added_percent_of_a_core": 100
-            * median((cpu_s - base) / wall_s for (cpu_s, wall_s), base in zip(measured, bare, strict=True)),
-            "step_ms": 1000 * median(wall_s for _, wall_s in measured),
+            "controller_ms_per_step": 1000 * median(cost.cpu_s for cost in measured),
+            "over_no_page": median(cost.cpu_s / base.cpu_s for cost, base in zip(measured, bare, strict=True)),
+            "added_percent_of_a_core": 100 * median(more / cost.wall_s for cost, more in added),
+            "looks_per_s": median(cost.looks / cost.wall_s for cost in measured),
+            "added_ms_per_look": 1000 * median(more / cost.looks if cost.looks else 0.0 for cost, more in added),
+            "step_ms": 1000 * median(cost.wall_s for cost in measured),
         }
-        for kind, measured in found.items()
-    ]
+        rows.append(row)
+    return rows
 
 
 def measure_frames() -> list[dict[str, Any]]:

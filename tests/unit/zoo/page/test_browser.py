@@ -186,15 +186,20 @@ COMPARED = """
   for (const [from, to] of [[0, store.nowS], [20, 90], [70.5, 70.9], [400, 500]]) {
     const wanted = store.ordered.filter((life) => life.start < to && life.end >= from);
     const found = store.within(from, to);
-    const same = new Set(found).size === found.length && wanted.length === found.length && wanted.every((life) => found.includes(life));
-    if (!same || store.numWithin(from, to) !== wanted.length) faults.push(`${wanted.length} lived from ${from} to ${to}`);
+    const isSame = wanted.length === found.length && wanted.every((life) => found.includes(life));
+    const num = store.numWithin(from, to);
+    const isRight = isSame && new Set(found).size === found.length && num === wanted.length;
+    if (!isRight) faults.push(`${wanted.length} lived from ${from} to ${to}`);
     const columns = new Float64Array(40), span = (to - from) / 40;
     store.profile.addTo(columns, 1, from, to, 40);
     for (let column = 0; column < 40; column++) {
       const left = from + column * span, right = left + span;
-      const over = store.ordered.filter((life) => life.isOver).map(({ course }) => Math.max(0, Math.min(right, course[5]) - Math.max(left, course[3])));
-      const mean = over.reduce((a, b) => a + b, 0) / span;
-      if (Math.abs(mean - columns[column]) > 0.02 * mean + 4 * store.profile.width / span) faults.push(`${mean} became ${columns[column]}`);
+      let mean = 0;
+      for (const { course, isOver } of store.ordered) {
+        if (isOver) mean += Math.max(0, Math.min(right, course[5]) - Math.max(left, course[3])) / span;
+      }
+      const error = Math.abs(mean - columns[column]);
+      if (error > 0.02 * mean + 4 * store.profile.width / span) faults.push(`${mean} became ${columns[column]}`);
     }
   }
   return [store.living.length, store.long.length < store.short.length, store.profile.width > 1 / 128, faults];
