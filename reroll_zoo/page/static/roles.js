@@ -3,7 +3,7 @@
 import { drawing, fill, h, seconds, short, tell, theme } from "./dom.js";
 import { PHASE_COLOURS } from "./palette.js";
 
-const WINDOW_S = 60, NUM_STEPS = 4, MAX_ENGINES = 8, MAX_LIVES = 20000;
+const WINDOW_S = 60, NUM_STEPS = 4, MAX_ENGINES = 8, MAX_LIVES = 20000, TICK_S = 1;
 const COLOURS = { engine: PHASE_COLOURS[1], policy: PHASE_COLOURS[5], push: "#f2994a", checkpoint: "#12a5b8", evaluation: "#b15bd6", environment: "#d6549f", reward: PHASE_COLOURS[2] };
 const NAMES = { policy: "training", push: "pushing weights", checkpoint: "saving", evaluation: "evaluating, while the trainer waits" };
 
@@ -38,18 +38,24 @@ export class Roles {
 
   /** Each engine by its own reports; of many, their mean. A journal of an earlier version tells nothing of them. */
   engines(from, to) {
-    const { ticks } = this.store.activity, seen = ticks.slice(Math.max(0, firstAfter(ticks, from) - 1));
+    const seen = this.ticksFrom(from);
     if (seen.length < 2) return [];
     const num = seen.at(-1).busy.length, loads = seen.at(-1).load;
     const lane = (name, shareOf, load) => {
-      const bars = seen.slice(1).map((tick, place) => bar(Math.max(seen[place].time, from), tick.time, COLOURS.engine, shareOf(tick), `${name}: ${Math.round(100 * shareOf(tick))} % busy`)).filter((one) => one.to > one.from);
-      // What is all idle is told once: nothing follows until there is work again.
+      const told = seen.map((tick) => ({ ...tick, share: shareOf(tick) })).filter(({ share }) => share !== null); // Reports may take longer than a look.
+      const bars = between(told, from, ({ share }) => bar(COLOURS.engine, share, `${name}: ${Math.round(100 * share)} % busy`));
       const busy = bars.reduce((sum, one) => sum + one.share * (one.to - one.from), 0) / Math.max(1e-9, to - from);
       return { name, about: `${short(load)} ${load === 1 ? "request" : "requests"}`, busy, bars };
     };
-    const share = (tick, place) => (tick.busy[place] ?? 100 * Boolean(tick.load[place])) / 100; // No report yet, and at work.
-    if (num > MAX_ENGINES) return [lane(`${num} engines`, (tick) => tick.busy.reduce((sum, _, place) => sum + share(tick, place), 0) / tick.busy.length, loads.reduce((a, b) => a + b, 0))];
+    const share = (tick, place) => (tick.busy[place] === null || tick.busy[place] === undefined ? null : tick.busy[place] / 100);
+    if (num > MAX_ENGINES) return [lane(`${num} engines`, (tick) => mean(tick.busy.map((_, place) => share(tick, place)).filter((one) => one !== null)), loads.reduce((a, b) => a + b, 0))];
     return Array.from({ length: num }, (_, place) => lane(num > 1 ? `engine ${place}` : "engine", (tick) => share(tick, place), loads[place]));
+  }
+
+  /** The looks at the engines since a time, with the last before it. */
+  ticksFrom(from) {
+    const { ticks } = this.store.activity;
+    return ticks.slice(Math.max(0, firstAfter(ticks, from) - 1));
   }
 
   trainer(from, to) {
@@ -58,7 +64,7 @@ export class Roles {
     if (!store.activity.spans.length) spans = stepsOf(store.marks); // A journal of an earlier version.
     const bars = spans.map((span) => {
       const role = roles[span.role], end = Math.min(span.end ?? to, to);
-      return bar(Math.max(from, span.start), end, COLOURS[role], 1, `${NAMES[role]}, ${seconds(end - span.start)}`, role);
+      return { ...bar(COLOURS[role], 1, `${NAMES[role]}, ${seconds(end - span.start)}`), role, from: Math.max(from, span.start), to: end };
     }).filter((one) => one.to > one.from);
     const ready = store.living.filter((life) => life.phase === 4).length;
     return { name: "trainer", about: `${short(ready)} ${ready === 1 ? "sample waits" : "samples wait"}`, busy: covered(bars.filter((one) => one.role !== "evaluation")) / Math.max(1e-9, to - from), bars };
@@ -66,10 +72,9 @@ export class Roles {
 
   /** A sample that generates and is with no engine is in its environment. */
   environments(samples, from, to) {
-    const { ticks } = this.store.activity, seen = ticks.slice(Math.max(0, firstAfter(ticks, from) - 1));
-    const inside = seen.map((tick) => Math.max(0, samples.filter((life) => phaseAt(life, tick.time) === 1).length - tick.load.reduce((a, b) => a + b, 0)));
-    const bars = seen.slice(1).map((tick, place) => bar(Math.max(seen[place].time, from), tick.time, COLOURS.environment, inside[place + 1] ? 1 : 0, `${inside[place + 1]} samples in their environments`)).filter((one) => one.share && one.to > one.from);
-    const num = inside.at(-1) ?? 0;
+    const seen = this.ticksFrom(from).map((tick) => ({ ...tick, inside: Math.max(0, samples.filter((life) => phaseAt(life, tick.time) === 1).length - tick.load.reduce((a, b) => a + b, 0)) }));
+    const bars = between(seen, from, ({ inside }) => bar(COLOURS.environment, inside ? 1 : 0, `${inside} samples in their environments`)).filter((one) => one.share);
+    const num = seen.at(-1)?.inside ?? 0;
     return [{ name: "environments", about: `${short(num)} ${num === 1 ? "sample" : "samples"}`, busy: covered(bars) / Math.max(1e-9, to - from), bars }];
   }
 
@@ -78,7 +83,7 @@ export class Roles {
     for (const { course, id } of samples) {
       for (let at = 0; at < course.length; at += 2) {
         const start = Math.max(from, course[at + 1]), end = Math.min(to, at + 2 < course.length ? course[at + 3] : to);
-        if (course[at] === 2 && end > start) bars.push(bar(start, end, COLOURS.reward, 1, `sample ${id} judged for ${seconds(end - start)}`));
+        if (course[at] === 2 && end > start) bars.push({ ...bar(COLOURS.reward, 1, `sample ${id} judged for ${seconds(end - start)}`), from: start, to: end });
       }
     }
     const num = this.store.living.filter((life) => life.phase === 2).length;
@@ -122,7 +127,17 @@ class Row {
   }
 }
 
-const bar = (from, to, colour, share, label, role) => ({ from, to, colour, share, label, role });
+const bar = (colour, share, label) => ({ colour, share, label });
+const mean = (values) => (values.length ? values.reduce((a, b) => a + b, 0) / values.length : null);
+
+/** For each look at the engines, what `barOf` says of it, from the look before. While all are idle there are none. */
+function between(ticks, since, barOf) {
+  const wasIdle = ({ busy, load }) => !busy.some(Boolean) && !load.some(Boolean);
+  return ticks.slice(1).map((tick, place) => {
+    const before = ticks[place], from = wasIdle(before) ? Math.max(before.time, tick.time - TICK_S) : before.time;
+    return { ...barOf(tick), from: Math.max(from, since), to: tick.time };
+  }).filter((one) => one.to > one.from);
+}
 
 /** The time that these take together, where they overlap once. */
 function covered(bars) {
