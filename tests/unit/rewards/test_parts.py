@@ -110,8 +110,9 @@ async def verdicts_in_a_process(node: InProcessRewardConfig, *texts: str) -> lis
 
 
 def test_an_answer_on_which_the_verifier_hangs_is_no_better_than_a_wrong_one() -> None:
-    node = RegexRewardConfig(kind="regex", pattern="(a+)+$", timeout_s=0.5)
-    scores = asyncio.run(verdicts_in_a_process(node, "a", "aa", "b", "a" * 40 + "!"))
+    patient, hasty = (RegexRewardConfig(kind="regex", pattern="(a+)+$", timeout_s=seconds) for seconds in (120.0, 0.5))
+    scores = asyncio.run(verdicts_in_a_process(patient, "a", "aa", "b"))
+    scores += asyncio.run(verdicts_in_a_process(hasty, "a" * 40 + "!"))
     assert [score.info for score in scores] == [{}, {}, {}, {"unjudged": 1.0}]
     got = advantages(stack({"form": Told(*scores)}))
     np.testing.assert_allclose(got, expected({"form": RIGHT}, {"form": 1.0}), atol=1e-5)
