@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: reference frozen-lake sokoban mixed-games quickstart test test-vllm test-adapters test-sglang lint types layers unit format bench algorithms clean
+.PHONY: reference frozen-lake sokoban mixed-games quickstart test test-browser test-vllm test-adapters test-sglang lint types layers unit format bench algorithms clean
 
 quickstart: $(VENV)/.base
 	$(BIN)/python examples/quickstart.py
@@ -36,6 +36,11 @@ layers: $(VENV)/.test
 # files (contract, invariant, local, ray) come first, so that none of the three is left with one at the end.
 unit: $(VENV)/.test
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=15 --durations-min=1
+
+# The page of a run in a real browser. Elsewhere these tests are skipped where there is none; here that fails.
+test-browser: $(VENV)/.test
+	scripts/setup_browser.sh
+	REROLL_NEEDS_BROWSER=1 $(BIN)/python -m pytest -m "slow or not slow" tests/unit/zoo/page/test_browser.py
 
 # vLLM pins what reroll leaves open, so it has an environment of its own: its CPU build, and the tests that need it.
 VLLM_VENV ?= .venv-vllm

@@ -170,6 +170,11 @@ class InferCluster:
     async def wake(self, ranks: Sequence[int] | None = None) -> None:
         await self._move(ranks, InferWorker.wake, is_away=False)
 
+    @property
+    def states(self) -> Sequence[WorkerState]:
+        """What is known of each engine now."""
+        return self._states
+
     def stats(self) -> Stats:
         """Metrics of the engines since the last call, as of their last reports."""
         num_alive = sum(worker.is_serving for worker in self._states)

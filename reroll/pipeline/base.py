@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
@@ -74,6 +74,8 @@ class RunContext:
     """Finished steps."""
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     controls: RunControls = field(default_factory=RunControls)
+    during: Callable[[str], AbstractContextManager[object]] = nullcontext
+    """Entered with `evaluation` or `checkpoint` for as long as the run is at one."""
 
     async def unless_stopped(self, work: Awaitable[T]) -> T:
         """The result of `work`, or Interrupted as soon as the user asks to stop."""

@@ -50,6 +50,7 @@ class RlvrComponents(LearningModels):
 
     episode_runner: EpisodeRunner
     rollouts: RolloutScheduler
+    journal: Journal
     weights: WeightSync
     held_out: list[Prompt]
 
@@ -96,6 +97,7 @@ async def build_rlvr(
             teachers=await open_teachers(config, runtime),
             episode_runner=episode_runner,
             rollouts=rollouts,
+            journal=journal,
             weights=weights,
             devices=_device_map(config, runtime, policy, episode_runner.engine),
             held_out=held_out,

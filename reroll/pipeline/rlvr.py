@@ -71,6 +71,8 @@ class GroupLearner(Pipeline[RlvrConfig]):
         self.moments = RunningMoments()
         self.domain_moments: dict[str, RunningMoments] = {}
         self.kl_coef = config.kl.coef
+        self.on_credit: Callable[[Batch, Episodes, Sequence[Group]], object] = lambda batch, episodes, groups: None
+        """Told the advantages that groups are trained with."""
         if parts.critic is not None and isinstance(config.critic, OwnCriticConfig):
             self.side_models["critic"] = parts.critic
         if parts.reference is not None and config.reference.sync_every:
@@ -161,6 +163,7 @@ class GroupLearner(Pipeline[RlvrConfig]):
             teacher_advantage = await teachers.advantage(batch, episodes, groups)
         batch = assign_advantages(batch, episodes, groups, config, teacher_advantage=teacher_advantage)
         if config.distill is None:
+            self.on_credit(batch, episodes, groups)
             return batch
         return await teachers.with_distributions(batch, episodes, groups, config.distill)
 

@@ -172,7 +172,8 @@ async def _train(config: PipelineConfig, context: RunContext, foreground: Foregr
         if told:
             context.view.note(told)
         async with pipeline_of(config).open(config, context) as pipeline:
-            with gc_frozen(), foreground.on_interrupt(ask_to_stop):
+            watch = load_entry("reroll.watches", "activity") or nullcontext
+            with gc_frozen(), foreground.on_interrupt(ask_to_stop), watch(pipeline):
                 return await TrainLoop(pipeline).run()
 
 
@@ -300,7 +301,8 @@ class TrainLoop:
         return sum(model.num_updates for model in self._pipeline.models.values())
 
     async def _evaluate_and_log(self, num_steps: int) -> None:
-        values = (await self._pipeline.evaluate()).values_by_name()
+        with self._context.during("evaluation"):
+            values = (await self._pipeline.evaluate()).values_by_name()
         if values:
             self._evals[num_steps] = values
             self._context.tracker.log(num_steps, values)
@@ -309,7 +311,8 @@ class TrainLoop:
     async def _take_checkpoint(self, num_steps: int, *, keep_all: bool = False) -> dict[str, float]:
         """Take a checkpoint. Returns how long it held the run up, as metrics."""
         state = {"steps": num_steps, "evals": self._evals, "pipeline": self._pipeline.state()}
-        return await self._checkpoints.take(num_steps, self._pipeline.models, state, keep_all=keep_all)
+        with self._context.during("checkpoint"):
+            return await self._checkpoints.take(num_steps, self._pipeline.models, state, keep_all=keep_all)
 
     async def _last_checkpoint(self, num_steps: int) -> Path:
         """The checkpoint of the last step, on disk."""

@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 
 Ranks = tuple[int, ...]
@@ -51,6 +51,8 @@ class DeviceMap:
         self._swap_s = 0.0
         self._on_enter: dict[str, Hook] = {}
         self._on_leave: dict[str, Hook] = {}
+        self.during: Callable[[str], AbstractContextManager[object]] = nullcontext
+        """Entered with a role for as long as it holds its lease, on the CPU too."""
 
     def set_hooks(self, role: str, *, on_enter: Hook, on_leave: Hook) -> None:
         """What moves workers of a role onto their devices and off them, e.g. an engine's wake and sleep.
@@ -85,7 +87,8 @@ class DeviceMap:
     async def lease(self, role: str) -> AsyncIterator[None]:
         """Hold the role's devices, with all its workers there. Not re-entrant: a role that asks twice waits for itself."""
         if not self.devices(role):
-            yield
+            with self.during(role):
+                yield
             return
         ask = _Ask(role, asyncio.Event())
         self._queue.append(ask)
@@ -97,7 +100,8 @@ class DeviceMap:
                 started_s = clock()
                 await self._move_in(role)
                 self._swap_s += clock() - started_s
-            yield
+            with self.during(role):
+                yield
         finally:
             if ask.granted.is_set():
                 self._active.remove(role)

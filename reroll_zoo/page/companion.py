@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import secrets
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from reroll.pipeline.controls import Hands
 from reroll_zoo.page.run_data import RunData
-from reroll_zoo.page.server import PageServer
+from reroll_zoo.page.server import DEFAULT_HOST, PageServer
 
 
 class PageCompanion:
-    """A `reroll.pipeline.controls.Companion`. Its token is the same after every restart."""
+    """A `reroll.pipeline.controls.Companion`. Its address and its token are the same after every restart, also of a controller
+    that was killed: both are chosen here, before its process is forked."""
 
     def __init__(self, *, port: int) -> None:
         """Port 0 takes a free one."""
-        self.port = port
+        self.port = port or _free_port()
         self.token = secrets.token_urlsafe(24)
         self._server: PageServer | None = None
 
@@ -35,3 +37,10 @@ class PageCompanion:
             yield f"page: {self._server.url}?token={self.token}"
         finally:
             self._server.hands = None
+
+
+def _free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind((DEFAULT_HOST, 0))
+        port: int = taken.getsockname()[1]
+        return port

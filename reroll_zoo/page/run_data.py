@@ -20,6 +20,7 @@ from reroll_zoo.page.journal_follower import JournalFollower
 from reroll_zoo.page.rows import RowFollower
 from reroll_zoo.samples.decoder import RunDecoder
 from reroll_zoo.samples.lifecycles import Lifecycle, Lifecycles, Phase
+from reroll_zoo.samples.pictures import RasterPicture, read_picture
 from reroll_zoo.samples.run_samples import read_sample
 
 Json = dict[str, Any]
@@ -103,14 +104,16 @@ class RunData:
             "first_s": self._lives.first_s,
             "last_s": self._lives.last_s,
             "has_journal": self._lives.revision > 0,
+            "has_envs": bool(config.get("envs")),
         }
 
-    def events(self, *, since: int, marks: int) -> Json:
-        """The samples that changed after revision `since`, and the marks after that many."""
+    def events(self, *, since: int, marks: int, activity: int = 0) -> Json:
+        """The samples that changed after revision `since`, the marks after that many, what roles did from that number on."""
         with self._lock:
             self.refresh()
             lives = self._lives.changed_since(since, limit=MAX_LIVES_SENT)
             new_marks = self._lives.marks[marks : marks + MAX_MARKS_SENT]
+            next_activity, rows = self._lives.activity.since(activity, limit=MAX_MARKS_SENT)
             first_s = self._lives.first_s or 0.0
             revision = lives[-1].revision if lives else self._lives.revision
             return {
@@ -120,9 +123,14 @@ class RunData:
                 "revision": revision,
                 "more": self._journal.is_behind
                 or revision < self._lives.revision
-                or marks + len(new_marks) < len(self._lives.marks),
+                or marks + len(new_marks) < len(self._lives.marks)
+                or next_activity < len(self._lives.activity),
                 "lives": [_life_row(life, first_s) for life in lives],
-                "marks": [[_after(mark.time_s, first_s), mark.kind, mark.version] for mark in new_marks],
+                "marks": [[_after(mark.time_s, first_s), mark.kind, mark.version, mark.engine] for mark in new_marks],
+                "activity": {
+                    "next": next_activity,
+                    "rows": [[_after(time_s, first_s), *told] for time_s, *told in rows],
+                },
             }
 
     def metrics(self, *, run: str, since: int, generation: int) -> Json:
@@ -176,10 +184,18 @@ class RunData:
         return {
             "episode": episode.model_dump(mode="json"),
             "life": _sample_row(life) if life else None,
+            "advantage": life.advantage if life else None,
             "siblings": siblings,
             "group_mean": sum(rewards) / len(rewards) if rewards else None,
             "note": self._decoder.problem,
         }
+
+    def picture(self, name: str) -> RasterPicture:
+        """A picture that samples were shown. Raises Unknown, also where it is nothing that a browser should be given."""
+        found = read_picture(self.folder.path, name)
+        if found is None:
+            raise Unknown(f"there is no picture {name} that could be shown")
+        return found
 
     def config(self, *, against: str) -> Json:
         """What differs from the defaults, or from another run."""

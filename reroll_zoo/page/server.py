@@ -22,6 +22,7 @@ from reroll.errors import RerollError
 from reroll.observe.files import to_line
 from reroll.pipeline.controls import Hands
 from reroll_zoo.page.run_data import RunData, Unknown
+from reroll_zoo.samples.pictures import RASTER_KINDS
 
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 7860
 _TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
@@ -144,6 +145,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, path: str, query: Mapping[str, str]) -> None:
         try:
+            if path.startswith("image/"):
+                self._send(HTTPStatus.OK, *self.server.data.picture(path.removeprefix("image/")))
+                return
             self._send_json(HTTPStatus.OK, self._hands() if path == "hands" else answer(self.server.data, path, query))
         except Unknown as error:
             self._send_json(HTTPStatus.NOT_FOUND, {"error": str(error)})
@@ -172,12 +176,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, status: HTTPStatus, content: bytes, kind: str) -> None:
         self.send_response(status)
-        if len(content) > _MIN_GZIP_BYTES and "gzip" in self.headers.get("Accept-Encoding", ""):
+        if len(content) > _MIN_GZIP_BYTES and kind not in RASTER_KINDS and "gzip" in self.headers.get("Accept-Encoding", ""):
             content = gzip.compress(content, compresslevel=1)
             self.send_header("Content-Encoding", "gzip")
         for name, value in _HEADERS.items():
             self.send_header(name, value)
-        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Type", kind if kind in RASTER_KINDS else f"{kind}; charset=utf-8")
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
@@ -191,7 +195,7 @@ def answer(data: RunData, path: str, query: Mapping[str, str]) -> dict[str, Any]
     number = partial(_number, query)
     routes: dict[str, Callable[[], dict[str, Any]]] = {
         "run": data.run,
-        "events": lambda: data.events(since=number("since"), marks=number("marks")),
+        "events": lambda: data.events(since=number("since"), marks=number("marks"), activity=number("activity")),
         "metrics": lambda: data.metrics(run=query.get("run", ""), since=number("since"), generation=number("generation")),
         "samples": lambda: data.samples(
             sort=query.get("sort", "newest"),

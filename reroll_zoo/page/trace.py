@@ -1,8 +1,8 @@
 """A run's journal as a trace that Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
-Chrome's trace format (JSON): the trainer, the weights and each domain are processes, the lanes in which samples follow each
-other are threads, samples are slices through their phases, and what is in flight is a counter. Times are microseconds after
-the journal's first event.
+Chrome's trace format (JSON): the run's steps, each role and each domain are processes, the lanes in which samples follow each
+other are threads, leases are slices and so are samples, through their phases; what is in flight is a counter, and so is each
+engine's share of busy time and its queue. Times are microseconds after the journal's first event.
 """
 
 from __future__ import annotations
@@ -13,13 +13,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from reroll.observe.journal import BEGUN, STEPPED, TAKEN
+from reroll_zoo.samples.activity import JOINED, LOST, RESTARTED
 from reroll_zoo.samples.lifecycles import Lifecycle, Lifecycles, Mark, Phase
 
 Json = dict[str, Any]
 
-_RUN, _FIRST_DOMAIN = 1, 10
+_RUN, _ENGINES, _FIRST_ROLE, _FIRST_DOMAIN = 1, 2, 3, 10
 _STEPS, _PUSHES = 1, 2
 """Threads of the run's own process."""
+_ROLES = {
+    "policy": ("trainer", "holds the policy's devices"),
+    "engine": ("weights", "hold the engines' devices: a push"),
+    "evaluation": ("evaluation", "held-out prompts"),
+    "checkpoint": ("checkpoint", "the run stands still for it"),
+}
+"""What the journal calls a role; its process, and what its slices say."""
+_FATES = (LOST, RESTARTED, JOINED)
 _LIVING = [phase for phase in Phase if phase < Phase.TRAINED]
 
 
@@ -30,6 +39,8 @@ def trace_events(lives: Lifecycles, metrics: Sequence[Mapping[str, Any]] = ()) -
     push_s = {row["step"]: row.get("time/push_s") or 0.0 for row in metrics if "time/push_s" in row}
     yield from _named(_RUN, "run", {_STEPS: "steps", _PUSHES: "pushes of weights"})
     yield from _step_events(lives.marks, push_s, first_s)
+    yield from _engine_events(lives, first_s)
+    yield from _role_events(lives, first_s)
     domains = sorted({life.domain for life in ordered})
     for process, domain in enumerate(domains, start=_FIRST_DOMAIN):
         own = [life for life in ordered if life.domain == domain]
@@ -38,6 +49,36 @@ def trace_events(lives: Lifecycles, metrics: Sequence[Mapping[str, Any]] = ()) -
         for life, lane in zip(own, lanes, strict=True):
             yield from _sample_events(life, process=process, lane=lane, first_s=first_s, last_s=lives.last_s or first_s)
     yield from _counters(ordered, first_s)
+
+
+def _engine_events(lives: Lifecycles, first_s: float) -> Iterator[Json]:
+    """Counters of how busy each engine is and of its requests, and marks of what became of it. None where the journal says
+    nothing of them."""
+    faults = [mark for mark in lives.marks if mark.kind in _FATES]
+    told = list(lives.activity.engines())
+    if told or faults:
+        yield from _named(_ENGINES, "engines", {1: "faults"} if faults else {})
+    for mark in faults:
+        name, ts = f"engine {mark.engine} {mark.kind}", _us(mark.time_s, first_s)
+        yield {"ph": "i", "s": "p", "name": name, "pid": _ENGINES, "tid": 1, "ts": ts}
+    for time_s, busy, load in told:
+        at: Json = {"ph": "C", "pid": _ENGINES, "tid": 0, "ts": _us(time_s, first_s)}
+        known = {f"engine {rank}": percent for rank, percent in enumerate(busy) if percent is not None}
+        if known:
+            yield {**at, "name": "busy %", "args": known}
+        yield {**at, "name": "requests", "args": {f"engine {rank}": num for rank, num in enumerate(load)}}
+
+
+def _role_events(lives: Lifecycles, first_s: float) -> Iterator[Json]:
+    """Every lease as a slice of its role's process; evaluations and checkpoints too."""
+    spans = list(lives.activity.spans(last_s=lives.last_s or first_s))
+    roles = sorted({span.role for span in spans} & _ROLES.keys())
+    for process, role in enumerate(roles, start=_FIRST_ROLE):
+        name, what = _ROLES[role]
+        yield from _named(process, name, {1: what})
+        for span in spans:
+            if span.role == role:
+                yield _slice(name, process, 1, span.start_s, span.end_s, first_s, {})
 
 
 def _named(process: int, name: str, threads: Mapping[int, str]) -> Iterator[Json]:

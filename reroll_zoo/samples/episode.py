@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 from reroll.errors import printable
 from reroll.types import Message, Prompt, Trajectory
+from reroll_zoo.samples.pictures import kept_name
 
 Decode = Callable[[Sequence[int]], str]
 """Token ids to text, special tokens by their names."""
@@ -32,6 +33,9 @@ class Told(_EpisodeRow):
 
     role: str
     content: str
+    """With U+FFFC where a picture stands."""
+    images: tuple[str, ...] = ()
+    """The names of its pictures, empty for one that is not kept with the run."""
     tools: tuple[str, ...] = ()
     """Names of what it may call from here on."""
 
@@ -158,7 +162,8 @@ def _turns_of(trajectory: Trajectory, decode: Decode) -> Iterator[EpisodeTurn]:
 
 def _told(message: Message) -> Told:
     names = tuple(str(tool["function"]["name"]) for tool in message.get("tools", ()))
-    return Told(role=message["role"], content=message["content"], tools=names)
+    images = tuple(kept_name(image) for image in message.get("images", ()))
+    return Told(role=message["role"], content=message["content"], images=images, tools=names)
 
 
 def pieces_of(ids: Sequence[int], decode: Decode) -> list[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from reroll.observe.journal import BEGUN, STEPPED, TAKEN, Event, SampleState
+from reroll_zoo.samples.activity import ACTIVITY, CREDITED, Activity, Advantage
 
 MAX_LIVES = 150_000
 """How many samples are remembered: those that changed last."""
@@ -64,6 +65,9 @@ class Lifecycle:
     """Of its environment."""
     trained_version: int | None = None
     """Of the weights that came of it."""
+    advantage: Advantage = None
+    """That it was trained with: a number, or [number or None, tokens] one after the other, empty where no token of it is in
+    the loss. None while it is not trained on."""
     segment: Path | None = None
     stored: Sequence[int] | None = None
     """Where its tokens lie in the segment."""
@@ -91,8 +95,9 @@ class Mark:
 
     time_s: float
     kind: str
-    """BEGUN, TAKEN or STEPPED."""
+    """BEGUN, TAKEN or STEPPED; LOST, RESTARTED or JOINED of an engine."""
     version: int | None = None
+    engine: int | None = None
     num_groups: int = 0
 
 
@@ -119,6 +124,8 @@ class Lifecycles:
         self._groups: dict[int, _OpenFlight] = {}
         self._num_lives = 0
         self.marks: list[Mark] = []
+        self.activity = Activity()
+        """What the roles did."""
         self.revision = 0
         """Counts changes."""
         self.first_s: float | None = None
@@ -160,6 +167,7 @@ class Lifecycles:
         if event.state == BEGUN:
             self._lose_all(self.last_s or event.time_s)
             self.marks.append(Mark(event.time_s, BEGUN, event.detail.get("version")))
+            self.activity.take(event)
         elif event.state == TAKEN:
             numbers = event.detail["groups"]
             self.marks.append(Mark(event.time_s, TAKEN, num_groups=len(numbers)))
@@ -167,6 +175,14 @@ class Lifecycles:
                 self._move_group(number, Phase.TRAINING, event.time_s)
         elif event.state == STEPPED:
             self.marks.append(Mark(event.time_s, STEPPED, event.detail["version"]))
+        elif event.state == ACTIVITY and "fate" in event.detail:
+            self.marks.append(Mark(event.time_s, event.detail["fate"], engine=event.detail["engine"]))
+        elif event.state == ACTIVITY:
+            self.activity.take(event)
+        elif event.state == CREDITED:
+            for id, advantage in zip(event.detail["samples"], event.detail["advantages"], strict=True):
+                if life := self.find(id):
+                    life.advantage = [] if advantage is None else advantage
         elif event.state == SampleState.QUEUED:
             self._begin(event)
         elif isinstance(event.state, SampleState):

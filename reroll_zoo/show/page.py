@@ -8,11 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
+from itertools import zip_longest
 from pathlib import Path
 
 from reroll.errors import RunFolderError, printable
 from reroll_zoo.samples.episode import LIKELY, EpisodeTurn, LoggedEpisode, Token, Told, shade
+from reroll_zoo.samples.pictures import read_picture
 from reroll_zoo.show.terminal import facts, last_words, number, title_of, weights_of
+from reroll_zoo.vision.store import MARK
 
 _EMPTY = frozenset("_.-·")
 _WALL = frozenset("#")
@@ -31,11 +34,13 @@ class Board:
     rows: tuple[tuple[str, ...], ...]
 
 
-def render_page(episode: LoggedEpisode, *, run: str) -> str:
-    """The whole page. It may be mailed, or opened from a disk."""
+def render_page(episode: LoggedEpisode, *, run: str, folder: Path | None = None) -> str:
+    """The whole page, with the pictures that the run in `folder` keeps. It may be mailed, or opened from a disk."""
     title = title_of(episode)
     header = f'<p class="run">{text(run)}</p>\n<h1>{text(title)}</h1>\n{fact_list(facts(episode))}'
-    return document(f"{title} · {run}", header=header, body=f"{_overview(episode)}\n<main>\n{turns_of(episode)}\n</main>")
+    body = f"{_overview(episode)}\n<main>\n{turns_of(episode, folder=folder)}\n</main>"
+    has_pictures = any(told.images for turn in episode.turns for told in turn.shown)
+    return document(f"{title} · {run}", header=header, body=body, may_load="img-src data:" if has_pictures else "")
 
 
 def document(title: str, *, header: str, body: str, may_load: str = "") -> str:
@@ -62,16 +67,17 @@ def document(title: str, *, header: str, body: str, may_load: str = "") -> str:
 """
 
 
-def turns_of(episode: LoggedEpisode, *, anchor: str = "turn") -> str:
-    """What happened, turn by turn. `anchor` begins the names that links lead to: unique on a page of several samples."""
-    turns = "\n".join(_turn(place, turn, anchor=anchor) for place, turn in enumerate(episode.turns, start=1))
+def turns_of(episode: LoggedEpisode, *, anchor: str = "turn", folder: Path | None = None) -> str:
+    """What happened, turn by turn. `anchor` begins the names that links lead to: unique on a page of several samples. Pictures
+    are those that the run in `folder` keeps."""
+    turns = "\n".join(_turn(place, turn, anchor=anchor, folder=folder) for place, turn in enumerate(episode.turns, start=1))
     return turns or _unplayed(episode)
 
 
 def write_page(episode: LoggedEpisode, folder: Path, *, file: Path | None = None) -> Path:
     """Write the page of a sample of the run in `folder`, by default into that folder. Returns where it is."""
     file = file or folder / f"episode-{re.sub(r'[^A-Za-z0-9_.-]', '-', episode.id)}.html"
-    return write_document(file, render_page(episode, run=folder.resolve().name))
+    return write_document(file, render_page(episode, run=folder.resolve().name, folder=folder))
 
 
 def write_document(file: Path, page: str) -> Path:
@@ -166,7 +172,7 @@ def _bar(value: float, *, low: float, high: float) -> str:
     return f'<span class="track"><span class="bar {sign}" style="left:{left:.1f}%;width:{width:.1f}%"></span></span>'
 
 
-def _turn(place: int, turn: EpisodeTurn, *, anchor: str) -> str:
+def _turn(place: int, turn: EpisodeTurn, *, anchor: str, folder: Path | None) -> str:
     afresh = '<p class="note">Its prompt does not continue the turn before: a training row of its own.</p>'
     about = " · ".join(word for word in (weights_of(turn), turn.finish_reason) if word)
     is_seen = turn.state is None or any(turn.state == told.content for told in turn.shown)
@@ -174,17 +180,32 @@ def _turn(place: int, turn: EpisodeTurn, *, anchor: str) -> str:
     return f"""<article id="{anchor}-{place}">
 <h2>turn {place}</h2>
 {afresh if turn.is_rendered_afresh else ""}<div class="sides">
-<section class="shown">{"".join(_told(told) for told in turn.shown)}{state}</section>
+<section class="shown">{"".join(_told(told, folder) for told in turn.shown)}{state}</section>
 <section class="wrote"><h3>policy <small>{text(about)}</small></h3>{_words(turn)}
 <p class="measures">{earned(turn.reward, turn.info)}</p></section>
 </div>
 </article>"""
 
 
-def _told(told: Told) -> str:
+def _told(told: Told, folder: Path | None) -> str:
     tools = f'<p class="note">may call {text(", ".join(told.tools))}</p>' if told.tools else ""
-    parts = [_board(part) if isinstance(part, Board) else f"<pre>{text(part)}</pre>" for part in split_boards(told.content)]
+    texts = told.content.split(MARK) if told.images else [told.content]
+    parts = [_words_and_boards(texts[0])]
+    for words, name in zip_longest(texts[1:], told.images, fillvalue=""):
+        parts += [_picture(name, folder), _words_and_boards(words)]
     return f"<h3>{text(told.role)}</h3>{''.join(parts)}{tools}"
+
+
+def _words_and_boards(words: str) -> str:
+    parts = split_boards(words) if words else []
+    return "".join(_board(part) if isinstance(part, Board) else f"<pre>{text(part)}</pre>" for part in parts)
+
+
+def _picture(name: str, folder: Path | None) -> str:
+    found = read_picture(folder, name) if folder is not None else None
+    if found is None:
+        return '<p class="note">a picture that is not kept with the run</p>'
+    return f'<p><img class="picture" alt="a picture that the policy was shown" src="{found.url}"></p>'
 
 
 def _board(board: Board) -> str:

@@ -65,7 +65,7 @@ def render_report(run: RunFolder, chosen: Mapping[str, Sequence[LoggedEpisode]])
     rows = read_jsonl(run.metrics_path) if run.metrics_path.exists() else []
     name = run.path.resolve().name
     header = f"<h1>{text(name)}</h1>\n{fact_list(_outcome(run, rows))}"
-    body = "\n".join([_curve(run), _headlines(rows), _samples(chosen), _all_numbers(rows), _config(run)])
+    body = "\n".join([_curve(run), _headlines(rows), _samples(chosen, run.path), _all_numbers(rows), _config(run)])
     return document(f"{name} · report", header=header, body=f"<main>\n{body}\n</main>", may_load="img-src data:")
 
 
@@ -126,17 +126,17 @@ def _course(series: Series) -> str:
     return f'<svg class="course" viewBox="{box}" width="{_WIDTH}" height="{_HEIGHT}" aria-hidden="true">{line}</svg>'
 
 
-def _samples(chosen: Mapping[str, Sequence[LoggedEpisode]]) -> str:
+def _samples(chosen: Mapping[str, Sequence[LoggedEpisode]], folder: Path) -> str:
     if not chosen:
         return '<section class="overview"><h2>samples</h2><p>None has ended yet.</p></section>'
     sections = []
     for place, (title, episodes) in enumerate(chosen.items()):
-        lines = "".join(_sample(episode, f"c{place}") for episode in episodes)
+        lines = "".join(_sample(episode, f"c{place}", folder) for episode in episodes)
         sections.append(f'<section class="overview"><h2>{text(title)}</h2>{lines}</section>')
     return "\n".join(sections)
 
 
-def _sample(episode: LoggedEpisode, choice: str) -> str:
+def _sample(episode: LoggedEpisode, choice: str, folder: Path) -> str:
     """A line that opens: what was asked and answered, then every turn."""
     asked = " ".join(episode.prompt.split())
     summary = (
@@ -145,7 +145,7 @@ def _sample(episode: LoggedEpisode, choice: str) -> str:
         f'<span class="earned">{number(episode.reward)}</span>'
     )
     told = f'{fact_list(facts(episode))}<p class="measures">{earned(episode.reward, episode.parts)}</p>'
-    turns = turns_of(episode, anchor=text(f"{choice}-{episode.step}-{episode.id}"))
+    turns = turns_of(episode, anchor=text(f"{choice}-{episode.step}-{episode.id}"), folder=folder)
     return f'<details class="sample"><summary>{summary}</summary>{told}{turns}</details>'
 
 

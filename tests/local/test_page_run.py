@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
 import pytest
+import yaml
 
 from reroll.config.load import parse_config
 from reroll.pipeline.base import Outcome
@@ -86,5 +92,54 @@ def test_the_page_of_a_finished_run_tells_all_of_it(rlvr_tree: dict[str, Any], t
     [turn] = answer["episode"]["turns"]
     assert turn["shown"][-1]["content"].startswith("say ")
     assert len(turn["pieces"]) == len(turn["logp"]) == answer["life"]["tokens"]
-    steps = [kind for _, kind, _ in data.events(since=0, marks=0)["marks"]]
+    steps = [kind for _, kind, *_ in data.events(since=0, marks=0)["marks"]]
     assert steps == ["begun", *["taken", "stepped"] * 3]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runtime", ["local", "processes"])
+def test_the_page_of_a_killed_controller_comes_back_under_its_address_with_its_token(
+    rlvr_tree: dict[str, Any], tmp_path: Path, runtime: str
+) -> None:
+    rlvr_tree |= {"runtime": {"kind": runtime}, "checkpoint": {"every": 2}}
+    rlvr_tree["run"] |= {"steps": 100_000}
+    rlvr_tree["data"]["eval"] = []
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(rlvr_tree))
+    command = [sys.executable, "-m", "reroll", "train", "run.yaml", "--page", "--port", "0", "--restarts", "3"]
+    said = tmp_path / "said.txt"
+    with said.open("wb") as out:
+        process = subprocess.Popen(command, cwd=tmp_path, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+    try:
+
+        def printed() -> list[str]:
+            assert process.poll() is None, said.read_text()
+            return re.findall(r"page: http://\S+", said.read_text())
+
+        [address] = until(printed)
+        url, token = address.removeprefix("page: ").split("?token=")
+
+        def ask(path: str, *, method: str = "GET") -> dict[str, Any]:
+            """Empty while nobody answers."""
+            assert process.poll() is None, said.read_text()
+            try:
+                with urlopen(Request(f"{url}api/{path}", method=method, headers={TOKEN_HEADER: token})) as response:
+                    answer: dict[str, Any] = json.loads(response.read())
+                    return answer
+            except OSError:
+                return {}
+
+        until(lambda: ask("run")["step"] >= 3)
+        boot = ask("run")["boot"]
+        controller = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0])
+        os.kill(controller, signal.SIGKILL)
+        until(lambda: ask("run").get("boot", boot) != boot)  # Another server, at the same place.
+        until(lambda: ask("hands").get("may"))
+        until(lambda: [kind for _, kind, *_ in ask("events")["marks"]].count("begun") == 2)
+        until(lambda: ask("run")["step"] >= 5)
+        assert printed() == [address, address]
+        ask("hands/stop", method="POST")
+        assert process.wait(120) == 130
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

@@ -1,6 +1,7 @@
 // Now: every sample in flight as a dot in its state, who waits for whom, and what bounds the step.
 
 import { drawing, fill, h, seconds, short, tell } from "./dom.js";
+import { Roles } from "./roles.js";
 import { LIVING, PHASES, PHASE_COLOURS, versionColour } from "./palette.js";
 
 const PARTS = [
@@ -20,10 +21,12 @@ export class NowView {
     this.versions = h("p", { class: "legend" });
     this.bound = h("div");
     this.stragglers = h("div");
+    this.roles = new Roles(store);
     this.title = h("h2", {}, "Samples in flight");
     this.element = h("div", {},
       h("section", { class: "card" }, this.facts),
       h("section", { class: "card" }, this.title, this.lanes.map((lane) => lane.element), this.versions),
+      this.roles.element,
       h("div", { class: "two" },
         h("section", { class: "card" }, h("h2", {}, "Where the last steps went"), this.bound),
         h("section", { class: "card" }, h("h2", {}, "Who waits for whom"), this.stragglers)));
@@ -36,6 +39,7 @@ export class NowView {
     const versions = [...new Set(living.map((life) => life.version))].sort((a, b) => a - b);
     fill(this.versions, versions.length ? "admitted under weights" : "", versions.map((version) => h("span", {}, swatch(versionColour(version)), `v${version}`)));
     this.showFacts(living);
+    this.roles.update();
     this.showBound();
     this.showStragglers(living);
   }

@@ -25,3 +25,6 @@ export function rewardColour(reward, low, high) {
   const share = high > low ? (reward - low) / (high - low) : 0.5;
   return `hsl(${Math.round(5 + share * 130)} 55% 50%)`;
 }
+
+/** An advantage as a share of the highest: red below nothing, green above. Lies under the text, in the light and in the dark. */
+export const creditColour = (share) => `rgb(${share < 0 ? "229 72 77" : "47 158 91"} / ${(0.08 + 0.6 * Math.min(1, Math.abs(share))).toFixed(2)})`;

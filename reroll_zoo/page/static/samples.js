@@ -2,7 +2,7 @@
 
 import { ask, Refused } from "./api.js";
 import { fill, h, short, tell } from "./dom.js";
-import { versionColour } from "./palette.js";
+import { creditColour, versionColour } from "./palette.js";
 import { swatch } from "./now.js";
 import { boardsIn } from "./boards.js";
 
@@ -94,16 +94,17 @@ export class SamplesView {
   }
 
   showOne() {
-    const { episode, life, siblings, group_mean: mean, note } = this.shown;
+    const { episode, life, siblings, group_mean: mean, note, advantage } = this.shown;
     const turns = episode.turns;
+    this.credit = new Credit(advantage, turns);
     const beyond = mean === null || episode.reward === null ? null : episode.reward - mean;
     const facts = [
       ["reward", short(episode.reward)], ["above its group", beyond === null ? null : `${beyond >= 0 ? "+" : ""}${short(beyond)}`],
       ["status", episode.status], ["tokens", episode.num_tokens], ["turns", turns.length], ["domain", episode.domain], ["prompt", episode.prompt_id],
-      ["step", episode.step], ["admitted under", life?.version === undefined || life?.version === null ? null : `v${life.version}`], ["answer", episode.answer], ["reason", episode.reason || null],
+      ["advantage", this.credit.inWords], ["step", episode.step], ["admitted under", life?.version === undefined || life?.version === null ? null : `v${life.version}`], ["answer", episode.answer], ["reason", episode.reason || null],
     ].filter(([, value]) => value !== null && value !== undefined);
     const toggle = h("select", { "aria-label": "colour of tokens", onchange: (event) => { this.colouring = event.target.value; this.showOne(); } },
-      ["probability", "version", "none"].map((name) => h("option", { selected: name === this.colouring }, name)));
+      ["probability", "advantage", "mask", "version", "none"].map((name) => h("option", { selected: name === this.colouring }, name)));
     fill(this.one,
       h("div", { class: "bar" }, h("a", { href: "#samples" }, "← all samples"), h("h2", { style: { margin: 0 }, class: "grow" }, `sample ${episode.id}`), h("label", {}, "colour tokens by", toggle)),
       note ? h("p", { class: "warn" }, note) : null,
@@ -119,30 +120,46 @@ export class SamplesView {
     return h("article", { class: "turn" },
       num > 1 ? h("h3", {}, `turn ${place + 1}`) : null,
       turn.is_rendered_afresh ? h("p", { class: "faint" }, "Its prompt does not continue the turn before: a training row of its own.") : null,
-      turn.shown.map(({ role, content, tools }) => h("div", { class: "message" }, h("h3", {}, role), boardsIn(content), tools?.length ? h("p", { class: "faint" }, `may call ${tools.join(", ")}`) : null)),
+      turn.shown.map(({ role, content, images, tools }) => h("div", { class: this.showsMask ? "message unlearned" : "message" }, h("h3", {}, role, this.showsMask ? h("small", {}, "not in the loss") : null), withPictures(content, images), tools?.length ? h("p", { class: "faint" }, `may call ${tools.join(", ")}`) : null)),
       h("div", { class: "message policy" },
         h("h3", {}, "policy", h("small", {}, [versions, turn.finish_reason].filter(Boolean).join(" · "))),
-        turn.pieces.length ? this.tokens(turn) : h("pre", {}, turn.text),
+        turn.pieces.length ? this.tokens(turn, place) : h("pre", {}, turn.text),
         num > 1 || Object.keys(turn.info).length ? measures({ reward: turn.reward, ...turn.info }) : null));
   }
 
-  tokens(turn) {
+  get showsMask() { return (this.colouring === "advantage" || this.colouring === "mask") && this.credit.isKnown; }
+
+  tokens(turn, number) {
     const versions = turn.versions.flatMap(([version, count]) => Array(count).fill(version));
     const place = h("pre", {
       onpointermove: (event) => {
         const at = Number(event.target.dataset?.at ?? NaN);
         if (Number.isNaN(at)) return tell(null);
         const logp = turn.logp[at], chance = logp === null ? "–" : `${short(100 * Math.exp(logp))} %`;
-        return tell(`${JSON.stringify(turn.pieces[at])}\nlog-prob ${short(logp)} (${chance})\nweights v${versions[at]}, token ${at + 1} of ${turn.pieces.length}`, event.clientX, event.clientY);
+        return tell(`${JSON.stringify(turn.pieces[at])}\nlog-prob ${short(logp)} (${chance})${this.credit.tell(number, at)}\nweights v${versions[at]}, token ${at + 1} of ${turn.pieces.length}`, event.clientX, event.clientY);
       },
       onpointerleave: () => tell(null),
     });
     turn.pieces.forEach((piece, at) => {
       const token = h("span", { class: this.colouring === "probability" ? `t s${shade(turn.logp[at])}` : "t", "data-at": at }, piece.replaceAll("\n", "↵\n") || "·");
+      if (this.showsMask) {
+        const value = this.credit.at(number, at);
+        if (value === null) token.classList.add("masked");
+        else token.style.background = this.colouring === "mask" ? "var(--learned)" : creditColour(value / this.credit.highest);
+      }
       if (this.colouring === "version") token.style.boxShadow = `inset 0 -.22em ${versionColour(versions[at])}`;
       place.append(token);
     });
     return place;
+  }
+
+  creditLegend() {
+    const { credit } = this;
+    if (!credit.isKnown) return h("p", { class: "faint" }, "It was not trained on, or by an earlier version, which did not write its advantage down.");
+    const masked = h("span", {}, h("span", { class: "t masked" }, "abc"), " not in the loss");
+    if (this.colouring === "mask") return h("p", { class: "legend" }, h("span", {}, swatch("var(--learned)"), "in the loss"), masked);
+    const shades = [-1, -0.5, 0, 0.5, 1].map((share) => h("span", {}, swatch(creditColour(share)), short(share * credit.highest)));
+    return h("p", { class: "legend" }, "advantage", shades, masked);
   }
 
   tokenLegend(turns) {
@@ -150,10 +167,47 @@ export class SamplesView {
       const versions = [...new Set(turns.flatMap((turn) => turn.versions.map(([version]) => version)))];
       return h("p", { class: "legend" }, versions.map((version) => h("span", {}, swatch(versionColour(version)), `v${version}`)));
     }
+    if (this.colouring === "advantage" || this.colouring === "mask") return this.creditLegend();
     if (this.colouring !== "probability") return null;
     const labels = [...LIKELY.map((bound) => `p ≥ ${bound}`), `p < ${LIKELY.at(-1)}`];
     return h("p", { class: "legend" }, labels.map((label, place) => h("span", { class: `t s${place}`, style: { padding: "0 .4rem" } }, label)));
   }
+}
+
+/** What each token was trained with, as the journal tells it: a number for all, or runs of them; null is out of the loss. */
+class Credit {
+  constructor(told, turns) {
+    const num = turns.reduce((sum, turn) => sum + turn.pieces.length, 0);
+    this.isKnown = told !== null && told !== undefined;
+    const runs = !this.isKnown ? [] : typeof told === "number" ? [[told, num]] : told;
+    this.values = runs.flatMap(([value, count]) => Array(count).fill(value));
+    this.starts = [];
+    turns.reduce((start, turn) => { this.starts.push(start); return start + turn.pieces.length; }, 0);
+    const known = runs.map(([value]) => value).filter((value) => value !== null);
+    this.highest = Math.max(1, ...known.map(Math.abs)); // Most estimators give numbers around one.
+    const low = Math.min(...known), high = Math.max(...known);
+    this.inWords = !this.isKnown ? null : !known.length ? "none: masked" : low === high ? short(low) : `${short(low)} to ${short(high)}`;
+  }
+
+  at(turn, token) { return this.values[this.starts[turn] + token] ?? null; }
+
+  tell(turn, token) {
+    if (!this.isKnown) return "";
+    const value = this.at(turn, token);
+    return value === null ? "\nnot in the loss" : `\nadvantage ${short(value)}`;
+  }
+}
+
+/** A text with boards, and pictures where they stood. */
+function withPictures(content, images) {
+  if (!images?.length) return boardsIn(content);
+  const [first, ...rest] = content.split("\ufffc"), words = (text) => (text ? boardsIn(text) : []);
+  return [words(first), ...rest.map((text, place) => [picture(images[place]), words(text)])].flat(2);
+}
+
+function picture(name) {
+  if (!name) return h("p", { class: "faint" }, "a picture that is not kept with the run");
+  return h("img", { class: "picture", src: `/api/image/${encodeURIComponent(name)}`, alt: "a picture that the policy was shown", loading: "lazy" });
 }
 
 function siblingRows(siblings, id) {

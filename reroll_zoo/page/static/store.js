@@ -2,8 +2,10 @@
 
 import { ask } from "./api.js";
 import { OVER } from "./palette.js";
+import { Profile } from "./profile.js";
 
 const ARRANGE_MS = 1000; // While a long journal is read, what is there so far is drawn this often.
+const MAX_ACTIVITY = 50000;
 
 /** A sample: one row of /api/events. Times are seconds after the journal's first event. */
 export class Life {
@@ -29,10 +31,16 @@ export class Store {
     this.boot = null;
     this.lives = new Map();
     this.ordered = []; // By admission.
+    this.living = []; // Those that are not over.
+    this.short = []; // Those that lasted no longer than `reach`, and are over; the others are long.
+    this.long = [];
+    this.reach = 0;
+    this.profile = new Profile(); // Of those that are over.
     this.isStale = false; // Whether lives have changed since they were put in order.
     this.arrangedMs = -Infinity;
     this.numLanes = 0;
     this.marks = [];
+    this.activity = { spans: [], ticks: [], open: new Map(), next: 0 }; // Leases and the like; engines once a second.
     this.revision = 0;
     this.firstS = 0;
     this.metrics = new Map(); // By run; "" is this one.
@@ -57,12 +65,13 @@ export class Store {
   /** Ask for what has happened. `onPart` is called after every part of a long answer. */
   async refreshEvents(onPart = () => {}) {
     for (;;) {
-      const answer = await ask("events", { since: this.revision, marks: this.marks.length });
+      const answer = await ask("events", { since: this.revision, marks: this.marks.length, activity: this.activity.next });
       if (this.boot && answer.boot !== this.boot) { this.clear(); return; }
       this.firstS = answer.first_s;
       this.run.last_s = answer.last_s;
-      for (const row of answer.lives) this.lives.set(row[0], new Life(row));
-      for (const [time, kind, version] of answer.marks) this.marks.push({ time, kind, version });
+      for (const row of answer.lives) this.take(new Life(row));
+      for (const [time, kind, version, engine] of answer.marks) this.marks.push({ time, kind, version, engine });
+      this.takeActivity(answer.activity);
       this.revision = answer.revision;
       this.isStale ||= answer.lives.length > 0;
       if (this.isStale && (!answer.more || performance.now() - this.arrangedMs > ARRANGE_MS)) {
@@ -71,6 +80,30 @@ export class Store {
       }
       if (!answer.more) return;
     }
+  }
+
+  take(life) {
+    if (life.isOver && !this.lives.get(life.serial)?.isOver) this.profile.add(life);
+    this.lives.set(life.serial, life);
+  }
+
+  takeActivity({ next, rows }) {
+    const { spans, ticks, open } = this.activity;
+    this.activity.next = next;
+    for (const [time, what, ...told] of rows) {
+      if (what === "engines") ticks.push({ time, busy: told[0], load: told[1] });
+      else if (what === "begun") { // Nothing goes on over a restart.
+        for (const span of open.values()) span.end = time;
+        open.clear();
+      } else if (told[0]) {
+        open.set(what, { role: what, start: time, end: null });
+        spans.push(open.get(what));
+      } else if (open.has(what)) {
+        open.get(what).end = time;
+        open.delete(what);
+      }
+    }
+    for (const list of [spans, ticks]) if (list.length > MAX_ACTIVITY) list.splice(0, list.length - MAX_ACTIVITY);
   }
 
   async refreshMetrics(run = "") {
@@ -98,11 +131,35 @@ export class Store {
       busy.push([life.end, life.lane]);
     }
     this.numLanes = num;
+    this.living = this.ordered.filter((life) => !life.isOver);
+    this.reach = this.nowS / 16;
+    this.short = [];
+    this.long = [];
+    for (const life of this.ordered) (life.isOver && life.since - life.start <= this.reach ? this.short : this.long).push(life);
     this.isStale = false;
     this.arrangedMs = performance.now();
   }
 
-  get living() { return this.ordered.filter((life) => !life.isOver); }
+  /** The samples that lived in a window, and how many these are, which takes no more than to look at its edge. */
+  within(from, to) { return [...this.fromBefore(from, to), ...this.short.slice(this.startingAt(from), this.startingAt(to))]; }
+  numWithin(from, to) { return this.fromBefore(from, to).length + Math.max(0, this.startingAt(to) - this.startingAt(from)); }
+
+  /** Those that may have begun before the window, and the long ones. */
+  fromBefore(from, to) {
+    const edge = this.short.slice(this.startingAt(from - this.reach), this.startingAt(Math.min(from, to)));
+    return [...edge.filter((life) => life.end >= from), ...this.long.filter((life) => life.start < to && life.end >= from)];
+  }
+
+  /** Where among the short the first is that began at this time or later. */
+  startingAt(time) {
+    let low = 0, high = this.short.length;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (this.short[middle].start >= time) high = middle;
+      else low = middle + 1;
+    }
+    return low;
+  }
 }
 
 /** The smallest first. */

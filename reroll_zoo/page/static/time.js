@@ -1,10 +1,11 @@
-// Time: the samples' lives in swim-lanes, or from afar how many were in which state; steps, pushes, checkpoints, restarts.
+// Time: the samples' lives in swim-lanes, or from afar how many were in which state; steps, pushes, checkpoints, faults.
 
 import { drawing, fill, h, seconds, short, tell, theme } from "./dom.js";
 import { swatch } from "./now.js";
 import { LIVING, OVER, PHASES, PHASE_COLOURS, rewardColour, strength, versionColour } from "./palette.js";
 
 const HEAD = 34, FOOT = 20, MIN_LANE = 5, MAX_LANE = 16, MAX_SINGLE = 4000, MIN_SPAN_S = 0.02;
+const FATES = ["lost", "restarted", "joined"]; // Of an engine.
 const STACK = [5, 4, 3, 2, 1, 0];
 
 export class TimeView {
@@ -121,16 +122,15 @@ export class TimeView {
 
   draw(context, width, height) {
     const { store } = this, [from, to] = this.window, x = (time) => ((time - from) / (to - from)) * width;
-    const visible = store.ordered.filter((life) => life.start < to && life.end >= from);
-    const isSingle = this.detail === "samples" || (this.detail === "auto" && visible.length <= MAX_SINGLE);
-    this.visible = isSingle ? visible : [];
+    const num = store.numWithin(from, to), isSingle = this.detail === "samples" || (this.detail === "auto" && num <= MAX_SINGLE);
+    const visible = (this.visible = isSingle ? store.within(from, to) : []);
     this.drawSteps(context, x, width, height);
     if (isSingle) this.drawSingle(context, visible, x, width, height);
-    else this.drawSum(context, visible, from, to, width, height);
+    else this.drawSum(context, from, to, width, height);
     this.drawMarks(context, x, width, height);
     this.drawClock(context, from, to, width, height);
     const hint = !isSingle ? `, at most ${short(this.highest)} at once; come closer to see each` : this.isCut ? ", drag up and down to see all" : "";
-    this.note.textContent = `${short(visible.length)} samples${hint}`;
+    this.note.textContent = `${short(num)} samples${hint}`;
     this.showLegend(isSingle, visible);
   }
 
@@ -161,7 +161,7 @@ export class TimeView {
   }
 
   drawMarks(context, x, width, height) {
-    const { store } = this, { faint, bad, accent } = theme();
+    const { store } = this, { faint, bad, good, accent } = theme();
     const pushes = store.marks.filter((mark) => mark.kind === "stepped" && x(mark.time) >= 0 && x(mark.time) <= width);
     if (pushes.length < width / 8) {
       context.fillStyle = faint;
@@ -176,6 +176,14 @@ export class TimeView {
       context.fillRect(place - 1, 4, 2, height - FOOT - 4);
       context.font = "11px system-ui, sans-serif";
       context.fillText(`restart from v${mark.version}`, Math.min(place + 5, width - 100), 12);
+    }
+    for (const { kind, time, engine } of store.marks.filter((mark) => FATES.includes(mark.kind))) {
+      const place = x(time);
+      if (place < 0 || place > width) continue;
+      context.fillStyle = kind === "lost" ? bad : good;
+      context.fillRect(place - 1, HEAD, 2, height - FOOT - HEAD);
+      context.font = "11px system-ui, sans-serif";
+      context.fillText(`engine ${engine} ${kind}`, Math.min(place + 5, width - 110), HEAD + 12 + 13 * FATES.indexOf(kind));
     }
     let labelledTo = -Infinity;
     for (const { step, time_s: time } of store.run.checkpoints) {
@@ -245,14 +253,17 @@ export class TimeView {
 
   domains(visible) { return [...new Set(visible.map((life) => life.domain))].sort(); }
 
-  /** How many samples were in each state, pixel by pixel: their mean over the time that a pixel stands for. */
-  drawSum(context, visible, from, to, width, height) {
+  /** How many samples were in each state, pixel by pixel: their mean over the time that a pixel stands for. From afar, those that
+   *  are over are read off in buckets. */
+  drawSum(context, from, to, width, height) {
     const columns = Math.ceil(width), scale = columns / (to - from), now = this.store.nowS;
     const sums = STACK.map(() => new Float32Array(columns + 2));
     const steps = STACK.map(() => new Float32Array(columns + 2));
     const place = new Array(OVER);
     STACK.forEach((phase, index) => { place[phase] = index; });
-    for (const { course } of visible) {
+    const { profile } = this.store, isAfar = (to - from) / columns >= profile.width;
+    if (isAfar) STACK.forEach((phase, index) => profile.addTo(sums[index], phase, from, to, columns));
+    for (const { course } of isAfar ? this.store.living : this.store.within(from, to)) {
       for (let at = 0; at < course.length; at += 2) {
         const phase = course[at];
         if (phase >= OVER) continue;

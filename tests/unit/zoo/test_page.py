@@ -1,12 +1,16 @@
 import re
+from base64 import b64encode
 from html.parser import HTMLParser
+from io import BytesIO
 
 import pytest
 from episode_fakes import play
+from PIL import Image
 
 from reroll.errors import RunFolderError
 from reroll.types import Message, Status
 from reroll_zoo.show.page import Board, render_page, split_boards, write_page
+from reroll_zoo.vision.store import PICTURES
 
 ATTACK = """"'><script>alert(1)</script><img src=x onerror=alert(1)>&lt;</pre></style>"""
 
@@ -135,3 +139,16 @@ def test_a_page_is_written_into_the_run_unless_told_otherwise(tmp_path):
     assert write_page(episode, tmp_path, file=tmp_path / "x.html").read_text().startswith("<!doctype html>")
     with pytest.raises(RunFolderError, match=r"cannot write .*nowhere/x\.html: .*--html"):
         write_page(episode, tmp_path, file=tmp_path / "nowhere" / "x.html")
+
+
+def test_pictures_of_the_run_are_in_the_page_and_others_are_named(tmp_path):
+    file = BytesIO()
+    Image.new("RGB", (4, 4)).save(file, "PNG")
+    drawing = b'<svg xmlns="http://www.w3.org/2000/svg"><script>alert(1)</script></svg>'
+    urls = [f"data:{kind};base64,{b64encode(data).decode()}" for kind, data in (("png", file.getvalue()), ("svg", drawing))]
+    kept = [PICTURES.write(url, tmp_path / "pictures") for url in urls]
+    shown = (Message(role="user", content="see \ufffc, \ufffc and \ufffc.", images=[*kept, "/somewhere/else.png"]),)
+    page = write_page(play({"said": ["Up"], "shown": shown}), tmp_path).read_text()
+    assert re.findall(r'src="([^"]*)', page) == [urls[0].replace("data:png", "data:image/png")]
+    assert page.count("a picture that is not kept with the run") == 2  # Nor is one shown that is no raster image.
+    assert "img-src data:" in page

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import AsyncIterator
@@ -15,6 +16,8 @@ from typing import Any
 import aiohttp
 
 CHROMIUM = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
+IS_NEEDED = os.environ.get("REROLL_NEEDS_BROWSER") == "1"
+"""A machine without a browser then fails the tests that need one, instead of skipping them (`make test-browser`)."""
 _PATIENCE_S = 60.0
 
 
@@ -66,7 +69,7 @@ class Tab:
 @asynccontextmanager
 async def opened(url: str, scratch: Path, *, width: int = 1280, dark: bool = False) -> AsyncIterator[Tab]:
     """A browser that shows this page."""
-    assert CHROMIUM is not None
+    assert CHROMIUM is not None, "no Chromium is installed: scripts/setup_browser.sh installs one"
     options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--remote-debugging-port=0"]
     command = [CHROMIUM, *options, f"--user-data-dir={scratch}", "about:blank"]
     browser = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+from base64 import b64encode
+from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 
 import pytest
 import yaml
+from PIL import Image
 
 from reroll.config.load import parse_config
 from reroll.observe.journal import Journal, SampleState
 from reroll.types import Completion, FinishReason, Message, Status, Trajectory, Turn
+from reroll_zoo.samples.activity import CREDITED
+from reroll_zoo.samples.pictures import FOLDER
+from reroll_zoo.vision.store import PICTURES
 
 HOSTILE = "</pre><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
 
@@ -41,6 +48,30 @@ def write_journal(folder: Path) -> None:
         for id in ("0.0", "0.1"):
             journal.record(id, SampleState.TRAINED, version=1)
         journal.stepped(version=1)
+
+
+def png(red: int = 200) -> bytes:
+    """A picture of one colour."""
+    file = BytesIO()
+    Image.new("RGB", (24, 16), (red, 40, 90)).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.fixture
+def seen(run: Path) -> str:
+    """Sample 3.0 of the run: it was shown a picture and, in a later turn, one that is not kept; the first of its two turns was
+    trained on, the second was masked."""
+    name = PICTURES.write("data:image/png;base64," + b64encode(png()).decode(), run / FOLDER)
+    about: Message = {"role": "user", "content": "before\ufffcafter", "images": [name]}
+    gone: Message = {"role": "user", "content": "\ufffc", "images": ["/tmp/elsewhere.png"]}
+    first = trajectory("3.0", (5, 6, 7), reward=1.0).turns[0]
+    later = replace(first, prompt_ids=(1, 2, 5, 6, 7, 3), shown=(gone,))
+    turns = (replace(first, shown=(about,)), later)
+    with Journal(run / "journal") as journal:
+        journal.record("3.0", SampleState.QUEUED, prompt="p3", domain="sums", version=1)
+        journal.ended("3.0", replace(trajectory("3.0", (5,), reward=1.0), turns=turns))
+        journal.record("", CREDITED, samples=["3.0"], advantages=[[[1.5, 2], [-0.5, 1], [None, 3]]])
+    return name.removeprefix("picture:")
 
 
 @pytest.fixture

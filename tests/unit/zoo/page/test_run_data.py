@@ -33,7 +33,7 @@ def test_events_give_every_sample_once_and_then_only_what_changed(run: Path) -> 
     data = RunData(run)
     answer = data.events(since=0, marks=0)
     assert {row[1] for row in answer["lives"]} == {"0.0", "0.1", "1.0", "1.1"}
-    assert [kind for _, kind, _ in answer["marks"]] == ["begun", "taken", "stepped"]
+    assert [kind for _, kind, *_ in answer["marks"]] == ["begun", "taken", "stepped"]
     assert not answer["more"]
     again = data.events(since=answer["revision"], marks=len(answer["marks"]))
     assert (again["lives"], again["marks"]) == ([], [])
@@ -69,7 +69,7 @@ def test_a_long_journal_is_read_in_parts_and_whole_where_a_sample_is_asked_for(
     assert len(answers) > 3
     last = {row[1]: row[-1][-2] for answer in answers for row in answer["lives"]}
     assert last == {"0.0": 6, "0.1": 6, "1.0": 3, "1.1": 0}
-    assert [kind for answer in answers for _, kind, _ in answer["marks"]] == ["begun", "taken", "stepped"]
+    assert [kind for answer in answers for _, kind, *_ in answer["marks"]] == ["begun", "taken", "stepped"]
     assert RunData(run).sample("1.0")["life"]["reward"] == 1.0
 
 

@@ -14,6 +14,7 @@ from reroll.errors import RerollError
 from reroll.pipeline.controls import Hands
 from reroll_zoo.page.run_data import RunData
 from reroll_zoo.page.server import TOKEN_HEADER, PageServer, static_files
+from reroll_zoo.vision.store import name_of
 
 TOKEN = "a-token-of-a-run"
 
@@ -171,3 +172,34 @@ def test_a_fault_is_told_and_the_next_question_answered(run: Path, server: PageS
 def test_a_taken_port_is_named_with_the_fix(run: Path, server: PageServer) -> None:
     with pytest.raises(RerollError, match="--port"):
         PageServer(RunData(run), port=server.server_port)
+
+
+def test_a_picture_that_was_shown_is_served_as_what_it_is(run: Path, server: PageServer, seen: str) -> None:
+    response, body = ask(server, f"/api/image/{seen}")
+    assert (response.status, response.headers["Content-Type"]) == (200, "image/png")
+    assert response.headers["X-Content-Type-Options"] == "nosniff"
+    assert body == (run / "pictures" / seen).read_bytes()
+    _, told = ask(server, "/api/sample/3.0")
+    [first, second] = json.loads(told)["episode"]["turns"]
+    assert (first["shown"][0]["images"], second["shown"][0]["images"]) == ([seen], [""])
+
+
+def test_no_other_file_is_served_as_a_picture(run: Path, server: PageServer, seen: str) -> None:
+    folder = run / "pictures"
+    svg = b'<svg xmlns="http://www.w3.org/2000/svg"><script>alert(1)</script></svg>'
+    bad = {
+        name_of(svg): svg,
+        name_of(b"x" * 99): b"x" * 99,
+        "0" * 20: (folder / seen).read_bytes(),
+    }
+    for name, data in bad.items():
+        (folder / name).write_bytes(data)
+    secret = b"\x89PNG\r\n\x1a\n and a secret"
+    (run.parent / "secret").write_bytes(secret)
+    (folder / name_of(secret)).symlink_to(run.parent / "secret")
+    asked = [*bad, name_of(secret), "../config.yaml", "..%2fconfig.yaml", "%2e%2e/config.yaml", seen.upper(), seen[:-1], ""]
+    for name in asked:
+        response, body = ask(server, f"/api/image/{name}")
+        assert (response.status, response.headers["Content-Type"]) == (404, "application/json; charset=utf-8"), name
+        assert b"secret" not in body
+        assert b"<svg" not in body

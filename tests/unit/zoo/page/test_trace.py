@@ -16,6 +16,7 @@ import pytest
 from reroll.observe.journal import Journal, SampleState, read_journal
 from reroll.types import Completion, FinishReason, Status, Trajectory, Turn
 from reroll_zoo.page.trace import trace_events
+from reroll_zoo.samples.activity import ACTIVITY
 from reroll_zoo.samples.lifecycles import Lifecycles
 
 NUMBER = {"type": "integer", "minimum": 0}
@@ -142,3 +143,24 @@ def test_the_command_prints_one_whole_json(journal: Path) -> None:
     trace = json.loads(printed)
     jsonschema.validate(trace, SCHEMA)
     assert trace["traceEvents"] == json.loads(json.dumps(trace_of(journal)))
+
+
+def test_roles_are_processes_with_their_leases_and_engines_have_counters_and_faults(tmp_path: Path) -> None:
+    journal = tmp_path / "journal"
+    with Journal(journal, clock=count(100).__next__) as opened:  # A second for each event.
+        for is_on in (True, False):
+            opened.record("", ACTIVITY, role="policy", is_on=is_on)
+        opened.record("", ACTIVITY, busy=[80, None], load=[3, 4])
+        opened.record("", ACTIVITY, engine=1, fate="lost")
+        opened.record("", ACTIVITY, role="engine", is_on=True)
+    events = trace_of(journal)
+    jsonschema.validate({"traceEvents": events}, SCHEMA)
+    process = {event["args"]["name"]: event["pid"] for event in events if event["name"] == "process_name"}
+    assert process.keys() == {"run", "engines", "trainer", "weights"}
+    slices = {event["pid"]: (event["ts"], event["dur"]) for event in events if event["ph"] == "X"}
+    assert slices[process["trainer"]] == (1_000_000, 1_000_000)
+    assert process["weights"] in slices
+    counters = {event["name"]: event["args"] for event in events if event["ph"] == "C" and event["pid"] == process["engines"]}
+    assert counters == {"busy %": {"engine 0": 80}, "requests": {"engine 0": 3, "engine 1": 4}}
+    [fault] = [event for event in events if event["ph"] == "i" and event["pid"] == process["engines"]]
+    assert fault["name"] == "engine 1 lost"
