@@ -161,17 +161,17 @@ def fork(order: Order, link: socket.socket) -> Forked:
 def start_as_in(pid: int) -> None:
     """Start servers for this process of the kinds that another has now, with what their forks will need: for one that is to do
     the other's work."""
-    commands = [command for child in _children(pid) if _MODULE in (command := _command(child))]
+    commands = [words for child in children(pid) if _MODULE in (words := command(child))]
     for kind, modules in _LOADED_AHEAD.items():
-        if any(kind in command for command in commands):
+        if any(kind in words for words in commands):
             server = ForkServer(runs_user_code=kind == _FOR_USER_CODE)
             server.load(modules)
             with _starting:
                 _servers[kind == _FOR_USER_CODE] = [server]
 
 
-def _children(pid: int) -> list[int]:
-    """Of whichever of its threads."""
+def children(pid: int) -> list[int]:
+    """The processes that this one has started, by whichever of its threads."""
     found = []
     for file in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(OSError):  # A thread that has just ended.
@@ -179,7 +179,8 @@ def _children(pid: int) -> list[int]:
     return found
 
 
-def _command(pid: int) -> list[str]:
+def command(pid: int) -> list[str]:
+    """What it was started with; nothing if it has ended."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
     except OSError:
