@@ -24,7 +24,7 @@ from rich.console import Console
 from reroll.pipeline.restarts import Restarts
 from reroll.runtime.children import epitaph, follow_parent
 from reroll.runtime.foreground import take_ctrl_c_as
-from reroll_zoo.forks.forks import start_as_in
+from reroll_zoo.forks.forks import children, start_as_in
 from reroll_zoo.replicas.place import remove_all_of
 
 CTRL_C = signal.SIGUSR2
@@ -99,23 +99,25 @@ def _be_controller(parent: int, mask: Iterable[int]) -> None:
 class _Spare:
     """A process that has loaded what a controller needs, and waits to be called, or for the end of the one that made it."""
 
-    def __init__(self, controller: int) -> None:
-        """Of this process. In the spare itself this returns once it is called."""
+    def __init__(self) -> None:
+        """In the spare itself this returns once it is called."""
         self._ear, self._mouth = os.pipe()
         self._pid = _fork()
         self.is_me = self._pid == 0
         if self.is_me:
             os.close(self._mouth)
-            self._wait(controller)
+            self._wait()
         else:
             os.close(self._ear)
 
-    def _wait(self, controller: int) -> None:
+    def _wait(self) -> None:
         name = Path("/proc/self/comm")
         before = name.read_text()
         name.write_text(SPARE)
         importlib.import_module(_NEEDED)
-        start_as_in(controller)  # Only now: they shall have the environment that libraries make when they are loaded.
+        # Only now: what is forked from shall have the environment that libraries make when they are loaded.
+        for controller in set(children(os.getppid())) - {os.getpid()}:
+            start_as_in(controller)
         if not os.read(self._ear, 1):
             os._exit(0)
         os.close(self._ear)
@@ -156,7 +158,7 @@ def _exit_code(pid: int, stops: set[signal.Signals], restarts: Restarts) -> tupl
         if under_way_s is None and restarts.is_under_way:
             under_way_s = time.monotonic()
         if spare is None and under_way_s is not None and time.monotonic() - under_way_s >= spare_after_s:
-            spare = _Spare(pid)
+            spare = _Spare()
             if spare.is_me:
                 return 0, spare
 

@@ -39,9 +39,9 @@ SPARE_AT_ONCE = """
 from reroll_zoo import supervisor
 
 class OneSpare(supervisor._Spare):
-    def __init__(self, controller):
+    def __init__(self):
         supervisor.SPARE_AFTER_S = supervisor.SPARE_AGAIN_AFTER_S = 600  # Another would load torch in vain.
-        super().__init__(controller)
+        super().__init__()
 
 supervisor.SPARE_AFTER_S, supervisor._Spare = 0, OneSpare
 from reroll.cli import main
