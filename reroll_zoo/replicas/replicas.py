@@ -30,6 +30,8 @@ from reroll_zoo.replicas.place import SHARED_MEMORY, has_room, is_ours, make_pla
 
 FIRST_COST_S = 0.2
 """What the first is taken to cost: it is made when the run has earned that. So a short run makes none."""
+WRITING_S, WRITING_S_PER_GIB = 0.01, 2.0
+"""Of a core, to write one and to sum it up. How long that takes by the clock says more of what else the machine does."""
 BYTES_PER_PARAMETER = 16
 """At most, of one that is trained, in a checkpoint."""
 
@@ -94,8 +96,7 @@ class MemoryReplicas:
         except (OSError, RerollError) as error:
             self._give_up(error)
             return
-        cores = min(1.0, sum(model.num_shares for model in models.values()) / num_usable_cores())
-        self._writing = asyncio.create_task(self._write(taken_s=time.perf_counter() - began_s, cores=cores))
+        self._writing = asyncio.create_task(self._write(taken_s=time.perf_counter() - began_s))
 
     async def finish(self, *, at_once: bool = False) -> None:
         """Wait until the one under way is written, or given up."""
@@ -105,11 +106,11 @@ class MemoryReplicas:
                 writing.cancel()
             await asyncio.wait({writing})
 
-    async def _write(self, *, taken_s: float, cores: float) -> None:
-        """Until it is written, and it is known when the next is due. The run stands still while one is taken; writing it takes
-        this share of the machine's cores, as long as it lasts."""
+    async def _write(self, *, taken_s: float) -> None:
+        """Until it is written, and it is known when the next is due. While one is taken the run stands still; while it is written
+        the run has all cores but one."""
         try:
-            written_s = await self._checkpoints.finish()
+            await self._checkpoints.finish()
         except WorkerDied:  # The run finds out by itself.
             return
         except (OSError, RerollError) as error:
@@ -117,7 +118,8 @@ class MemoryReplicas:
             return
         files = [path for path in self._place.rglob("*") if path.is_file()]
         self._num_bytes = sum(path.stat().st_size for path in files)
-        self._next_s = time.perf_counter() + (taken_s + written_s * cores) / self._share
+        writing_s = WRITING_S + WRITING_S_PER_GIB * self._num_bytes / 2**30
+        self._next_s = time.perf_counter() + (taken_s + writing_s / num_usable_cores()) / self._share
 
     def _give_up(self, why: object) -> None:
         """They are a help, and no condition: the run goes on without."""
