@@ -107,7 +107,7 @@ class MemoryReplicas:
             await asyncio.wait({writing})
 
     async def _write(self, *, taken_s: float) -> None:
-        """Until it is written, and it is known when the next is due. While one is taken the run stands still; while it is written
+        """Until it is written, and the time of the next is known. While one is taken the run stands still; while it is written
         the run has all cores but one."""
         try:
             await self._checkpoints.finish()
