@@ -85,8 +85,9 @@ def train(
                 what = str(error).partition(". ")[0]
             log.warning(restarts.told(what))
             notes, resume, overwrite = [f"restart {restarts.num}: {what}"], True, False
+            began_s = time.perf_counter()
             gc.collect()  # The error kept the run's objects alive.
-            time.sleep(restarts.pause_s)
+            time.sleep(max(0.0, began_s + restarts.pause_s - time.perf_counter()))
 
 
 def _finished_before(folder: RunFolder, num_steps: int) -> Outcome | None:
