@@ -22,8 +22,8 @@ from pathlib import Path
 from rich.console import Console
 
 from reroll.pipeline.restarts import Restarts
-from reroll.runtime.children import epitaph, follow_parent
 from reroll.runtime.foreground import take_ctrl_c_as
+from reroll.runtime.subprocesses import exit_reason, follow_parent
 from reroll_zoo.forks.forks import children, start_as_in
 from reroll_zoo.replicas.place import remove_all_of
 
@@ -70,7 +70,7 @@ def supervise(restarts: Restarts) -> None:
             return
         if -code not in _FAULTS:
             _end_with(code, spare)
-        told = f"the controller was killed{epitaph(code)}"
+        told = f"the controller was killed{exit_reason(code)}"
         if not restarts.again():
             _tell(f"{told}: the last checkpoint stands, --resume goes on from it")
             _end_with(code, spare)
