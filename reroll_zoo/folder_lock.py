@@ -205,7 +205,7 @@ def living_holder(folder: Path) -> Holder | None:
     path = folder / LOCK_FILE
     try:
         holder = Holder(**json.loads(path.read_text()))
-        if holder.system != _system():
+        if holder.system != this_system():
             return holder if time.time() - _modified_s(path) < STALE_S else None
     except (OSError, ValueError, TypeError):  # None, or one that is just being made.
         return None
@@ -214,7 +214,7 @@ def living_holder(folder: Path) -> Holder | None:
 
 def _lives(holder: Holder) -> bool:
     """Whether a process of this system is still the one that took the lock."""
-    birth = _birth(holder.pid)
+    birth = birth_of(holder.pid)
     return birth is not None and (birth == holder.born or not (birth and holder.born))
 
 
@@ -241,10 +241,11 @@ def _modified_s(path: Path) -> float:
 
 def _myself() -> Holder:
     since = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
-    return Holder(socket.gethostname(), _system(), os.getpid(), _birth(os.getpid()) or "", since, secrets.token_hex(8))
+    return Holder(socket.gethostname(), this_system(), os.getpid(), birth_of(os.getpid()) or "", since, secrets.token_hex(8))
 
 
-def _system() -> str:
+def this_system() -> str:
+    """This boot of this machine, and the container in it."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -252,7 +253,7 @@ def _system() -> str:
         return socket.gethostname()
 
 
-def _birth(pid: int) -> str | None:
+def birth_of(pid: int) -> str | None:
     """When a process started, in ticks since boot; None if it does not live, empty where that is all that can be told."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -4,7 +4,7 @@ The one that waits is what the user sees: signals sent to it reach the controlle
 loaded nothing yet when it forks, so it takes no time to start and next to no memory, and every controller starts afresh.
 
 Once the run has been under way for a minute there is a third: a spare, which loads what a controller needs (torch: seconds of
-a core) and waits to be the next one.
+a core), has what the workers are forked from loaded, and waits to be the next one.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from rich.console import Console
 from reroll.pipeline.restarts import Restarts
 from reroll.runtime.foreground import take_ctrl_c_as
 from reroll.runtime.subprocesses import exit_reason, follow_parent
+from reroll_zoo.forks.forks import children, start_as_in
+from reroll_zoo.replicas.place import remove_all_of
 
 CTRL_C = signal.SIGUSR2
 """As what Ctrl-C is passed on. A terminal sends SIGINT to both processes, `kill` to one or to all: taken from here alone, one
@@ -35,10 +37,15 @@ LOOK_EVERY_S = 1.0
 """Whether it is time for a spare."""
 SPARE_AFTER_S = 60.0
 """Of a run that is under way: a short one never pays for a spare, and one that has just begun loses little without."""
+SPARE_AGAIN_AFTER_S = 2.0
+"""Of one that was started anew: what has happened once may happen again soon."""
 SPARE = "reroll spare"
 """As what `ps` and `top` show one."""
 _NEEDED = "reroll.pipeline.run"
 """What a controller has to load."""
+
+waits_here: int | None = None
+"""In a controller: the process that waits for it, and lives as long as the run."""
 
 
 def supervise(restarts: Restarts) -> None:
@@ -80,6 +87,8 @@ def _fork() -> int:
 
 def _be_controller(parent: int, mask: Iterable[int]) -> None:
     """In a process that `parent` has forked: take signals as a controller does, with this mask."""
+    global waits_here
+    waits_here = parent
     follow_parent(parent)
     signal.signal(signal.SIGINT, lambda *_: None)
     signal.signal(CTRL_C, signal.default_int_handler)
@@ -106,6 +115,9 @@ class _Spare:
         before = name.read_text()
         name.write_text(SPARE)
         importlib.import_module(_NEEDED)
+        # Only now: what is forked from shall have the environment that libraries make when they are loaded.
+        for controller in set(children(os.getppid())) - {os.getpid()}:
+            start_as_in(controller)
         if not os.read(self._ear, 1):
             os._exit(0)
         os.close(self._ear)
@@ -134,6 +146,7 @@ def _exit_code(pid: int, stops: set[signal.Signals], restarts: Restarts) -> tupl
     while; in that process, too, this returns."""
     spare: _Spare | None = None
     under_way_s: float | None = None
+    spare_after_s = SPARE_AGAIN_AFTER_S if restarts.num else SPARE_AFTER_S
     while True:
         came = signal.sigtimedwait({*stops, signal.SIGCHLD}, LOOK_EVERY_S)
         if came and came.si_signo in stops:
@@ -144,7 +157,7 @@ def _exit_code(pid: int, stops: set[signal.Signals], restarts: Restarts) -> tupl
             return os.waitstatus_to_exitcode(status), spare
         if under_way_s is None and restarts.is_under_way:
             under_way_s = time.monotonic()
-        if spare is None and under_way_s is not None and time.monotonic() - under_way_s >= SPARE_AFTER_S:
+        if spare is None and under_way_s is not None and time.monotonic() - under_way_s >= spare_after_s:
             spare = _Spare()
             if spare.is_me:
                 return 0, spare
@@ -154,6 +167,7 @@ def _end_with(code: int, spare: _Spare | None) -> None:
     """As the controller ended."""
     if spare:
         spare.end()
+    remove_all_of(os.getpid())
     if code < 0:
         if -code != signal.SIGKILL:  # Which nobody can do otherwise about.
             signal.signal(-code, signal.SIG_DFL)

@@ -361,6 +361,9 @@ class CheckpointConfig(Node):
     verify: bool = True
     """Before a run goes on from a checkpoint, read all of it and compare it with the sums it was written with; false: look at
     names and sizes only."""
+    replica_share: float = Field(default=0.01, ge=0, le=1)
+    """How much of the run's time replicas may take: further checkpoints, in this machine's memory, for when it loses a process.
+    0: none. There are none under Ray, without `background`, or where memory lacks (docs/healing.md)."""
 
 
 def _registered_tracker(name: str) -> str:

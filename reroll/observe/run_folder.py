@@ -83,6 +83,8 @@ class RunFolder:
         self._doomed_path = path / f"{DELETED_PREFIX}run"
         self._lock = lock
         self._resolved: Mapping[str, Any] = {}
+        self.replica: Checkpoint | None = None
+        """One that lies elsewhere, from which this run may go on."""
         self.has_begun = False
         """Whether this run's own rows are written here: until then an earlier run's are left as they are."""
 
@@ -142,7 +144,7 @@ class RunFolder:
             return
         with explained(self.path):
             self.checkpoints_path.mkdir(exist_ok=True)
-            latest = self.latest_checkpoint()
+            latest = self.newest()
             last_step = latest.step if latest else -1  # Without one the run starts anew: step 0 is evaluated again.
             if self.metrics_path.exists():
                 kept = [row for row in read_jsonl(self.metrics_path) if row["step"] <= last_step]
@@ -210,6 +212,11 @@ class RunFolder:
     def latest_checkpoint(self) -> Checkpoint | None:
         checkpoints = self.all_checkpoints()
         return checkpoints[-1] if checkpoints else None
+
+    def newest(self) -> Checkpoint | None:
+        """What the run goes on from: its latest checkpoint, or the replica if that is of a later step."""
+        latest = self.latest_checkpoint()
+        return self.replica if self.replica and (latest is None or latest.step < self.replica.step) else latest
 
     def set_damaged_aside(self, *, sums: bool = True) -> list[str]:
         """Look at the newest checkpoint as it is on disk, and if it is not what was written, rename it and look at the next.
@@ -304,22 +311,11 @@ class RunFolder:
         """Write the resolved config; a resumed run that changed it keeps the earlier one beside it. One is always there."""
         text = yaml.safe_dump(dict(self._resolved), sort_keys=False, allow_unicode=True)
         if self.config_path.exists() and (earlier := self.config_path.read_text(encoding="utf-8")) != text:
-            latest = self.latest_checkpoint()
+            latest = self.newest()
             kept = self.path / f"config.until-step-{latest.step if latest else 0:06d}.yaml"
             if not kept.exists():  # Else what is there now has not finished a step: the steps are the one's that is kept.
                 write_atomically(kept, earlier)
         write_atomically(self.config_path, text)
-
-
-def newest_model(name: str) -> str:
-    """The last checkpoint of a run, if `name` is a run's folder; else `name`. Raises RunFolderError if it has none."""
-    folder = RunFolder(Path(name))
-    if not folder.checkpoints_path.is_dir():
-        return name
-    latest = folder.latest_checkpoint()
-    if latest is None:
-        raise RunFolderError(f"{folder.path} has no checkpoint yet (set checkpoint.every, or name a model)")
-    return str(latest.path)
 
 
 def _unused(path: Path) -> Path:

@@ -16,6 +16,7 @@ from reroll.observe.metrics import Stats
 from reroll.observe.progress import TrainView
 from reroll.observe.run_folder import Checkpoint, RunFolder
 from reroll.observe.trackers import Tracker
+from reroll.pipeline.checkpoints import Replicas
 from reroll.pipeline.controls import RunControls
 from reroll.pipeline.restarts import Restarts
 from reroll.training.cluster import TrainCluster
@@ -70,6 +71,7 @@ class RunContext:
     """Counts automatic restarts."""
     rows: SourceRows = field(default_factory=dict)
     """Rows that the checks have read already; a pipeline reads other sources itself."""
+    replicas: Replicas | None = None
     num_steps: int = 0
     """Finished steps."""
     stop: asyncio.Event = field(default_factory=asyncio.Event)

@@ -8,12 +8,12 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from reroll.config.parts import CheckpointConfig
 from reroll.observe.files import write_json
 from reroll.observe.manifest import Sums
-from reroll.observe.run_folder import RunFolder
+from reroll.observe.run_folder import Checkpoint, RunFolder
 from reroll.pipeline.resume import STATE_FILE, STATE_VERSION
 from reroll.runtime.failures import gather_all
 from reroll.training.cluster import TrainCluster
@@ -23,6 +23,20 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
+class Replicas(Protocol):
+    """Further checkpoints of a run, quicker to write and to read than those in its folder. They go when it ends; what keeps one
+    from being written does not end it. Found by the entry point `memory` of the group `reroll.replicas`."""
+
+    def newest(self) -> Checkpoint | None:
+        """What an earlier attempt of this run has left, if it is whole."""
+
+    async def take_if_due(self, num_steps: int, models: Mapping[str, TrainCluster], state: Mapping[str, Any]) -> None:
+        """Returns when the state is copied, if one is to be written now."""
+
+    async def finish(self, *, at_once: bool = False) -> None:
+        """Wait until the one under way is written, or given up."""
+
+
 class Checkpoints:
     """Takes them, and sees to it that at most one is being written.
 
@@ -30,8 +44,8 @@ class Checkpoints:
     `raise_if_failed`, `finish` and the next `take`. Leaving the block waits for a write, unless the program is to quit.
     """
 
-    def __init__(self, folder: RunFolder, config: CheckpointConfig) -> None:
-        self._folder, self._config = folder, config
+    def __init__(self, folder: RunFolder, config: CheckpointConfig, replicas: Replicas | None = None) -> None:
+        self._folder, self._config, self._replicas = folder, config, replicas
         self._writing: asyncio.Task[None] | None = None
         self.last_step = -1
         """The number of finished steps at the last one that was taken, or that the run went on from."""
@@ -44,6 +58,8 @@ class Checkpoints:
         Returns how long the run stood still for it: until the last one was written, and while this one was taken.
         """
         waited_s = await self.finish()
+        if self._replicas:
+            await self._replicas.finish()  # A rank writes one thing at a time.
         started_s = time.perf_counter()
         async with AsyncExitStack() as stack:
             sums: Sums = {}
@@ -69,6 +85,11 @@ class Checkpoints:
             await self.finish()
         return {"time/checkpoint_wait_s": waited_s, "time/checkpoint_s": time.perf_counter() - started_s}
 
+    async def replicate(self, num_steps: int, models: Mapping[str, TrainCluster], state: Mapping[str, Any]) -> None:
+        """Take a replica if one is due and nothing is being written."""
+        if self._replicas and self._writing is None:
+            await self._replicas.take_if_due(num_steps, models, state)
+
     async def raise_if_failed(self) -> None:
         """Raise what kept the last one from being written, if that is known by now."""
         if self._writing is not None and self._writing.done():
@@ -88,9 +109,12 @@ class Checkpoints:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        has_no_patience = error is not None and not isinstance(error, Exception)
+        if self._replicas:
+            await self._replicas.finish(at_once=has_no_patience)
         if self._writing is None:
             return
-        if error is not None and not isinstance(error, Exception):  # The user has no patience left.
+        if has_no_patience:
             self._writing.cancel()
         [failure] = await asyncio.gather(self._writing, return_exceptions=True)
         if isinstance(failure, Exception):

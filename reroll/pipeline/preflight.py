@@ -34,14 +34,16 @@ class Checked:
     """Of all sources, as the config's `reads` gives them, for the run that follows: they are read once."""
 
 
-def preflight(config: PipelineConfig, *, code_folder: Path, only_checks: bool = False) -> Checked:
+def preflight(config: PipelineConfig, *, code_folder: Path, only_checks: bool = False, again: bool = False) -> Checked:
     """Raise ConfigError with everything that is wrong; else tell what is to be known of the config.
 
     Modules are looked for in `code_folder` and the working directory. With `only_checks` no run follows: then
     models and environments are opened as a run would open them, and a hub that does not answer is no fault of the config's, but
-    something to know.
+    something to know. With `again` the same config has passed before, and nothing is looked at twice.
     """
     search_in([code_folder, Path()])
+    if again:
+        return Checked([], {})
     is_replay = isinstance(config, RlvrConfig) and config.recorded is not None  # It reads no rows and judges nothing.
     rows, found = ({}, []) if is_replay else _rows(config)
     absent, unseen = _hub_models(config)

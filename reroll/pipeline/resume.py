@@ -26,14 +26,16 @@ def look_back(folder: RunFolder, config: PipelineConfig, resolved: Mapping[str, 
 
     A newest checkpoint that is damaged is renamed and an older one gone on from, which is the first thing that is said.
     """
-    earlier: dict[str, Any] = with_new_names(type(config), folder.earlier_config())
+    earlier = folder.earlier_config()
+    if earlier != resolved:  # To know all names there are takes a while, in which a run that heals would stand still.
+        earlier = with_new_names(type(config), earlier)
     was, now = (_SAME_PIPELINE.get(name, name) for name in (str(earlier.get("pipeline")), config.pipeline))
     if was != now:
         raise RunFolderError(
             f"{folder.path} is a run of pipeline {was}: pipeline {now} cannot go on with it (choose another run.name)"
         )
     damaged = folder.set_damaged_aside(sums=config.checkpoint.verify)
-    latest = folder.latest_checkpoint()
+    latest = folder.newest()
     notes = [f"warning: {found}; it was renamed" for found in damaged]
     if damaged and latest:
         notes.append(f"warning: going back to {latest.path}, which is whole: the steps after {latest.step} are done again")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import logging
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +17,13 @@ from reroll.config.imports import import_object, search_in
 from reroll.config.pipeline import PipelineConfig
 from reroll.config.registry import entry_names, load_entry
 from reroll.config.tree import RlvrConfig
-from reroll.data.sources import SourceRows, load_eval
+from reroll.data.sources import load_eval
 from reroll.errors import ConfigError, RerollError, RunFolderError, Violation
 from reroll.observe.files import read_jsonl
 from reroll.observe.metrics import Stats
 from reroll.observe.progress import TrainView, progress_bar
 from reroll.observe.run_folder import Checkpoint, RunFolder, hold_folder
-from reroll.observe.trackers import make_tracker
+from reroll.observe.trackers import Tracker, make_tracker
 from reroll.pipeline.base import Interrupted, Outcome, Pipeline, RunContext
 from reroll.pipeline.checkpoints import Checkpoints
 from reroll.pipeline.controls import Companion
@@ -57,36 +59,35 @@ def train(
     """
     code_folder = code_folder or Path()
     place = RunFolder.place_of(config.run, resume=resume, overwrite=overwrite)
-    checked = preflight(config, code_folder=code_folder)
+    resolved, restarts = config.model_dump(mode="json"), restarts or Restarts()
+    again = restarts.num > 0 and RunFolder(place).earlier_config() == resolved
+    checked = preflight(config, code_folder=code_folder, again=again)
     notes = [f"note: {note}" for note in checked.notes]
-    resolved = config.model_dump(mode="json")
-    restarts = restarts or Restarts()
-    with hold_folder(place, waits=resume) as lock, companion.beside(place) if companion else nullcontext():
+    open_replicas = load_entry("reroll.replicas", "memory") or (lambda *_: nullcontext())
+    with (
+        hold_folder(place, waits=resume) as lock,
+        companion.beside(place) if companion else nullcontext(),
+        open_replicas(place, config, restarts) as replicas,
+    ):
         while True:
             folder = RunFolder.create(config.run, resolved=resolved, resume=resume, overwrite=overwrite, lock=lock)
+            folder.replica = replicas.newest() if replicas else None
             restarts.begin(config.run.restarts)
             notes += look_back(folder, config, resolved) if resume else []
             if resume and (outcome := _finished_before(folder, config.run.steps)):
                 return outcome
+            context_of = partial(RunContext, folder, code_folder=code_folder, restarts=restarts, replicas=replicas)
             try:
-                return _train_in(
-                    folder,
-                    config,
-                    resolved,
-                    notes=notes,
-                    rows=checked.rows,
-                    code_folder=code_folder,
-                    restarts=restarts,
-                    companion=companion,
-                )
+                return _train_in(partial(context_of, notes=notes, rows=checked.rows), folder, config, resolved, companion)
             except RerollError as error:
                 if not restarts.heal(error):
                     raise
                 what = str(error).partition(". ")[0]
             log.warning(restarts.told(what))
             notes, resume, overwrite = [f"restart {restarts.num}: {what}"], True, False
+            began_s = time.perf_counter()
             gc.collect()  # The error kept the run's objects alive.
-            time.sleep(restarts.pause_s)
+            time.sleep(max(0.0, began_s + restarts.pause_s - time.perf_counter()))
 
 
 def _finished_before(folder: RunFolder, num_steps: int) -> Outcome | None:
@@ -100,33 +101,27 @@ def _finished_before(folder: RunFolder, num_steps: int) -> Outcome | None:
 
 def pipeline_of(config: PipelineConfig) -> type[Pipeline[Any]]:
     """The pipeline class for this config: the one that its config class names, or the user's own."""
-    found: type[Pipeline[Any]]
-    if isinstance(config, RlvrConfig) and config.recorded:
-        found = load_entry("reroll.recorded", "pipeline")
-    else:
-        found = import_object(config.pipeline if ":" in config.pipeline else config.runs)
+    is_replay = isinstance(config, RlvrConfig) and config.recorded
+    name = config.pipeline if ":" in config.pipeline else config.runs
+    found: type[Pipeline[Any]] = load_entry("reroll.recorded", "pipeline") if is_replay else import_object(name)
     return found
 
 
 def _train_in(
+    context_of: Callable[[Tracker, TrainView], RunContext],
     folder: RunFolder,
     config: PipelineConfig,
     resolved: dict[str, Any],
-    *,
-    notes: list[str],
-    rows: SourceRows,
-    code_folder: Path,
-    restarts: Restarts,
     companion: Companion | None,
 ) -> Outcome:
-    latest = folder.latest_checkpoint()
+    latest = folder.newest()
     start_step = latest.step if latest else 0
     tracker = make_tracker(config.run.trackers, folder, config=resolved, start_step=start_step)
     title = f"{config.run.name}: {pipeline_of(config).title}"
     started_s = time.perf_counter()
     try:
         with TrainView(config.run.steps, title, start_step=start_step) as view:
-            context, foreground = RunContext(folder, tracker, view, code_folder, notes, restarts, rows), Foreground()
+            context, foreground = context_of(tracker, view), Foreground()
             try:
                 outcome = foreground.run(_train(config, context, foreground, companion))
             except Exception as error:
@@ -182,7 +177,7 @@ class TrainLoop:
 
     def __init__(self, pipeline: Pipeline[Any]) -> None:
         self._pipeline, self._context, self._config = pipeline, pipeline.context, pipeline.config
-        self._checkpoints = Checkpoints(self._context.folder, self._config.checkpoint)
+        self._checkpoints = Checkpoints(self._context.folder, self._config.checkpoint, self._context.replicas)
         self._evals: dict[int, dict[str, float]] = {}
         """Held-out metrics by number of finished steps."""
         self._num_updates = 0
@@ -208,16 +203,8 @@ class TrainLoop:
                 await self._save_in_spite_of(error)
                 raise
             checkpoint = await self._last_checkpoint(context.num_steps)
-        seconds, interrupted = time.perf_counter() - started, context.stop.is_set()
-        return Outcome(
-            context.folder.path,
-            checkpoint,
-            context.num_steps,
-            seconds,
-            interrupted,
-            evals=self._evals,
-            restarts=context.restarts.num,
-        )
+        seconds, where, interrupted = time.perf_counter() - started, context.folder.path, context.stop.is_set()
+        return Outcome(where, checkpoint, context.num_steps, seconds, interrupted, self._evals, context.restarts.num)
 
     async def _loop(self) -> None:
         """Take steps until the last one, or until the user stops the run."""
@@ -236,6 +223,8 @@ class TrainLoop:
                 break
             if num_steps < total and _is_due(num_steps, self._config.checkpoint.every):
                 self._context.tracker.log(num_steps, await self._take_checkpoint(num_steps))
+            elif num_steps < total:
+                await self._checkpoints.replicate(num_steps, self._pipeline.models, self._state(num_steps))
 
     async def _heed_wishes(self, num_steps: int) -> None:
         """Between two steps: save if the user asked for it, and wait while the run is paused. Raises Interrupted."""
@@ -310,9 +299,11 @@ class TrainLoop:
 
     async def _take_checkpoint(self, num_steps: int, *, keep_all: bool = False) -> dict[str, float]:
         """Take a checkpoint. Returns how long it held the run up, as metrics."""
-        state = {"steps": num_steps, "evals": self._evals, "pipeline": self._pipeline.state()}
         with self._context.during("checkpoint"):
-            return await self._checkpoints.take(num_steps, self._pipeline.models, state, keep_all=keep_all)
+            return await self._checkpoints.take(num_steps, self._pipeline.models, self._state(num_steps), keep_all=keep_all)
+
+    def _state(self, num_steps: int) -> dict[str, Any]:
+        return {"steps": num_steps, "evals": self._evals, "pipeline": self._pipeline.state()}
 
     async def _last_checkpoint(self, num_steps: int) -> Path:
         """The checkpoint of the last step, on disk."""
@@ -327,16 +318,15 @@ class TrainLoop:
         return latest.path
 
     async def _resume(self) -> int:
-        """Load the newest checkpoint, if there is one. Returns the number of finished steps.
+        """Load the newest checkpoint or replica, if there is one. Returns the number of finished steps.
 
         The run's files change only after that: a resume that fails leaves them as they were.
         """
         folder, view = self._context.folder, self._context.view
-        latest, first = folder.latest_checkpoint(), self._pipeline.begins_from
+        latest, saved, first = folder.newest(), folder.latest_checkpoint(), self._pipeline.begins_from
         if latest is not None:
-            saved = await self._load(latest)
-            self._evals = {int(step): values for step, values in saved["evals"].items()}
-            self._checkpoints.last_step = latest.step
+            self._evals = {int(step): values for step, values in (await self._load(latest))["evals"].items()}
+            self._checkpoints.last_step = saved.step if saved else -1
             view.note(f"resumed from {latest.path} after {latest.step} steps")
         elif first is not None:
             await self._load(first)

@@ -32,9 +32,9 @@ def chat(
     seed: Annotated[int, typer.Option(help="Equal seeds and messages give equal answers.")] = 0,
 ) -> None:
     """Talk to MODEL: answers appear as they are written."""
-    from reroll.observe.run_folder import newest_model
     from reroll.types import SamplingParams
     from reroll_zoo.chat.chat import Chat
+    from reroll_zoo.evaluation.newest import newest_model
 
     console = Console(highlight=False, soft_wrap=True)
     source = newest_model(model)

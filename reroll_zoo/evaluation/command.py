@@ -49,7 +49,7 @@ def evaluate(
     Of a run's folder, the newest checkpoint is taken. As the run's own evaluations, it is greedy unless the config or -k say
     otherwise.
     """
-    from reroll.observe.run_folder import newest_model
+    from reroll_zoo.evaluation.newest import newest_model
 
     model = newest_model(model)
     load = load_config

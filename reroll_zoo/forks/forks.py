@@ -17,8 +17,9 @@ import subprocess
 import sys
 import threading
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from reroll.runtime.starts import Order
 from reroll.runtime.subprocesses import kill_group, marked, sheltered_from_sigterm, with_one_thread
@@ -27,8 +28,18 @@ NUMBER = struct.Struct("!i")
 """What a server tells of a worker: its process number, then its exit code."""
 _TITLE_ROOM = "-" * 100
 """As the server's last argument: place for a worker's own title, which is written over the server's."""
-_FLEETING = frozenset({"PYTEST_CURRENT_TEST", "COLUMNS", "LINES"})
-"""Variables that change all the time and that no library reads when it is imported."""
+_FLEETING = frozenset({"PYTEST_CURRENT_TEST", "COLUMNS", "LINES", "TOKENIZERS_PARALLELISM"})
+"""Variables that change while a process lives and that no library reads when it is imported: forks are told them."""
+_MODULE = "reroll_zoo.forks.server"
+_FOR_USER_CODE, _FOR_WORKERS = "user-code", "workers"
+"""As what a server's command tells its kind."""
+_LOADED_AHEAD = {
+    _FOR_USER_CODE: ("reroll.rewards.worker", "reroll.envs.worker"),
+    _FOR_WORKERS: ("reroll.training.cluster", "reroll.infer.worker"),
+}
+"""What nearly every run has forked of each kind: its modules."""
+FORK, LOAD = b"fork", b"load"
+"""What a server is told: to fork a worker by an order, or to load modules, so that a fork that is ordered later is quick."""
 
 
 class Forked:
@@ -79,7 +90,8 @@ class ForkServer:
         self._environment = _lasting(os.environ)
         environment = with_one_thread() if runs_user_code else dict(os.environ)
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, "-P", "-m", "reroll_zoo.forks.server", str(theirs.fileno()), _TITLE_ROOM]
+        kind = _FOR_USER_CODE if runs_user_code else _FOR_WORKERS
+        command = [sys.executable, "-P", "-m", _MODULE, str(theirs.fileno()), kind, _TITLE_ROOM]
         with theirs, sheltered_from_sigterm():
             self._process = subprocess.Popen(
                 command,
@@ -103,13 +115,20 @@ class ForkServer:
     def fork(self, order: Order, link: socket.socket) -> Forked:
         """Have a worker forked that serves at `link`. Returns at once."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        descriptor = os.memfd_create("order")  # An environment may be longer than a message.
-        with theirs, os.fdopen(descriptor, "wb") as file, open(os.devnull, "w") as nowhere:
-            pickle.dump(order, file)
-            file.flush()
+        with theirs, open(os.devnull, "w") as nowhere:
             stderr = nowhere.fileno() if order.runs_user_code else 2
-            socket.send_fds(self._link, [b"fork"], [descriptor, link.fileno(), theirs.fileno(), stderr])
+            self._send(FORK, order, link.fileno(), theirs.fileno(), stderr)
         return Forked(ours, self)
+
+    def load(self, modules: Sequence[str]) -> None:
+        """Have it load modules of ours. Returns at once."""
+        self._send(LOAD, modules)
+
+    def _send(self, what: bytes, told: object, *descriptors: int) -> None:
+        with os.fdopen(os.memfd_create("order"), "wb") as file:  # An environment may be longer than a message.
+            pickle.dump(told, file)
+            file.flush()
+            socket.send_fds(self._link, [what], [file.fileno(), *descriptors])
 
 
 _servers: dict[bool, list[ForkServer]] = {}
@@ -137,6 +156,35 @@ def fork(order: Order, link: socket.socket) -> Forked:
         server = ForkServer(runs_user_code=kind)
         _servers[kind] = [server, *others[:1]]
         return server.fork(order, link)
+
+
+def start_as_in(pid: int) -> None:
+    """Start servers for this process of the kinds that another has now, with what their forks will need: for one that is to do
+    the other's work."""
+    commands = [words for child in children(pid) if _MODULE in (words := command(child))]
+    for kind, modules in _LOADED_AHEAD.items():
+        if any(kind in words for words in commands):
+            server = ForkServer(runs_user_code=kind == _FOR_USER_CODE)
+            server.load(modules)
+            with _starting:
+                _servers[kind == _FOR_USER_CODE] = [server]
+
+
+def children(pid: int) -> list[int]:
+    """The processes that this one has started, by whichever of its threads."""
+    found = []
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):  # A thread that has just ended.
+            found += [int(child) for child in file.read_text().split()]
+    return found
+
+
+def command(pid: int) -> list[str]:
+    """What it was started with; nothing if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    except OSError:
+        return []
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""The process that workers are forked from: `python -m reroll_zoo.forks.server FD ROOM`. Its controller: `forks.py`.
+"""The process that workers are forked from: `python -m reroll_zoo.forks.server FD KIND ROOM`. Its controller: `forks.py`.
 
 A fresh interpreter takes seconds of a core to load torch and transformers, and a third of one for what a reward needs. This
 process loads once for a controller what its workers need, and starts no thread; each worker is a fork of it, in a session,
@@ -17,6 +17,7 @@ import importlib
 import os
 import pickle
 import select
+import signal
 import socket
 import sys
 import traceback
@@ -28,7 +29,7 @@ from reroll.runtime import process_worker
 from reroll.runtime.cpu import OMP
 from reroll.runtime.starts import Order
 from reroll.runtime.subprocesses import mark_this_process
-from reroll_zoo.forks.forks import NUMBER
+from reroll_zoo.forks.forks import LOAD, NUMBER
 
 _ARG_START, _ARG_END = 48, 49
 """Of `/proc/self/stat`, counted from 1: see proc(5)."""
@@ -37,6 +38,8 @@ _PARENT_CHECK_S = 1.0
 
 def main() -> None:
     """Serve until the controller is gone."""
+    # Whoever started this may have been waiting with more signals blocked than SIGTERM, which `sheltered_from_sigterm` has.
+    signal.pthread_sigmask(signal.SIG_SETMASK, {signal.SIGTERM})
     link = socket.socket(fileno=int(sys.argv[1]))
     link.set_inheritable(False)
     entry_names("reroll.core_watch")  # Packages are looked through here, once, and not in every worker.
@@ -91,13 +94,18 @@ class Server:
         data, descriptors, _, _ = socket.recv_fds(self._link, 16, 4, socket.MSG_CMSG_CLOEXEC)
         if not data:
             return False
-        order_file, link, status, stderr = descriptors
-        with os.fdopen(order_file, "rb") as file:
+        with os.fdopen(descriptors[0], "rb") as file:
             file.seek(0)
-            order: Order = pickle.load(file)
+            told = pickle.load(file)
+        if data == LOAD:
+            _load(*told)
+        else:
+            self._fork(told, *descriptors[1:])
+        return True
+
+    def _fork(self, order: Order, link: int, status: int, stderr: int) -> None:
         if order.module:
-            with suppress(Exception):  # The worker meets the same error, and tells it.
-                importlib.import_module(order.module)
+            _load(order.module)
         for stream in (sys.stdout, sys.stderr):
             stream.flush()  # Or a worker prints it again.
         gc.collect()
@@ -108,7 +116,7 @@ class Server:
             print(f"no process could be forked for worker {order.name}: {error}", file=sys.stderr)
             for descriptor in (link, status, stderr):
                 os.close(descriptor)
-            return True
+            return
         if pid == 0:
             self._become(order, link, status, stderr)
         child = Fork(pid, socket.socket(fileno=status))
@@ -117,7 +125,6 @@ class Server:
         with suppress(OSError):  # The controller has gone.
             child.status.send(NUMBER.pack(pid))
         self._ends[os.pidfd_open(pid)] = child
-        return True
 
     def _tell_end(self, descriptor: int) -> None:
         child = self._ends.pop(descriptor)
@@ -154,6 +161,12 @@ class Server:
             traceback.print_exc()
         finally:
             os._exit(1)
+
+
+def _load(*modules: str) -> None:
+    for module in modules:
+        with suppress(Exception):  # The worker meets the same error, and tells it.
+            importlib.import_module(module)
 
 
 def _show(command: list[str]) -> None:

@@ -28,6 +28,9 @@ from reroll.pipeline.base import Outcome
 from reroll.pipeline.run import train
 from reroll.training.cluster import TrainCluster
 from reroll_zoo.audit.audit import audit
+from reroll_zoo.forks.forks import children, command
+from reroll_zoo.replicas.place import place_of
+from reroll_zoo.replicas.replicas import MemoryReplicas
 from reroll_zoo.supervisor import SPARE
 
 Tree = dict[str, Any]
@@ -37,7 +40,7 @@ from reroll_zoo import supervisor
 
 class OneSpare(supervisor._Spare):
     def __init__(self):
-        supervisor.SPARE_AFTER_S = 600  # Another would load torch in vain.
+        supervisor.SPARE_AFTER_S = supervisor.SPARE_AGAIN_AFTER_S = 600  # Another would load torch in vain.
         super().__init__()
 
 supervisor.SPARE_AFTER_S, supervisor._Spare = 0, OneSpare
@@ -149,6 +152,27 @@ def test_a_run_that_loses_its_trainer_or_its_last_engine_goes_on_to_the_same_end
     assert_same(outcome.folder, whole)
 
 
+def test_a_run_that_has_written_no_checkpoint_goes_on_from_its_replica(
+    tree: Tree, whole: Outcome, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def take_and_write(self: MemoryReplicas, *args: Any, _take: Any = MemoryReplicas.take_if_due) -> None:
+        await _take(self, *args)
+        await self.finish()
+
+    monkeypatch.setattr(MemoryReplicas, "take_if_due", take_and_write)
+    tree |= {"runtime": {"kind": "processes"}, "checkpoint": {"every": 0, "replica_share": 1.0}}
+    killing(tree, "policy[0]", after=3 * 16 - 8)
+    outcome = run(tree)
+    folder = outcome.folder.resolve()
+    place = place_of(folder, owner=os.getpid())
+    assert f"resumed from {place}/checkpoints/step-00000" in capsys.readouterr().out
+    begun = [event.detail["version"] for event in read_journal(folder / "journal") if event.state == BEGUN]
+    assert begun[0] == 0 < begun[1]
+    assert not place.exists()
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == [f"step-{NUM_STEPS:06d}"]
+    assert_same(folder, whole)
+
+
 def test_a_run_that_loses_a_worker_at_the_same_step_again_and_again_ends(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     async def lose_it_in_the_third_step(self: TrainCluster, *args: Any, _train: Any = TrainCluster.train, **kwargs: Any) -> Any:
         if kwargs["seed"] == 2:
@@ -186,7 +210,12 @@ def started(tree: Tree, tmp_path: Path) -> Iterator[Callable[..., subprocess.Pop
 
 def children_of(process: subprocess.Popen[str]) -> list[int]:
     """The controller, then its spare."""
-    return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+    return children(process.pid)
+
+
+def fork_servers(pid: int) -> list[int]:
+    """What its workers are forked from."""
+    return [child for child in children(pid) if "reroll_zoo.forks.server" in command(child)]
 
 
 def is_spare(pid: int) -> bool:
@@ -203,26 +232,55 @@ def until(condition: Callable[[], object], process: subprocess.Popen[str]) -> No
         time.sleep(0.02)
 
 
+WAITER = '''
+import pathlib, time
+from reroll_test_rewards import has_digit
+
+count = 0
+
+def score(prompt, trajectory):
+    """From the third step on, wait until the test is ready."""
+    global count
+    count += 1
+    while count > 32 and not pathlib.Path({flag!r}).exists():
+        time.sleep(0.02)
+    return has_digit(prompt, trajectory)
+'''
+
+
 @pytest.mark.parametrize(
     "has_spare", [pytest.param(True, id="spare"), pytest.param(False, id="no spare", marks=pytest.mark.slow)]
 )
-def test_a_killed_controller_is_followed_by_the_spare_if_there_is_one_and_goes_on_to_the_same_end(
+def test_a_killed_controller_is_followed_by_the_spare_if_there_is_one_and_goes_on_from_its_replica_to_the_same_end(
     tree: Tree, tmp_path: Path, whole: Outcome, started: Callable[..., subprocess.Popen[str]], has_spare: bool
 ) -> None:
     folder = tmp_path / "runs" / "test"
+    (tmp_path / "waiter.py").write_text(WAITER.format(flag=str(tmp_path / "go")))
+    tree["rewards"] = {"default": {"kind": "import", "path": "waiter:score", "timeout_s": 600}}
+    tree["runtime"] = {"kind": "processes"}
+    tree["checkpoint"] = {"every": 0, "replica_share": 1.0}
     process = started(has_spare=True)
-    until(lambda: len(rows(folder)) >= 1, process)
+    place = place_of(folder, owner=process.pid)
+    until(lambda: list(place.glob("checkpoints/step-*")), process)
     controller = children_of(process)[0]
-    os.kill(controller, signal.SIGSTOP)  # It shall not end before there is a spare.
     until(lambda: is_spare(children_of(process)[-1]), process)
     spare = children_of(process)[-1]
+    until(lambda: len(fork_servers(spare)) == 2, process)
+    servers = fork_servers(spare)
+    (tmp_path / "go").touch()
     if not has_spare:
         os.kill(spare, signal.SIGKILL)
         until(lambda: not is_spare(spare), process)
     os.kill(controller, signal.SIGKILL)
-    until(lambda: len(rows(folder)) >= 2, process)
-    assert children_of(process)[0] == spare if has_spare else spare not in children_of(process)
+    until(lambda: len(rows(folder)) == NUM_STEPS, process)
+    if has_spare:
+        assert children_of(process)[0] == spare
+        assert fork_servers(spare) == servers  # Its workers came from what was there before.
+    else:
+        assert spare not in children_of(process)
     said, _ = process.communicate()
+    assert f"resumed from {place}/checkpoints/step-00000" in said
+    assert not place.exists()
     assert "the controller was killed (SIGKILL): the run goes on by itself" in said
     assert process.returncode == 0
     assert json.loads((folder / "result.json").read_text())["restarts"] == 1
