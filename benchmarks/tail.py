@@ -96,19 +96,20 @@ def workload(seed: int) -> Workload:
 
 def settings() -> list[Setting]:
     """What is compared, lock-step first."""
-    long = {"oversample": 1.25, "long_rounds": True}
+    long = {"long_rounds": True, "oversample": 1.25}
     found = [
         Setting("lock-step", is_lock_step=True),
         Setting("synchronous"),
         Setting("oversample 1.25", {"oversample": 1.25}, num_steps=48),
         Setting("long rounds, max_tries 2", {**long, "max_tries": 2}, num_steps=48),
         Setting("long rounds", long, num_steps=64),
+        Setting("long rounds, 1.5, max_tries 4", {**long, "oversample": 1.5, "max_tries": 4}, num_steps=80),
     ]
     for budget, window in ((1, 2), (3, 4), (6, 7)):
         found.append(Setting("in turns", {"max_staleness": budget, "take_window": window}))
     engines = min(range(1, NUM_GPUS), key=lambda num: Setting("", num_engines=num).bound_s(2e6))
     for budget in BUDGETS:
-        for window in sorted({1, budget, budget + 1}):
+        for window in sorted({1, budget + 1} if budget > 2 else {budget + 1}):
             found.append(Setting("apart", {"max_staleness": budget, "take_window": window}, num_engines=engines))
     return found
 

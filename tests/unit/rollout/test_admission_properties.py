@@ -283,8 +283,8 @@ def test_with_long_rounds_fewer_steps_await_what_is_slow():
 
     for seed in range(3):
         one, two = (awaited_s(seed, oversample=1.25, long_rounds=True, max_tries=tries) for tries in (2, 3))
-        assert one < 0.85 * awaited_s(seed, oversample=1.25)
-        assert two < one < 0.6 * awaited_s(seed)
+        assert one < 0.9 * awaited_s(seed, oversample=1.25)
+        assert two < one < 0.7 * awaited_s(seed)
 
 
 @given(options=LONG, turns=TURNS, seed=st.integers(0, 99), num_steps_before=st.integers(0, 12))
