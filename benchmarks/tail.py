@@ -37,6 +37,7 @@ GPU_TOKEN_S = 6e-4
 """That a GPU trains on one token: old log-probs, reference and update of 14B parameters at a quarter of an H100's peak."""
 TRAIN_S = MOVE_S = 1.0
 BUDGETS = (1, 2, 4, 6)
+TITLE = f"{PROMPTS} prompts × {GROUP_SIZE} samples a step, longest {MOST_TOKENS:,} tokens, on {NUM_GPUS} simulated GPUs"
 
 
 @dataclass(frozen=True)
@@ -155,6 +156,11 @@ def row_of(setting: Setting, runs: Sequence[dict[str, float]], base: dict[str, S
     }
 
 
+def note(num_seeds: int) -> str:
+    """What the numbers are."""
+    return f"simulated time, means of {num_seeds} seeds; x_…: tokens trained on a second over that; least, most: of x_lock_step"
+
+
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--seeds", type=int, default=5)
@@ -173,8 +179,8 @@ def main() -> None:
     report(
         "tail",
         rows,
-        title=f"{PROMPTS} prompts × {GROUP_SIZE} samples a step, longest {MOST_TOKENS:,} tokens, on {NUM_GPUS} simulated GPUs",
-        note=f"simulated time, means of {len(seeds)} seeds; x_…: tokens trained on a second, over that setting's",
+        title=TITLE,
+        note=note(len(seeds)),
         save=given.save,
     )
 

@@ -263,11 +263,12 @@ def test_long_rounds_bound_who_waits_how_often_a_group_is_cut_and_train_on_nothi
     steps = steps_of(admission, slowness(seed), num_steps=40)
     trained = [ticket for groups, _ in steps for ticket in groups]
     assert len({ticket.number for ticket in trained}) == len(trained)
-    assert all(ticket.num_tries <= options["max_tries"] for ticket in trained)
+    # Where a step waits for another domain, groups that have ended may be sent back, which `max_tries` does not count.
+    assert len(set(turns)) > 1 or all(ticket.num_tries <= options["max_tries"] for ticket in trained)
     waiting = Counter(queued.level for queued in admission.snapshot().queue)
     # Of each level a round's worth makes a round; what one step adds to it, and other domains' slots, may be over that.
     num_slots = round(options["prompts_per_step"] * options["oversample"] + 1)
-    assert all(num <= (len(set(turns)) + 2) * num_slots for num in waiting.values()), waiting
+    assert all(num <= 2 * num_slots for num in waiting.values()), waiting
 
 
 def test_with_long_rounds_fewer_steps_await_what_is_slow():
