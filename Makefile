@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: reference frozen-lake sokoban mixed-games quickstart test test-vllm test-sglang lint types layers unit format bench algorithms clean
+.PHONY: reference frozen-lake sokoban mixed-games quickstart test test-vllm test-adapters test-sglang lint types layers unit format bench algorithms clean
 
 quickstart: $(VENV)/.base
 	$(BIN)/python examples/quickstart.py
@@ -44,6 +44,21 @@ test-vllm:
 	$(VLLM_VENV)/bin/python -m pytest -k vllm tests/contract/test_engine_contract.py tests/contract/test_engine_reuse.py \
 	  tests/contract/test_vllm_steps.py tests/unit/zoo/test_vllm_sampling.py \
 	  tests/local/test_vllm_run.py
+
+# GEM, OpenEnv and verifiers pin older versions than the other tests need, so they have an environment of their own. They are
+# imported first: without one of them its tests would be skipped, and nobody would know.
+ADAPTERS_VENV ?= .venv-adapters
+test-adapters: $(ADAPTERS_VENV)/.ready
+	$(ADAPTERS_VENV)/bin/python -c 'import gem.envs, openenv.core, pylatexenc, verifiers.envs.multiturn_env'
+	$(ADAPTERS_VENV)/bin/python -m pytest -k "gem or openenv or verifiers" tests/contract/test_containment.py \
+	  tests/unit/config/test_registry.py tests/unit/zoo/test_adapter_gem.py tests/unit/zoo/test_adapter_openenv.py \
+	  tests/unit/zoo/test_adapter_verifiers.py
+
+$(ADAPTERS_VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(ADAPTERS_VENV)
+	grep -vE '^(nltk|mcp|mcp-types|reasoning_gym|websockets)==' constraints.txt > $(ADAPTERS_VENV)/constraints.txt
+	$(ADAPTERS_VENV)/bin/pip install --quiet --disable-pip-version-check -c $(ADAPTERS_VENV)/constraints.txt -e '.[test-adapters]'
+	@touch $@
 
 # sglang pins what reroll needs newer, so it has an environment of its own, and reroll starts it there. Needs a GPU.
 SGLANG_VENV ?= .venv-sglang

@@ -4,6 +4,10 @@ for reroll's own choice.
 Each contestant is a process that waits until it is its turn, so that turns interleave step by step and a slow minute of the
 machine hits all alike. `python benchmarks/busy.py`, or with `--model smollm2-135m-instruct` a step that wants every core.
 The load that others put on the machine is printed beside the times: on a machine that is not idle, "beside 0" is not either.
+
+Up to which size one thread is as fast as all cores, an idle machine alone can tell (a ratio of reroll above 1: one is faster):
+
+    for size in 64 128 256 512; do python benchmarks/busy.py --hidden $size --beside 0 --turns 40 --only reroll "1 thread"; done
 """
 
 from __future__ import annotations
@@ -85,6 +89,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=20, help="steps of each contestant at each load")
     parser.add_argument("--beside", type=int, nargs="+", default=[0, 2, 8], help="numbers of spinning processes")
     parser.add_argument("--model", default="tiny", help="tiny (the quickstart's), a folder or a name that reroll fetches")
+    parser.add_argument("--hidden", type=int, default=64, help="how wide the tiny model is; the quickstart's: 64")
     parser.add_argument("--only", nargs="+", choices=CHOICES, default=list(CHOICES))
     args = parser.parse_args()
     if args.child:
@@ -92,7 +97,7 @@ def main() -> None:
         return
     with TemporaryDirectory() as folder, ExitStack() as stack:
         work = Path(folder)
-        (work / "config.json").write_text(json.dumps(make_work(work, args.model)))
+        (work / "config.json").write_text(json.dumps(make_work(work, args.model, hidden=args.hidden)))
         contestants = []
         for name in args.only:
             contestants.append(Contestant(name, CHOICES[name], work))
@@ -105,8 +110,9 @@ def main() -> None:
         "between: where 9 of 10 such runs would find it"
     )
     facts = {"settings": {one.name: one.facts for one in contestants}, "turns": args.turns}
-    name = "busy" if args.model == "tiny" else f"busy_{Path(args.model).name}"
-    report(name, rows, title=f"A step of GRPO on a busy machine, {args.model}", note=note, facts=facts, save=args.save)
+    model = args.model if args.hidden == 64 else f"{args.model}-{args.hidden}"
+    name = "busy" if model == "tiny" else f"busy_{Path(model).name}"
+    report(name, rows, title=f"A step of GRPO on a busy machine, {model}", note=note, facts=facts, save=args.save)
 
 
 def compete(contestants: list[Contestant], *, num_spinning: int, turns: int) -> list[dict[str, Any]]:
@@ -170,7 +176,7 @@ def _spin() -> None:
         pass
 
 
-def make_work(folder: Path, model: str) -> dict[str, Any]:
+def make_work(folder: Path, model: str, *, hidden: int) -> dict[str, Any]:
     """The quickstart's GRPO config, on data of its own; another model gets fewer, longer samples."""
     sys.path.insert(0, str(HERE.parent / "examples"))
     from quickstart import make_tasks
@@ -182,7 +188,7 @@ def make_work(folder: Path, model: str) -> dict[str, Any]:
     (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     rollout = {"prompts_per_step": 32, "group_size": 8, "max_prompt_tokens": 32, "max_tokens": 12}
     if model == "tiny":
-        make_tiny(folder / "model", hidden=64, layers=3, heads=4, kv_heads=4, seed=0)
+        make_tiny(folder / "model", hidden=hidden, layers=3, heads=4, kv_heads=4, seed=0)
         model = str(folder / "model")
     else:
         model = model if Path(model).is_dir() else str(fetch(model))

@@ -112,7 +112,7 @@ def write(engine: EmbeddedEngine, asked: list[Request], tally: Tally, *, clock: 
         tally.tail_tokens += engine.counts.num_tokens - tail[1]
     tally.drafted += engine.counts.num_drafted - before[0]
     tally.accepted += engine.counts.num_accepted - before[1]
-    engine._cached_prefixes.clear()  # As new weights would have it.
+    engine.cached_prefixes.clear()  # As new weights would have it.
     return answers
 
 

@@ -20,7 +20,7 @@ from report import arguments, report
 
 from reroll.config.envs import EnvDomainConfig, ImportEnvConfig
 from reroll.envs.base import StepResult
-from reroll.rollout.seeds import stable_seed
+from reroll.rollout.play import stable_seed
 from reroll.types import Message
 
 NUM_PROMPTS, GROUP_SIZE = 32, 8

@@ -15,13 +15,12 @@ from pydantic import TypeAdapter
 
 from reroll.config.envs import EnvDomainConfig, EnvWorkersConfig
 from reroll.config.parts import RolloutConfig
+from reroll.envs.actions import ParsedEnv
 from reroll.envs.cluster import EnvCluster
 from reroll.envs.make import make_env
 from reroll.observe.journal import Journal
-from reroll.pipeline.episode_runner import LiveParsed
-from reroll.rollout.play import play
+from reroll.rollout.play import play, stable_seed
 from reroll.rollout.scheduler import RolloutScheduler
-from reroll.rollout.seeds import stable_seed
 from reroll.runtime.local import LocalRuntime
 from reroll.tokens.renderer import Renderer
 from reroll.types import Completion, FinishReason, Message, Prompt, Request, SamplingParams, Score, Trajectory
@@ -95,7 +94,7 @@ async def play_all(
 
     async def episode(prompt: Prompt, id: str, seed: int) -> Trajectory:
         return await play(
-            LiveParsed(cluster.live(prompt.domain, seed), task.entry),
+            ParsedEnv(cluster.live(prompt.domain, seed), task.entry.actions, format_penalty=task.entry.format_penalty),
             RandomPolicy(seed, task).generate,
             renderer,
             SamplingParams(max_tokens=16, seed=seed),

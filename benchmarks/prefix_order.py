@@ -21,11 +21,9 @@ from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 from reroll.models.attention import IMPLEMENTATION
 from reroll.models.fused import fuse
 from reroll.tokens.batch import Batch, pack
-from reroll.tokens.packing import micro_batches
-from reroll.tokens.prefixes import shared_prefixes
+from reroll.tokens.packing import micro_batches, shared_prefixes
 from reroll.training.loss import PolicyLoss
-from reroll.training.predict import predict
-from reroll.training.shared_prefix import repeat_cost
+from reroll.training.predict import predict, repeat_cost
 from reroll.types import Sample
 
 LOSS = PolicyLoss(kind="ppo", options={"clip_low": 0.2, "clip_high": 0.2})

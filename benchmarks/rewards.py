@@ -25,9 +25,9 @@ from reroll.config.parts import RolloutConfig
 from reroll.config.reward_base import RewardConfig
 from reroll.observe.journal import Journal
 from reroll.rewards.cluster import RewardCluster
-from reroll.rewards.said import said
 from reroll.rollout.scheduler import RolloutScheduler
 from reroll.runtime.local import LocalRuntime
+from reroll.testing import trajectory_of
 from reroll.types import Message, Prompt, SamplingParams, Trajectory
 from reroll_zoo.judge.answer import Answer
 
@@ -87,7 +87,7 @@ async def verdicts_per_second(node: dict[str, Any], prompt: Prompt, text: str, *
     num_done = 0
     async with LocalRuntime() as runtime:
         rewards = await RewardCluster.start(runtime, configs, config_folder=Path(__file__).parent)
-        trajectory = said(text)
+        trajectory = trajectory_of(text)
         await asyncio.gather(*(rewards.score(prompt, trajectory) for _ in range(8)))
         rewards.stats()
         started_s = time.perf_counter()
@@ -153,7 +153,7 @@ class Engine:
     async def episode(self, prompt: Prompt, id: str, seed: int) -> Trajectory:
         async with self._slots:
             await asyncio.sleep(GENERATE_S * random.Random(seed).uniform(0.5, 1.0))
-        return said(f"sample {next(self._numbers)}")  # Equal answers would be judged once.
+        return trajectory_of(f"sample {next(self._numbers)}")  # Equal answers would be judged once.
 
 
 async def step_seconds(folder: Path, settings: dict[str, int], *, judge_s: float, num_steps: int) -> float:

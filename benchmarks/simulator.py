@@ -27,7 +27,7 @@ import yaml
 from report import arguments, report
 
 from reroll.config.parts import RolloutConfig
-from reroll.rollout.seeds import stable_seed
+from reroll.rollout.play import stable_seed
 from reroll_zoo.simulate.compare import Case, calibrated, run_case
 from reroll_zoo.simulate.engines import EngineModel
 from reroll_zoo.simulate.recorded import RecordedRun, read_run

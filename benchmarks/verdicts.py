@@ -23,8 +23,8 @@ from verdict_cases import Case, make_cases
 from verdict_page import write_page
 
 from reroll.errors import RewardError
-from reroll.rewards.said import said
 from reroll.runtime.devices import num_usable_cores
+from reroll.testing import trajectory_of
 from reroll.types import Prompt
 from reroll_zoo.math.verifier import Math, MathConfig
 
@@ -68,10 +68,10 @@ class Reroll:
         """Raises ValueError for a reference that it cannot use."""
         prompt = Prompt(id="case", messages=(), domain="math", answer=gold)
         try:
-            self._reward(prompt, said("?"))
+            self._reward(prompt, trajectory_of("?"))
         except RewardError as error:
             raise ValueError(str(error)) from None
-        return lambda answer: self._reward(prompt, said(answer)).value == 1.0
+        return lambda answer: self._reward(prompt, trajectory_of(answer)).value == 1.0
 
 
 class MathVerify:

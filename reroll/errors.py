@@ -129,7 +129,7 @@ class WeightsError(RerollError):
     """New weights did not reach the engines. The last checkpoint is intact."""
 
 
-def last_lines(error: BaseException) -> str:
+def short_error(error: BaseException) -> str:
     """Type, message and place of an exception in user code, short enough for a status and fit for a terminal."""
     told = printable("".join(traceback.format_exception_only(error)).strip())
     if len(told) > _MAX_TOLD:  # Some messages hold all of what could not be read.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from reroll.tokens.prefixes import SharedPrefixes
+from reroll.tokens.packing import SharedPrefixes
 
 _MOSTLY = 0.75
 """A row that adds more than this share of its tokens asks whole: the causal kernel needs no mask."""

@@ -184,11 +184,11 @@ def _judge(node: RewardConfig, prompts: Sequence[Prompt]) -> None:
 
 async def _judge_all(node: RewardConfig, prompts: Sequence[Prompt]) -> None:
     from reroll.rewards.base import Inline
-    from reroll.rewards.said import said
+    from reroll.testing import trajectory_of
 
     reward = Inline(node.make())
     try:
         for prompt in prompts:
-            await reward(prompt, said("1"))
+            await reward(prompt, trajectory_of("1"))
     finally:
         await reward.close()

@@ -10,8 +10,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from reroll.infer.embedded.attention import StepAttention
-from reroll.infer.embedded.cache import SlotCache
+from reroll.infer.embedded.attention import SlotCache, StepAttention
 from reroll.infer.embedded.model_runner import ModelRunner
 from reroll.infer.embedded.slots import SavedSlot, SlotBackend
 from reroll.models.attention import Scoring

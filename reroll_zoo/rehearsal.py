@@ -25,7 +25,7 @@ from reroll.config.losses import ImportLossConfig
 from reroll.config.pipeline import PipelineConfig
 from reroll.config.rewards import ImportRewardConfig, walk
 from reroll.config.tree import RlvrConfig
-from reroll.errors import RerollError, Violation, last_lines
+from reroll.errors import RerollError, Violation, short_error
 from reroll_zoo.opening import Attempt, openings
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def _describe(error: BaseException) -> str:
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     ours = [Path(package.__path__[0]) for package in (reroll, reroll_zoo)]
     is_ours = any(Path(files[-1]).is_relative_to(folder) for folder in ours)
-    return str(error) if is_ours or isinstance(error, RerollError) else last_lines(error)
+    return str(error) if is_ours or isinstance(error, RerollError) else short_error(error)
 
 
 def _attempts(config: PipelineConfig, *, opens: bool) -> Iterator[tuple[str, Attempt]]:

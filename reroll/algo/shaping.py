@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -96,3 +97,34 @@ def difficulty_weight(
         return episodes.spread(low + (high - low) * torch.sigmoid(-steepness * (share - midpoint)))
 
     return torch.where(advantage > 0, weight(share), weight(1 - share))
+
+
+class RunningMoments:
+    """Welford's running mean and sum of squared deviations, in double precision."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.mean = 0.0
+        self._squares = 0.0
+
+    @property
+    def std(self) -> float:
+        """Sample standard deviation (divisor n - 1); 0 for fewer than two rewards."""
+        return math.sqrt(self._squares / (self.count - 1)) if self.count > 1 else 0.0
+
+    def update(self, rewards: Tensor | Sequence[float]) -> None:
+        """Count a step's rewards in."""
+        values = rewards.tolist() if isinstance(rewards, Tensor) else list(rewards)
+        for value in values:
+            self.count += 1
+            above = value - self.mean
+            self.mean += above / self.count
+            self._squares += above * (value - self.mean)
+
+    def state(self) -> dict[str, float]:
+        """All there is to know, as JSON."""
+        return {"count": self.count, "mean": self.mean, "squares": self._squares}
+
+    def restore(self, state: Mapping[str, float]) -> None:
+        """Continue from what `state` gave."""
+        self.count, self.mean, self._squares = int(state["count"]), state["mean"], state["squares"]

@@ -61,12 +61,12 @@ class InProcessRewardConfig(RewardConfig):
     as one that takes too long."""
 
     @property
-    def verdict_on_hang(self) -> float | None:
+    def score_on_timeout(self) -> float | None:
         """The score of an answer on which judging hangs or dies; None: the sample fails."""
         return None
 
 
-class ExtractingRewardConfig(InProcessRewardConfig):
+class AnswerRewardConfig(InProcessRewardConfig):
     """What rewards that compare with a reference answer share. A pattern may take for ever: with one they run in processes."""
 
     in_process: ClassVar[bool] = False
@@ -79,5 +79,5 @@ class ExtractingRewardConfig(InProcessRewardConfig):
     """What any other earns."""
 
     @property
-    def verdict_on_hang(self) -> float | None:
+    def score_on_timeout(self) -> float | None:
         return self.wrong

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from reroll.config.base import ImportPath, Node
 from reroll.config.imports import import_object
-from reroll.config.reward_base import ExtractingRewardConfig, InProcessRewardConfig
+from reroll.config.reward_base import AnswerRewardConfig, InProcessRewardConfig
 from reroll.config.reward_base import RewardConfig as RewardConfig
 from reroll.config.reward_hosted import OpenedRewardConfig
 
@@ -77,4 +77,4 @@ def wants_host(node: RewardConfig) -> bool:
 
 def needs_process(node: RewardConfig) -> bool:
     """Whether it runs in worker processes: its kind does, or it searches by a pattern, which may take for ever."""
-    return node.in_process or (isinstance(node, ExtractingRewardConfig) and node.pattern is not None)
+    return node.in_process or (isinstance(node, AnswerRewardConfig) and node.pattern is not None)

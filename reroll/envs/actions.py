@@ -2,49 +2,39 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import replace
-from typing import Any, cast
 
 from reroll.config.actions import ActionConfig, LastLineActionConfig, RegexActionConfig, TagActionConfig
-from reroll.envs.base import Env, InvalidAction, StepResult
+from reroll.envs.base import AsyncEnv, InvalidAction, StepResult
 from reroll.runtime.patterns import last_match
 from reroll.types import Message
 
 
-def parsed(env: Env, config: ActionConfig, *, format_penalty: float = 0.0) -> Env:
-    """`env` for a policy that writes its actions in the form that `config` describes. Async if `env` is."""
-    kind = AsyncParsed if inspect.iscoroutinefunction(env.step) else Parsed
-    return cast(Env, kind(env, config, format_penalty=format_penalty))
-
-
-class Parsed:
-    """A plain environment that takes the policy's whole turn.
+class ParsedEnv:
+    """An environment for a policy that writes its actions in the form that `config` describes: it takes the whole turn.
 
     The first message says how to write an action. A turn without one, or with one that the environment refuses, costs
     `format_penalty`; the policy is told what was wrong and the episode goes on as it was. `info` says whether a turn was
     `valid`.
     """
 
-    def __init__(self, env: Any, config: ActionConfig, *, format_penalty: float = 0.0) -> None:
-        if format_penalty < 0:
-            raise ValueError(f"format_penalty is what a malformed turn costs, got {format_penalty}: give 0 or more")
+    def __init__(self, env: AsyncEnv, config: ActionConfig, *, format_penalty: float = 0.0) -> None:
         self.env = env
         self._config = config
         self._format_penalty = format_penalty
         self._state: str | None = None
 
-    def reset(self, seed: int) -> tuple[Message, ...]:
-        return self._begin(self.env.reset(seed))
+    async def reset(self) -> tuple[Message, ...]:
+        return self._begin(await self.env.reset())
 
-    def step(self, action: str) -> StepResult:
+    async def step(self, action: str) -> StepResult:
         try:
-            return self._accept(self.env.step(parse_action(action, self._config)))
+            return self._accept(await self.env.step(parse_action(action, self._config)))
         except InvalidAction as error:
             return self._refuse(error)
 
-    def close(self) -> None:
-        self.env.close()
+    async def close(self) -> None:
+        await self.env.close()
 
     def _begin(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
         self._state = None
@@ -66,22 +56,6 @@ class Parsed:
             info={"effective": 0.0, "valid": 0.0},
             state=self._state,
         )
-
-
-class AsyncParsed(Parsed):
-    """The same for an async environment."""
-
-    async def reset(self, seed: int) -> tuple[Message, ...]:  # type: ignore[override]
-        return self._begin(await self.env.reset(seed))
-
-    async def step(self, action: str) -> StepResult:  # type: ignore[override]
-        try:
-            return self._accept(await self.env.step(parse_action(action, self._config)))
-        except InvalidAction as error:
-            return self._refuse(error)
-
-    async def close(self) -> None:  # type: ignore[override]
-        await self.env.close()
 
 
 def parse_action(text: str, config: ActionConfig) -> str:

@@ -1,4 +1,4 @@
-"""The environment seam. Single-turn tasks are episodes that end at once."""
+"""The environment seam."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from reroll.types import Message, Prompt
+from reroll.types import Message
 
 
 class InvalidAction(Exception):
@@ -45,7 +45,7 @@ class Env(Protocol):
     def close(self) -> None: ...
 
 
-class LiveEnv(Protocol):
+class AsyncEnv(Protocol):
     """An environment as an episode plays it, wherever it runs: its seed is settled and every call is awaited."""
 
     async def reset(self) -> tuple[Message, ...]: ...
@@ -53,19 +53,3 @@ class LiveEnv(Protocol):
     async def step(self, action: str) -> StepResult: ...
 
     async def close(self) -> None: ...
-
-
-class SingleTurn:
-    """Shows the prompt, takes one answer, ends. The reward comes from the domain's Reward."""
-
-    def __init__(self, prompt: Prompt) -> None:
-        self.prompt = prompt
-
-    async def reset(self) -> tuple[Message, ...]:
-        return self.prompt.messages
-
-    async def step(self, action: str) -> StepResult:
-        return StepResult(terminated=True)
-
-    async def close(self) -> None:
-        return None

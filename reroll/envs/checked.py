@@ -14,7 +14,7 @@ import numpy as np
 
 from reroll.config.registry import load_entry
 from reroll.envs.base import InvalidAction, StepResult
-from reroll.errors import EnvError, RerollError, last_lines
+from reroll.errors import EnvError, RerollError, short_error
 from reroll.types import Message
 
 _MAX_REASON_CHARS = 2000
@@ -46,7 +46,7 @@ class as_env_error:  # noqa: N801 (it reads as a statement)
         elif isinstance(error, RerollError):
             raise EnvError(_cut(f"{self._name}.{self._method}: {error}", _MAX_REASON_CHARS)) from error
         elif isinstance(error, Exception | SystemExit):
-            raise EnvError(_cut(f"{self._name}.{self._method} raised {last_lines(error)}", _MAX_REASON_CHARS)) from error
+            raise EnvError(_cut(f"{self._name}.{self._method} raised {short_error(error)}", _MAX_REASON_CHARS)) from error
 
 
 def as_messages(value: object, *, max_chars: int, may_be_none: bool = False) -> tuple[Message, ...]:

@@ -18,12 +18,12 @@ from reroll.config.envs import (
     RayEnvsConfig,
     TimedEnvsConfig,
 )
-from reroll.envs.base import LiveEnv, StepResult
+from reroll.envs.base import AsyncEnv, StepResult
 from reroll.envs.inline import InlineEnv
 from reroll.envs.make import env_name, import_problems
 from reroll.envs.meter import EnvMeter
 from reroll.envs.worker import NOT_OPEN, Close, Command, EnvAnswer, EnvWorker, GiveUp, Open, Step, num_stuck_threads
-from reroll.errors import ConfigError, EnvError, EnvLost, RerollError, Violation, WorkerDied, last_lines
+from reroll.errors import ConfigError, EnvError, EnvLost, RerollError, Violation, WorkerDied, short_error
 from reroll.observe.metrics import Stats
 from reroll.runtime.base import Placement, Runtime, Workers
 from reroll.runtime.devices import num_usable_cores
@@ -94,7 +94,7 @@ class EnvCluster:
             raise ConfigError([_violation(domain, cluster.envs[domain], why) for domain, why in problems.items()])
         return cluster
 
-    def live(self, domain: str, seed: int) -> LiveEnv:
+    def live(self, domain: str, seed: int) -> AsyncEnv:
         """An environment for one episode. It takes its turn when it is reset and gives it back when it is closed."""
         if domain not in self.envs:
             raise ValueError(f"domain {domain} has no environment: add envs.{domain}")
@@ -246,7 +246,7 @@ class EnvHandle:
             except WorkerDied as error:
                 self.lose(f"the process of the environments {error.how} when it imported them")
             except Exception as error:  # Whoever waits for the worker must hear of it.
-                why = str(error) if isinstance(error, RerollError) else last_lines(error)
+                why = str(error) if isinstance(error, RerollError) else short_error(error)
                 self.lose(f"a worker for environments could not be started: {why}")
             else:
                 self.ready.set_result(problems)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from reroll.config.envs import EnvConfig, ImportEnvConfig
 from reroll.envs.base import Env
-from reroll.errors import RerollError, last_lines
+from reroll.errors import RerollError, short_error
 
 
 def make_env(node: EnvConfig) -> Env:
@@ -29,5 +29,5 @@ def import_problems(nodes: Mapping[str, EnvConfig]) -> dict[str, str]:
         except RerollError as error:
             problems[domain] = str(error)
         except (Exception, SystemExit) as error:
-            problems[domain] = last_lines(error)
+            problems[domain] = short_error(error)
     return problems

@@ -19,7 +19,7 @@ from reroll.config.envs import EnvConfig
 from reroll.envs.base import Env, InvalidAction, StepResult
 from reroll.envs.checked import as_env_error, as_messages, as_step_result
 from reroll.envs.make import env_name, import_problems, make_env
-from reroll.errors import EnvError, last_lines
+from reroll.errors import EnvError, short_error
 from reroll.runtime.base import WorkerInfo
 from reroll.types import Message
 
@@ -224,7 +224,7 @@ def _outcome(env: HostedEnv | None, command: Command) -> Any:
     except EnvError as error:
         return EnvError(str(error))
     except BaseException as error:  # Nothing may end the thread: others wait for its answer.
-        return EnvError(last_lines(error))
+        return EnvError(short_error(error))
 
 
 class HostedEnv:
@@ -323,4 +323,4 @@ async def _awaited(value: Awaitable[Any]) -> Any:
     try:
         return await value
     except (SystemExit, KeyboardInterrupt) as error:  # Either would end the loop of all environments.
-        raise EnvError(last_lines(error)) from error
+        raise EnvError(short_error(error)) from error

@@ -376,11 +376,11 @@ class InferCluster:
                 num_in_vain += 1
                 continue
             for outcome in outcomes:
-                self._welcome(outcome)
+                self._on_joined(outcome)
                 num_in_vain = 0 if outcome is None else num_in_vain + 1
         log.warning("no more engines join: %d in a row could not be started", num_in_vain)
 
-    def _welcome(self, error: RerollError | None) -> None:
+    def _on_joined(self, error: RerollError | None) -> None:
         """Record that the next rank has joined, or the error that kept it from joining."""
         worker = WorkerState(
             len(self._states), has_joined=True, is_dead=error is not None, needs_weights=self._has_pushed_weights

@@ -29,15 +29,11 @@ def check_request(request: Request, *, max_length: int) -> None:
         raise ValueError(f"request {request.id} asks for {request.sampling.max_tokens} tokens: max_tokens must be at least 1")
 
 
-def end_ids(folder: str, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+def end_ids(tokenizer: PreTrainedTokenizerBase, generation: GenerationConfig | None) -> frozenset[int]:
     """Tokens that end a completion: the tokenizer's, and those that the model's generation settings name."""
-    try:
-        named = GenerationConfig.from_pretrained(folder).eos_token_id
-    except OSError:  # A folder need not have any.
-        named = None
-    return frozenset(
-        token for token in (tokenizer.eos_token_id, *(named if isinstance(named, list) else [named])) if token is not None
-    )
+    named = generation.eos_token_id if generation is not None else None
+    tokens = (tokenizer.eos_token_id, *(named if isinstance(named, list) else [named]))
+    return frozenset(token for token in tokens if token is not None)
 
 
 @dataclass(slots=True, eq=False)

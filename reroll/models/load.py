@@ -264,9 +264,9 @@ def has_adapter(model: PreTrainedModel) -> bool:
     return bool(model._hf_peft_config_loaded)
 
 
-def adapter_on(model: PreTrainedModel, is_on: bool) -> AbstractContextManager[None]:
-    """Inside, the model runs with its adapter, if it has one, or, where that is off, as the model it started from."""
-    if is_on or not has_adapter(model):
+def without_adapter(model: PreTrainedModel) -> AbstractContextManager[None]:
+    """Inside, the model is the one it started from: its adapter, if it has one, is off."""
+    if not has_adapter(model):
         return nullcontext()
     from reroll.models.lora import adapter_off
 

@@ -20,8 +20,8 @@ from reroll.pipeline.resume import sampling_fingerprint
 from reroll.pipeline.spawn import reference_of, spawn_model, train_devices
 from reroll.pipeline.teachers import Teachers, open_teachers, vocabulary_of
 from reroll.pipeline.weight_sync import WeightSync
+from reroll.rollout.in_flight import TokenKeeper
 from reroll.rollout.scheduler import RolloutScheduler
-from reroll.rollout.token_keeper import TokenKeeper
 from reroll.runtime import make_runtime
 from reroll.runtime.base import Runtime
 from reroll.runtime.devices import DeviceMap
@@ -176,8 +176,8 @@ def _journal(config: RlvrConfig, folder: Path, episode_runner: EpisodeRunner, at
 
 def _device_map(config: RlvrConfig, runtime: Runtime, policy: TrainCluster, engine: InferCluster) -> DeviceMap:
     """The roles' devices, and the hooks that run when a role enters or leaves them."""
-    seats = config.engine.ranks(runtime.devices(config.engine.devices))
-    devices = DeviceMap({"policy": train_devices(runtime, config.policy), "engine": seats}, apart=["engine"])
+    engines = config.engine.ranks(runtime.devices(config.engine.devices))
+    devices = DeviceMap({"policy": train_devices(runtime, config.policy), "engine": engines}, independent=["engine"])
     if config.engine.sleep:
         devices.set_hooks("engine", on_enter=engine.wake, on_leave=engine.sleep)
     else:

@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 class Checkpoints:
     """Takes them, and sees to it that at most one is being written.
 
-    In the background, `take` returns when the state is copied. What keeps the copy from being written is raised by `check`
-    and `finish`, and by the next `take`. Leaving the block, a write under way is waited for, unless the program is to quit.
+    In the background, `take` returns when the state is copied. What keeps the copy from being written is raised by
+    `raise_if_failed`, `finish` and the next `take`. Leaving the block waits for a write, unless the program is to quit.
     """
 
     def __init__(self, folder: RunFolder, config: CheckpointConfig) -> None:

@@ -10,9 +10,8 @@ from torch import Tensor
 from reroll.algo.advantages import gae_returns
 from reroll.algo.episodes import Episodes
 from reroll.algo.kl import k3
-from reroll.algo.running import RunningMoments
 from reroll.algo.selection import highest_entropy
-from reroll.algo.shaping import shape_advantages, standardised
+from reroll.algo.shaping import RunningMoments, shape_advantages, standardised
 from reroll.config.advantages import AdvantageConfig, GaeAdvantageConfig
 from reroll.config.algorithm import MaskConfig, SharedCriticConfig, ValueLossConfig
 from reroll.config.formula import find_function

@@ -18,8 +18,7 @@ from reroll.config.parts import (
     RolloutConfig,
 )
 from reroll.config.tree import RlvrConfig
-from reroll.envs.actions import AsyncParsed
-from reroll.envs.base import LiveEnv, SingleTurn
+from reroll.envs.actions import ParsedEnv
 from reroll.envs.cluster import EnvCluster
 from reroll.infer.cluster import CONCURRENCY, InferCluster
 from reroll.infer.worker import InferWorker
@@ -27,11 +26,11 @@ from reroll.models.load import context_length, load_tokenizer
 from reroll.pipeline.evaluate import EvalResult, evaluate
 from reroll.pipeline.judges import open_hosts
 from reroll.rewards.cluster import RewardCluster
-from reroll.rollout.play import AgentEpisode, Generate, play
+from reroll.rollout.play import AgentEpisode, Generate, SingleTurn, play
 from reroll.runtime.base import Placement, Runtime
 from reroll.tokens.pictures import FOLDER as PICTURES_FOLDER
 from reroll.tokens.renderer import Renderer
-from reroll.types import Message, Prompt, SamplingParams, Score, Trajectory
+from reroll.types import Prompt, SamplingParams, Score, Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +58,7 @@ class EpisodeRunner:
             return await agent(prompt, self.generate, self.renderer, sampling, id=id, max_total_tokens=max_total_tokens)
         entry = self.config.envs.get(prompt.domain)
         return await play(
-            LiveParsed(self.envs.live(prompt.domain, prompt.extra["seed"]), entry) if entry else SingleTurn(prompt),
+            self._parsed_env(prompt, entry) if entry else SingleTurn(prompt),
             self.generate,
             self.renderer,
             sampling,
@@ -69,6 +68,10 @@ class EpisodeRunner:
             max_total_tokens=max_total_tokens,
             history=entry.history if entry else None,
         )
+
+    def _parsed_env(self, prompt: Prompt, entry: EnvDomainConfig) -> ParsedEnv:
+        env = self.envs.live(prompt.domain, prompt.extra["seed"])
+        return ParsedEnv(env, entry.actions, format_penalty=entry.format_penalty)
 
     def _max_total_tokens(self, domain: str) -> int:
         """What all turns of an episode may hold: as the config says, and never more than the model takes."""
@@ -115,16 +118,6 @@ def sampling_of(rollout: RolloutConfig, *, seed: int, temperature: float | None 
         stop=tuple(rollout.stop),
         seed=seed,
     )
-
-
-class LiveParsed(AsyncParsed):
-    """A live environment for a policy that writes its actions as its domain's config says."""
-
-    def __init__(self, env: LiveEnv, config: EnvDomainConfig) -> None:
-        super().__init__(env, config.actions, format_penalty=config.format_penalty)
-
-    async def reset(self) -> tuple[Message, ...]:  # type: ignore[override]
-        return self._begin(await self.env.reset())
 
 
 @asynccontextmanager

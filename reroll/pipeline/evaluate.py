@@ -12,7 +12,7 @@ from reroll.config.parts import EvalConfig
 from reroll.config.registry import load_entry
 from reroll.errors import RewardError
 from reroll.observe.metrics import Stats
-from reroll.rollout.replay import Episode, replayed
+from reroll.rollout.play import Episode, replayed
 from reroll.rollout.scheduler import ScoreOne
 from reroll.types import Prompt, Status, Trajectory
 

@@ -14,8 +14,7 @@ import torch
 
 from reroll.algo.episodes import Episodes
 from reroll.algo.kl import KL_ESTIMATORS, adapted_coef
-from reroll.algo.running import RunningMoments
-from reroll.algo.shaping import shape_rewards
+from reroll.algo.shaping import RunningMoments, shape_rewards
 from reroll.config.advantages import GaeAdvantageConfig
 from reroll.config.algorithm import OwnCriticConfig
 from reroll.config.registry import load_entry
@@ -157,10 +156,12 @@ class GroupLearner(Pipeline[RlvrConfig]):
     async def credit(self, batch: Batch, episodes: Episodes, groups: Sequence[Group]) -> Batch:
         """The batch with every token's advantage. Teachers add to it, or give the target distributions of a loss term."""
         config, teachers = self.config, self.parts.teachers
-        if config.distill is None:
+        teacher_advantage = torch.zeros_like(batch.advantage)
+        if config.teachers and config.distill is None:
             teacher_advantage = await teachers.advantage(batch, episodes, groups)
-            return assign_advantages(batch, episodes, groups, config, teacher_advantage=teacher_advantage)
-        batch = assign_advantages(batch, episodes, groups, config, teacher_advantage=torch.zeros_like(batch.advantage))
+        batch = assign_advantages(batch, episodes, groups, config, teacher_advantage=teacher_advantage)
+        if config.distill is None:
+            return batch
         return await teachers.with_distributions(batch, episodes, groups, config.distill)
 
     async def update(self, batch: Batch, step: int) -> Stats:

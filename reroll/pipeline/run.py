@@ -173,7 +173,7 @@ async def _train(config: PipelineConfig, context: RunContext, foreground: Foregr
         if told:
             context.view.note(told)
         async with pipeline_of(config).open(config, context) as pipeline:
-            with settled_heap(), foreground.on_interrupt(ask_to_stop):
+            with gc_frozen(), foreground.on_interrupt(ask_to_stop):
                 return await TrainLoop(pipeline).run()
 
 
@@ -400,7 +400,7 @@ async def _evaluate(config: RlvrConfig, code_folder: Path) -> EvalResult:
 
 
 @contextmanager
-def settled_heap() -> Iterator[None]:
+def gc_frozen() -> Iterator[None]:
     """Inside, the garbage collector ignores all objects that existed before.
 
     Modules, models and engines are half a million long-lived objects. Scanning them takes 0.2 s or more, in which no thread

@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import math
 import numbers
+import re
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from reroll.config.rewards import EnvRewardConfig
-from reroll.errors import RewardError, RewardRaised, last_lines, place_of
+from reroll.errors import RewardError, RewardRaised, place_of, short_error
 from reroll.observe.metrics import Stats
 from reroll.types import Prompt, Score, Trajectory
 
@@ -107,7 +109,7 @@ async def ask(reward: Reward, prompt: Prompt, trajectory: Trajectory) -> Score:
 
 def raised(error: BaseException) -> RewardRaised:
     """What a reward raised that it should not have, as the reason why a sample has no score."""
-    return RewardRaised(last_lines(error), kind=f"{type(error).__name__}{place_of(error)}")
+    return RewardRaised(short_error(error), kind=f"{type(error).__name__}{place_of(error)}")
 
 
 def as_score(verdict: object) -> Score:
@@ -144,3 +146,26 @@ def _finite(number: object, what: str) -> float:
     if not math.isfinite(value):
         raise RewardError(f"the reward's {what} is {value}: return a finite number")
     return value
+
+
+def reference(prompt: Prompt) -> str:
+    """The reference answer, which these rewards cannot do without."""
+    if prompt.answer is None:
+        raise RewardError(f"prompt {prompt.id} has no reference answer: set answer_key of its source, or use another reward")
+    return prompt.answer
+
+
+def extract(text: str, pattern: str | None) -> str | None:
+    """The answer in a text: the first group (or all) of the pattern's last match; all of the text without a pattern."""
+    if pattern is None:
+        return text
+    last = last_match(re.compile(pattern), text)
+    if last is None:
+        return None
+    return last[1] if last.re.groups else last[0]
+
+
+def last_match(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+    """Where a pattern matches last; None if it does nowhere."""
+    kept = deque(pattern.finditer(text), maxlen=1)
+    return kept[0] if kept else None

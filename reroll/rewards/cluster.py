@@ -13,7 +13,7 @@ from reroll.config.rewards import ImportRewardConfig, RewardWorkersConfig, needs
 from reroll.errors import ConfigError, RewardError, RewardRaised, Violation
 from reroll.observe.metrics import Stats
 from reroll.rewards.base import Closes, Reports, Reward, ask
-from reroll.rewards.make import Maker
+from reroll.rewards.make import RewardBuilder
 from reroll.rewards.meter import RewardMeter
 from reroll.rewards.workers import RewardWorkers
 from reroll.runtime.base import Runtime
@@ -58,16 +58,16 @@ class RewardCluster:
         every reward that cannot be made.
         """
         meter = RewardMeter()
-        maker = Maker(
+        builder = RewardBuilder(
             workers=await _start_workers(runtime, configs, workers or RewardWorkersConfig(), config_folder, meter),
             hosts=hosts or {},
             config_folder=config_folder,
             run_folder=run_folder,
         )
         try:
-            return cls(maker.rewards(configs), maker.made, meter, maker.workers)
+            return cls(builder.build(configs), builder.made, meter, builder.workers)
         except BaseException:
-            await _close(maker.made, maker.workers)
+            await _close(builder.made, builder.workers)
             raise
 
     async def score(self, prompt: Prompt, trajectory: Trajectory) -> Score:

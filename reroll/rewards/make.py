@@ -15,7 +15,7 @@ from reroll.rewards.workers import Remote, RewardWorkers
 
 
 @dataclass(slots=True, kw_only=True)
-class Maker:
+class RewardBuilder:
     """Makes rewards, and keeps all that it made, nested ones too, by their name path."""
 
     workers: RewardWorkers | None = None
@@ -26,7 +26,7 @@ class Maker:
     run_folder: Path | None = None
     made: dict[str, Reward] = field(default_factory=dict)
 
-    def rewards(self, configs: Mapping[str, RewardConfig]) -> dict[str, Reward]:
+    def build(self, configs: Mapping[str, RewardConfig]) -> dict[str, Reward]:
         """One for each entry of the config. Raises ConfigError, or what a verifier raises that cannot be made."""
         return {name: self._keep(name, node) for name, node in configs.items()}
 

@@ -11,7 +11,7 @@ from reroll.errors import RewardError
 _SIZES = Path("/proc/self/statm")
 
 
-class Spent(RewardError):
+class MustRestart(RewardError):
     """Why there is no score; and the process should be replaced."""
 
 

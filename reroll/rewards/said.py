@@ -1,25 +1,5 @@
-"""Trajectories made of text alone, to try rewards with and to test them."""
+"""The old name of `reroll.testing.trajectory_of`, for tests that import it from here."""
 
-from __future__ import annotations
+from reroll.testing import trajectory_of as said
 
-import re
-
-from reroll.types import Completion, FinishReason, Status, Trajectory, Turn
-
-_TOKEN = re.compile(r"\w+|[^\w\s]")
-
-
-def said(*texts: str, earned: float = 0.0) -> Trajectory:
-    """As if the policy had written these texts, one a turn, and the episode had earned so much by itself.
-
-    There is no tokenizer here: a word or a mark counts as one token.
-    """
-    return Trajectory(id="said", turns=tuple(_turn(text) for text in texts), status=Status.COMPLETED, reward=earned)
-
-
-def _turn(text: str) -> Turn:
-    tokens = len(_TOKEN.findall(text))
-    completion = Completion(
-        token_ids=(0,) * tokens, logprobs=(0.0,) * tokens, finish_reason=FinishReason.STOP, versions=((0, tokens),)
-    )
-    return Turn(prompt_ids=(0,), completion=completion, text=text)
+__all__ = ["said"]

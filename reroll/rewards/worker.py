@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from reroll.config.reward_base import InProcessRewardConfig
-from reroll.errors import RewardError, last_lines
+from reroll.errors import RewardError, short_error
 from reroll.rewards.base import as_score, raised
-from reroll.rewards.memory import MemoryLimit, Spent
+from reroll.rewards.memory import MemoryLimit, MustRestart
 from reroll.runtime.base import WorkerInfo
 from reroll.types import Prompt, Score, Trajectory
 
@@ -39,18 +39,18 @@ class RewardWorker:
             try:
                 self._judges[name] = config.make()
             except (Exception, SystemExit) as error:
-                self._problems[name] = last_lines(error)
+                self._problems[name] = short_error(error)
         self._limits = {name: MemoryLimit(self._configs[name].memory_mb) for name in self._judges}
         return self._problems
 
     def score(self, name: str, cases: Sequence[Case], *, together_s: float) -> list[Score | RewardError]:
         """For each case a finite score, or the reason why there is none. Judges the first, and others until `together_s` have
-        passed: those that are left may find another worker free. After `Spent` this one is to be replaced."""
+        passed: those that are left may find another worker free. After `MustRestart` this one is to be replaced."""
         over_s = time.perf_counter() + together_s
         verdicts: list[Score | RewardError] = []
         for prompt, trajectory in cases:
             verdicts.append(self._verdict(name, prompt, trajectory))
-            if isinstance(verdicts[-1], Spent) or time.perf_counter() > over_s:
+            if isinstance(verdicts[-1], MustRestart) or time.perf_counter() > over_s:
                 break
         return verdicts
 
@@ -69,7 +69,7 @@ class RewardWorker:
         except RewardError as error:
             return RewardError(str(error))  # Not one of user code's own making, which the controller could not read.
         except MemoryError:
-            return Spent("the reward wanted more memory than its memory_mb allows: raise it, or null for no limit")
+            return MustRestart("the reward wanted more memory than its memory_mb allows: raise it, or null for no limit")
         except BaseException as error:  # A case must not fail those that it is judged with.
             return raised(error)
 

@@ -14,7 +14,7 @@ from reroll.config.reward_base import InProcessRewardConfig
 from reroll.config.rewards import RewardWorkersConfig
 from reroll.errors import RerollError, RewardError, RewardLost, WorkerDied, WorkerTimeout
 from reroll.rewards.base import raised
-from reroll.rewards.memory import Spent
+from reroll.rewards.memory import MustRestart
 from reroll.rewards.meter import RewardMeter
 from reroll.rewards.slots import FairSlots
 from reroll.rewards.worker import Case, RewardWorker
@@ -198,10 +198,10 @@ class RewardWorkers:
         verdicts: list[Score | RewardError] = []
         try:
             verdicts = await self._ask(rank, name, [waiting.case for waiting in taken])
-            if isinstance(verdicts[-1], Spent):
+            if isinstance(verdicts[-1], MustRestart):
                 self._start_loading(rank, anew=True)
         except _JudgingLost as lost:
-            self._lose(name, taken, lost)
+            self._on_lost(name, taken, lost)
             self._start_loading(rank, anew=not lost.is_replaced)
         except asyncio.CancelledError:
             for waiting in taken:
@@ -210,7 +210,7 @@ class RewardWorkers:
         seconds = (time.perf_counter() - started_s) / max(1, len(verdicts))
         self._usual_s[name] = (1 - _NEWEST) * self._usual_s.get(name, seconds) + _NEWEST * seconds
         for waiting, verdict in zip(taken, verdicts, strict=False):
-            waiting.tell(self._unjudged(name, str(verdict)) if isinstance(verdict, Spent) else verdict)
+            waiting.tell(self._unjudged(name, str(verdict)) if isinstance(verdict, MustRestart) else verdict)
         if verdicts:
             self._wait_again(name, taken[len(verdicts) :])
 
@@ -230,7 +230,7 @@ class RewardWorkers:
         except Exception as error:  # It cannot be sent, perhaps.
             raise _JudgingLost(str(raised(error))) from error
 
-    def _lose(self, name: str, taken: Sequence[_Waiting], lost: _JudgingLost) -> None:
+    def _on_lost(self, name: str, taken: Sequence[_Waiting], lost: _JudgingLost) -> None:
         """Tell whoever is to blame; the others wait again."""
         if lost.is_cause is not False and len(taken) > 1:
             for waiting in taken:
@@ -254,7 +254,7 @@ class RewardWorkers:
 
     def _unjudged(self, name: str, why: str) -> Score | RewardError:
         """The verdict on an answer that could not be judged."""
-        verdict = self._rewards[name].verdict_on_hang
+        verdict = self._rewards[name].score_on_timeout
         return RewardError(why) if verdict is None else Score(value=verdict, info={"unjudged": 1.0})
 
     def _start_loading(self, rank: int, *, anew: bool = False) -> None:

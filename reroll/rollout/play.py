@@ -1,16 +1,23 @@
-"""One episode: the policy generates a turn, the environment replies, until the episode ends."""
+"""One episode: the policy generates a turn, the environment replies, until the episode ends; again, if that was lost."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Protocol
 
-from reroll.envs.base import LiveEnv
+from reroll.envs.base import AsyncEnv, StepResult
 from reroll.errors import EnvError, EnvLost
-from reroll.rollout.seeds import stable_seed
 from reroll.types import Completion, FinishReason, Message, Prompt, Request, SamplingParams, Status, Trajectory, Turn
+
+
+def stable_seed(*parts: int) -> int:
+    """A 63-bit seed from the numbers that name a draw, e.g. (run seed, group number, sibling). Order counts."""
+    digest = blake2b(",".join(map(str, parts)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
 
 if TYPE_CHECKING:  # It loads transformers, which a simulated run does not need.
     from reroll.tokens.renderer import Renderer
@@ -38,8 +45,24 @@ class AgentEpisode(Protocol):
     ) -> Trajectory: ...
 
 
+class SingleTurn:
+    """Shows the prompt, takes one answer, ends. The reward comes from the domain's Reward."""
+
+    def __init__(self, prompt: Prompt) -> None:
+        self.prompt = prompt
+
+    async def reset(self) -> tuple[Message, ...]:
+        return self.prompt.messages
+
+    async def step(self, action: str) -> StepResult:
+        return StepResult(terminated=True)
+
+    async def close(self) -> None:
+        return None
+
+
 async def play(
-    env: LiveEnv,
+    env: AsyncEnv,
     generate: Generate,
     renderer: Renderer,
     sampling: SamplingParams,
@@ -78,7 +101,7 @@ class _RunningEpisode:
     """Holds the turns so far, which are kept if the environment fails half-way."""
 
     def __init__(
-        self, env: LiveEnv, generate: Generate, renderer: Renderer, sampling: SamplingParams, id: str, max_total_tokens: int
+        self, env: AsyncEnv, generate: Generate, renderer: Renderer, sampling: SamplingParams, id: str, max_total_tokens: int
     ) -> None:
         self._env = env
         self._generate = generate
@@ -150,9 +173,41 @@ class _RunningEpisode:
         return len(before) - 1 if prompt_ids[: len(before)] == before else 0
 
 
-async def _close(env: LiveEnv, id: str) -> None:
+async def _close(env: AsyncEnv, id: str) -> None:
     try:
         await env.close()
     except EnvError as error:
         # The sample is complete, and this must not replace a cancellation under way.
         _log.warning("sample %s: its environment did not close: %s", id, error)
+
+
+Episode = Callable[[Prompt, str, int], Awaitable[Trajectory]]
+"""(prompt, sample id, sample seed) -> its trajectory. An EnvError fails the sample; after an EnvLost it is played again; any
+other exception stops the run."""
+
+MAX_REPLAYS = 3
+"""Limit per sample: an environment that always kills its process must fail in the end."""
+
+
+async def replayed(
+    episode: Episode, prompt: Prompt, id: str, seed: int, *, on_lost: Callable[[str], None] = lambda reason: None
+) -> Trajectory:
+    """Run `episode`, again with the same seed if its environment is lost; `on_lost` gets the reason each time.
+
+    Under the same weights it draws the same tokens again. The reason of a sample that fails says how often it was lost.
+    """
+    num_lost = 0
+    while True:
+        try:
+            return await episode(prompt, id, seed)
+        except EnvLost as error:
+            if num_lost == MAX_REPLAYS:
+                return _failed(id, f"{error}, each of the {num_lost + 1} times it was played")
+            num_lost += 1
+            on_lost(str(error))
+        except EnvError as error:
+            return _failed(id, str(error))
+
+
+def _failed(id: str, reason: str) -> Trajectory:
+    return Trajectory(id=id, turns=(), status=Status.FAILED, reason=reason)

@@ -15,10 +15,9 @@ from reroll.errors import RerollError, RewardError, TooManyFailures
 from reroll.observe.journal import QUEUED_AGAIN, Journal, RecordedSamples, SampleState
 from reroll.observe.metrics import Last, Stats
 from reroll.rollout.admission import Admission, AdmittedGroup, Queued, Snapshot, Supply
-from reroll.rollout.group_in_flight import GroupInFlight
+from reroll.rollout.in_flight import GroupInFlight
 from reroll.rollout.meter import RecentFailures, RolloutMeter
-from reroll.rollout.replay import Episode, replayed
-from reroll.rollout.seeds import stable_seed
+from reroll.rollout.play import Episode, replayed, stable_seed
 from reroll.types import Group, Prompt, Score, Status, Trajectory, Versions
 
 ScoreOne = Callable[[Prompt, Trajectory], Awaitable[Score]]

@@ -51,9 +51,9 @@ class Placement:
     it; None: each has its own. On one machine it means nothing."""
 
     @property
-    def seats(self) -> tuple[tuple[str, ...], ...]:
+    def devices_of_workers(self) -> tuple[tuple[str, ...], ...]:
         """The devices of each worker."""
-        return tuple((seat,) if isinstance(seat, str) else seat for seat in self.devices)
+        return tuple((own,) if isinstance(own, str) else own for own in self.devices)
 
 
 class Calls(tuple[Awaitable[T], ...]):

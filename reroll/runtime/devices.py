@@ -35,18 +35,18 @@ class DeviceMap:
 
     Beside the lease there is residence. A lease brings all workers of its role onto their devices and sends away the
     workers of other roles that are there; who is resident stays so after its lease, until another role comes. At first all
-    are, since workers are built on their devices. Workers
-    of a role in `apart` are sent away one by one: an engine on GPUs 0-7 goes on with workers 4-7 while a trainer holds 0-3,
-    and grows back when it leases its devices again. The workers of any other role leave together, because they work together.
+    are, since workers are built on their devices. Workers of a role in `independent` are sent away one by one: an engine on
+    GPUs 0-7 goes on with workers 4-7 while a trainer holds 0-3, and grows back when it leases its devices again. The workers
+    of any other role leave together, because they work together.
     """
 
-    def __init__(self, roles: Mapping[str, Sequence[str | Collection[str]]], *, apart: Collection[str] = ()) -> None:
+    def __init__(self, roles: Mapping[str, Sequence[str | Collection[str]]], *, independent: Collection[str] = ()) -> None:
         """`roles`: the device of every worker by rank, or the several devices that one worker spans."""
-        self._seats = {role: tuple(map(_gpus, seats)) for role, seats in roles.items()}
-        self._apart = frozenset(apart)
+        self._devices_of_workers = {role: tuple(map(_gpus, devices)) for role, devices in roles.items()}
+        self._independent = frozenset(independent)
         self._queue: deque[_Ask] = deque()
         self._active: list[str] = []
-        self._resident = {role: set(range(len(seats))) for role, seats in roles.items()}
+        self._resident = {role: set(range(len(devices))) for role, devices in roles.items()}
         self._moving = asyncio.Lock()
         self._swap_s = 0.0
         self._on_enter: dict[str, Hook] = {}
@@ -63,11 +63,7 @@ class DeviceMap:
 
     def devices(self, role: str) -> frozenset[str]:
         """The GPUs of all its workers."""
-        return frozenset[str]().union(*self._seats[role])
-
-    def resident(self, role: str) -> Ranks:
-        """Its workers that are on their devices now."""
-        return tuple(sorted(self._resident[role]))
+        return frozenset[str]().union(*self._devices_of_workers[role])
 
     def take_swap_s(self) -> float:
         """Seconds in which workers moved onto their devices and off them, since this was last asked."""
@@ -78,11 +74,12 @@ class DeviceMap:
         """Whether two roles share a GPU."""
         return bool(self.devices(role) & self.devices(other))
 
-    def displaced(self, role: str, *, by: str) -> Ranks:
+    def evicted(self, role: str, *, by: str) -> Ranks:
         """The workers of a role that must leave their devices when another one takes its own."""
         taken = self.devices(by)
-        ranks = tuple(rank for rank, seat in enumerate(self._seats[role]) if seat & taken)
-        return tuple(range(len(self._seats[role]))) if ranks and role not in self._apart else ranks
+        workers = self._devices_of_workers[role]
+        ranks = tuple(rank for rank, devices in enumerate(workers) if devices & taken)
+        return tuple(range(len(workers))) if ranks and role not in self._independent else ranks
 
     @asynccontextmanager
     async def lease(self, role: str) -> AsyncIterator[None]:
@@ -121,18 +118,18 @@ class DeviceMap:
         self._queue = waiting
 
     async def _move_in(self, role: str) -> None:
-        for other in self._seats:
-            leaving = tuple(rank for rank in self.displaced(other, by=role) if rank in self._resident[other])
+        for other in self._devices_of_workers:
+            leaving = tuple(rank for rank in self.evicted(other, by=role) if rank in self._resident[other])
             if other != role and leaving:
                 if other in self._on_leave:
                     await self._on_leave[other](leaving)
                 self._resident[other].difference_update(leaving)
-        missing = tuple(rank for rank in range(len(self._seats[role])) if rank not in self._resident[role])
+        missing = tuple(rank for rank in range(len(self._devices_of_workers[role])) if rank not in self._resident[role])
         if missing and role in self._on_enter:
             await self._on_enter[role](missing)
         self._resident[role].update(missing)
 
 
-def _gpus(seat: str | Collection[str]) -> frozenset[str]:
-    """The GPUs that a worker sits on; the CPU is none."""
-    return frozenset([seat] if isinstance(seat, str) else seat) - {"cpu"}
+def _gpus(devices: str | Collection[str]) -> frozenset[str]:
+    """The GPUs among a worker's devices; the CPU is none."""
+    return frozenset([devices] if isinstance(devices, str) else devices) - {"cpu"}

@@ -181,7 +181,7 @@ class _Host(Generic[W]):
 
 
 def _infos(placement: Placement) -> list[WorkerInfo]:
-    devices = ["cpu" if first == "cpu" else f"cuda:{first}" for first, *_ in placement.seats]
+    devices = ["cpu" if first == "cpu" else f"cuda:{first}" for first, *_ in placement.devices_of_workers]
     return [
         WorkerInfo(role=placement.role, rank=rank, world_size=len(devices), device=device)
         for rank, device in enumerate(devices)

@@ -18,10 +18,10 @@ from contextlib import suppress
 from typing import Any
 
 from reroll.runtime.base import WorkerInfo
-from reroll.runtime.children import end_with_all_it_started, follow_parent, outlive_sigterm
 from reroll.runtime.cpu import core_watch, keep_freed_memory
 from reroll.runtime.failures import Raised, guarded
 from reroll.runtime.frames import CannotTravel, Frame, FrameReader, Garbled, Kind, pack, send
+from reroll.runtime.subprocesses import end_with_all_it_started, follow_parent, outlive_sigterm
 from reroll.runtime.watchdog import end_if_it_hangs, print_stacks, print_stacks_when_asked
 
 
@@ -109,7 +109,7 @@ class WorkerProcess:
     def _build(self, frame: Frame) -> None:
         worker_class, args, kwargs = _value(frame)
         self._worker = worker_class(self._info, *args, **kwargs)
-        gc.freeze()  # As `settled_heap` does for the controller: what is there now stays.
+        gc.freeze()  # As `gc_frozen` does for the controller: what is there now stays.
         for index in range(1, self._concurrency):
             threading.Thread(target=self.serve, name=f"calls {index}", daemon=True).start()
 

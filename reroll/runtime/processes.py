@@ -28,8 +28,12 @@ from reroll.config.host import num_visible_gpus
 from reroll.config.parts import ProcessesRuntimeConfig
 from reroll.errors import RerollError, WorkerDied, WorkerError
 from reroll.runtime.base import A, Calls, P, Placement, Runtime, T, W, WorkerInfo, Workers
-from reroll.runtime.children import (
-    epitaph,
+from reroll.runtime.cpu import OMP, core_watch, keep_freed_memory, torch_threads
+from reroll.runtime.failures import Raised, gather_all
+from reroll.runtime.frames import CannotTravel, Frame, FrameReader, Garbled, Kind, Payload, header, pack, send_some
+from reroll.runtime.starts import Order, RunningProcess, start_otherwise
+from reroll.runtime.subprocesses import (
+    exit_reason,
     kill_group,
     kill_marked,
     marked,
@@ -37,10 +41,6 @@ from reroll.runtime.children import (
     sheltered_from_sigterm,
     with_one_thread,
 )
-from reroll.runtime.cpu import OMP, core_watch, keep_freed_memory, torch_threads
-from reroll.runtime.failures import Raised, gather_all
-from reroll.runtime.frames import CannotTravel, Frame, FrameReader, Garbled, Kind, Payload, header, pack, send_some
-from reroll.runtime.starts import Order, RunningProcess, start_otherwise
 from reroll.runtime.watchdog import NUM_LOOKS, Waits, is_stopped
 
 STOP_TIMEOUT_S = 5.0
@@ -79,13 +79,13 @@ class ProcessRuntime(Runtime):
     async def spawn(
         self, worker_class: Callable[Concatenate[WorkerInfo, P], W], placement: Placement, *args: P.args, **kwargs: P.kwargs
     ) -> Workers[W]:
-        environments = [_environment(placement, seat) for seat in placement.seats]
+        environments = [_environment(placement, devices) for devices in placement.devices_of_workers]
         module = _module_of(worker_class)
         recipe = pack((worker_class, args, kwargs), what=f"what role {placement.role} is made of")
 
         def start(rank: int) -> _Process:
-            seat = placement.seats[rank]
-            info = WorkerInfo(placement.role, rank, len(environments), "cpu" if seat == ("cpu",) else "cuda:0")
+            devices = placement.devices_of_workers[rank]
+            info = WorkerInfo(placement.role, rank, len(environments), "cpu" if devices == ("cpu",) else "cuda:0")
             return _Process(info, placement, recipe, environments[rank], module=module, waits=self._waits)
 
         workers: ProcessWorkers[W] = ProcessWorkers(start, size=len(environments))
@@ -373,7 +373,7 @@ class _Process:
             self._waits.tell(self.name)
             self._end = f"hung in {self._waits.of(self.name)}, printed its stacks and ended itself"
         if self._end is None:
-            self._end = f"died{epitaph(code)}"
+            self._end = f"died{exit_reason(code)}"
         for future in list(self._calls.values()):
             if not future.done():
                 future.set_exception(self._died(had_read=self._has_read_all))
@@ -430,17 +430,17 @@ def _packed(method: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str
     return pack((method.__name__, args, kwargs), what=f"an argument of {method.__qualname__}")
 
 
-def _environment(placement: Placement, seat: Sequence[str]) -> dict[str, str]:
+def _environment(placement: Placement, devices: Sequence[str]) -> dict[str, str]:
     """What a worker's process is told: its GPUs, which it sees as its own from 0, and its share of the cores."""
     if placement.runs_user_code:
         return with_one_thread()  # It sees what the controller sees: a reward of the user's may hold a model of its own.
     visible = os.environ.get(GPUS)
     names = [str(index) for index in range(num_visible_gpus())] if visible is None else visible.split(",")[: num_visible_gpus()]
-    gpus = [device for device in seat if device != "cpu"]
+    gpus = [device for device in devices if device != "cpu"]
     if missing := [gpu for gpu in gpus if int(gpu) >= len(names)]:
         raise RerollError(
             f"role {placement.role} names GPU {', '.join(missing)}, but this process sees {len(names) or 'none'}: name others, "
             f"or show it more ({GPUS})"
         )
-    threads = torch_threads(os.environ.get(OMP), num_workers=len(placement.seats))
+    threads = torch_threads(os.environ.get(OMP), num_workers=len(placement.devices_of_workers))
     return {**os.environ, **threads, GPUS: ",".join(names[int(gpu)] for gpu in gpus)}

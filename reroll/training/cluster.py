@@ -29,12 +29,11 @@ from reroll.observe.metrics import Last, Mean, Stats, Sum
 from reroll.runtime.base import WorkerInfo, Workers
 from reroll.runtime.watchdog import at_work, beat
 from reroll.tokens.batch import Batch
-from reroll.tokens.packing import balance, fill, micro_batches, mini_batches, order_of
-from reroll.tokens.prefixes import prefix_order
+from reroll.tokens.packing import balance, fill, micro_batches, mini_batches, order_of, prefix_order
 from reroll.training.base import Loss, Needs, Predictions, ZeroLoss, join_predictions, required
 from reroll.training.make import make_strategy
 from reroll.training.offload import in_background
-from reroll.training.shared_prefix import repeat_cost
+from reroll.training.predict import repeat_cost
 from reroll.weights.buckets import Bucket, Channel, ProcessLocation, location_of
 from reroll.weights.sender import WeightSender
 from reroll.weights.slices import Slice

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from reroll.algo.kl import KL_ESTIMATORS
-from reroll.algo.losses import Tokens, clipped_mask, value_loss
-from reroll.algo.reduce import Mode, aggregate
+from reroll.algo.losses import Mode, Tokens, aggregate, clipped_mask, value_loss
 from reroll.config.formula import find_function
 from reroll.config.imports import import_object
 from reroll.config.losses import CorrectionConfig, LossConfig, RejectionConfig

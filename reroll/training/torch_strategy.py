@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -17,7 +18,7 @@ from reroll.config.strategy import TorchStrategyConfig
 from reroll.models.exact import recompute_contexts
 from reroll.models.fused import add_
 from reroll.models.heads import SCORE
-from reroll.models.load import Head, adapter_on, has_adapter, load_model, save_model
+from reroll.models.load import Head, has_adapter, load_model, save_model, without_adapter
 from reroll.models.recurrent import is_recurrent
 from reroll.observe.files import sync_files
 from reroll.observe.metrics import Stats
@@ -167,7 +168,7 @@ class TorchStrategy(Strategy):
         return dict(load_model(str(folder), dtype=dtype, device="cpu", head=self._head).named_parameters())
 
     def _predict(self, batch: Batch, needs: Needs) -> Predictions:
-        with adapter_on(self._model, needs.adapter):
+        with nullcontext() if needs.adapter else without_adapter(self._model):
             return predict(self._model, batch, needs, chunk=self._config.logprob_chunk)
 
     def _collect_gradients(self) -> None:

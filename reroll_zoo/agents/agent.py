@@ -18,9 +18,9 @@ from typing import IO, TYPE_CHECKING, Any
 
 from reroll.config.agents import EndpointConfig
 from reroll.config.imports import import_object
-from reroll.errors import RerollError, RewardError, SampleError, last_lines
+from reroll.errors import RerollError, RewardError, SampleError, short_error
 from reroll.rollout.play import AgentEpisode, Generate
-from reroll.runtime.children import kill_group
+from reroll.runtime.subprocesses import kill_group
 from reroll.types import Prompt, SamplingParams, Status, Trajectory
 from reroll_zoo.agents.config import CommandAgentConfig, EndpointAgentConfig, FunctionAgentConfig
 from reroll_zoo.agents.conversation import Conversation
@@ -152,14 +152,14 @@ def _failure(work: asyncio.Future[object], conversation: Conversation) -> str:
     if isinstance(error, AgentFailed):
         return str(error)
     if error is not None:
-        return f"the agent raised {last_lines(error)}"
+        return f"the agent raised {short_error(error)}"
     try:
         if (report := work.result()) is not None:
             conversation.score = reported_score(report)
     except RewardError as problem:
         return str(problem)
     except Exception as problem:  # A verdict of its own making, which nobody has looked at yet.
-        return f"the agent's verdict cannot be read: {last_lines(problem)}"
+        return f"the agent's verdict cannot be read: {short_error(problem)}"
     return ""
 
 
@@ -179,7 +179,7 @@ async def _call_function(function: Callable[..., Any], options: Mapping[str, Any
     try:
         return await call()
     except SystemExit as error:  # Else it would end the run.
-        raise AgentFailed(f"the agent raised {last_lines(error)}") from error
+        raise AgentFailed(f"the agent raised {short_error(error)}") from error
 
 
 async def _in_thread(call: Callable[[], object], sample_id: str) -> object:
@@ -195,7 +195,7 @@ async def _in_thread(call: Callable[[], object], sample_id: str) -> object:
         try:
             outcome = partial(result.set_result, call())
         except BaseException as error:
-            outcome = partial(result.set_exception, AgentFailed(f"the agent raised {last_lines(error)}"))
+            outcome = partial(result.set_exception, AgentFailed(f"the agent raised {short_error(error)}"))
         with suppress(RuntimeError):  # The run is over: nobody listens.
             loop.call_soon_threadsafe(settle, outcome)
 

@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from reroll.errors import ModelError
-from reroll.rollout.play import Generate
-from reroll.rollout.seeds import stable_seed
+from reroll.rollout.play import Generate, stable_seed
 from reroll.tokens.tool_calls import CALL_OPENS, Call, find_calls, write_call
 from reroll.types import FinishReason, Message, Request, SamplingParams, Score, ToolSchema, Turn
 

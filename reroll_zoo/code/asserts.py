@@ -49,7 +49,7 @@ _MAX_LITERAL = 10**6
 
 
 @dataclass(frozen=True, slots=True)
-class Inside:
+class SandboxedAssert:
     """A test that must run inside the sandbox, and the names that it needs."""
 
     source: str
@@ -59,7 +59,7 @@ class Inside:
     """Modules of the standard library that it uses."""
 
 
-def read_assert(source: str, setup: str, equality: Equality) -> list[Check] | Inside:
+def read_assert(source: str, setup: str, equality: Equality) -> list[Check] | SandboxedAssert:
     """The checks that together mean the same as an assert, or what it takes to run it inside.
 
     Raises SyntaxError if it is not Python, and ValueError if it asks nothing of a program.
@@ -76,7 +76,7 @@ def read_assert(source: str, setup: str, equality: Equality) -> list[Check] | In
     if not own:
         raise ValueError("it calls nothing that only the program can define")
     roots = {node.value.id for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)}
-    return Inside(source, own | _own_names(prepared, bound), frozenset(roots & sys.stdlib_module_names - own))
+    return SandboxedAssert(source, own | _own_names(prepared, bound), frozenset(roots & sys.stdlib_module_names - own))
 
 
 def names_bound_by(tree: ast.AST) -> frozenset[str]:

@@ -16,9 +16,9 @@ from reroll.errors import RewardError, SandboxError
 from reroll.types import Prompt, Score, Trajectory
 from reroll_zoo.code import sandboxed
 from reroll_zoo.code.answer import ProgramAnswer, find_answer
-from reroll_zoo.code.asserts import Inside
+from reroll_zoo.code.asserts import SandboxedAssert
 from reroll_zoo.code.config import CodeConfig
-from reroll_zoo.code.sandboxed.witness import ALONE
+from reroll_zoo.code.sandboxed.isolated_asserts import ALONE
 from reroll_zoo.code.suite import FunctionTests, ProgramQuestion, ProgramTests, read_tests
 from reroll_zoo.code.values import Equality, as_reply, read_replies, same_output
 from reroll_zoo.sandbox.base import Language, Limits, Program, Ran, Sandbox
@@ -116,7 +116,7 @@ class Code:
         verdicts: list[CodeVerdict] = []
         if tests.questions:
             asked = {"questions": [question.ask for question in tests.questions], "call_s": self._config.call_s}
-            ran = await self._drive("questions", {**job, **asked})
+            ran = await self._drive("function_calls", {**job, **asked})
             # What a hostile program wrote may take a while to read: other samples go on meanwhile.
             verdicts.append(await asyncio.to_thread(_judge_replies, ran, tests.questions))
         if tests.inside and not (stop_early and any(verdict.num_passed < verdict.num_tests for verdict in verdicts)):
@@ -128,14 +128,14 @@ class Code:
             ran=all(verdict.ran for verdict in verdicts),
         )
 
-    async def _run_inside(self, job: Mapping[str, Any], tests: Sequence[Inside]) -> CodeVerdict:
+    async def _run_inside(self, job: Mapping[str, Any], tests: Sequence[SandboxedAssert]) -> CodeVerdict:
         asked = {
             "tests": [test.source for test in tests],
             "own": sorted({name for test in tests for name in test.own}),
             "modules": sorted({name for test in tests for name in test.modules}),
             "token": (token := secrets.token_hex()),
         }
-        return _judge_inside(await self._drive("witness", {**job, **asked}), tests, token=token)
+        return _judge_inside(await self._drive("isolated_asserts", {**job, **asked}), tests, token=token)
 
     async def _drive(self, driver: str, job: dict[str, Any]) -> Ran:
         try:
@@ -160,7 +160,7 @@ def _judge_replies(ran: Ran, questions: Sequence[ProgramQuestion]) -> CodeVerdic
     )
 
 
-def _judge_inside(ran: Ran, tests: Sequence[Inside], *, token: str) -> CodeVerdict:
+def _judge_inside(ran: Ran, tests: Sequence[SandboxedAssert], *, token: str) -> CodeVerdict:
     lines = read_replies(ran.stdout, token=token)
     if lines and lines[0].get("broken") == ALONE:
         fix = "use a sandbox of level namespaces, or write asserts that compare one call with a constant"

@@ -20,7 +20,7 @@ from typing import Any
 
 from reroll.errors import RewardError
 from reroll.types import Prompt
-from reroll_zoo.code.asserts import Inside, read_assert
+from reroll_zoo.code.asserts import SandboxedAssert, read_assert
 from reroll_zoo.code.values import Equality, Reply
 
 
@@ -29,7 +29,7 @@ class ProgramQuestion:
     """Something to ask a program, and how to judge what it answers."""
 
     ask: Mapping[str, Any]
-    """As `sandboxed.questions` takes it: a function's name and arguments, or an expression."""
+    """As `sandboxed.function_calls` takes it: a function's name and arguments, or an expression."""
     accepts: Callable[[Reply], bool]
 
 
@@ -46,7 +46,7 @@ class FunctionTests:
 
     setup: str
     questions: tuple[ProgramQuestion, ...]
-    inside: tuple[Inside, ...] = ()
+    inside: tuple[SandboxedAssert, ...] = ()
 
     @property
     def num_tests(self) -> int:
@@ -89,7 +89,7 @@ def _read(tests: Mapping[str, Any], equality: Equality) -> ProgramTests | Functi
 
 def _read_asserts(asserts: Sequence[Any], setup: str, equality: Equality) -> FunctionTests:
     questions: list[ProgramQuestion] = []
-    inside: list[Inside] = []
+    inside: list[SandboxedAssert] = []
     for source in asserts:
         if not isinstance(source, str):
             raise _BadTests(f"an assert is {source!r}, not text")
@@ -97,7 +97,7 @@ def _read_asserts(asserts: Sequence[Any], setup: str, equality: Equality) -> Fun
             test = read_assert(source, setup, equality)
         except (SyntaxError, ValueError, RecursionError) as error:
             raise _BadTests(f"{source!r} is no test: {error}") from None
-        if isinstance(test, Inside):
+        if isinstance(test, SandboxedAssert):
             inside.append(test)
         else:
             questions += [ProgramQuestion({"expression": expression}, accepts) for expression, accepts in test]

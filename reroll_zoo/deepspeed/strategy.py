@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from reroll.config.parts import OptimConfig
-from reroll.models.load import adapter_on
+from reroll.models.load import without_adapter
 from reroll.models.recurrent import is_recurrent
 from reroll.observe.files import sync_files
 from reroll.observe.metrics import Last, Max, Stats
@@ -156,5 +157,5 @@ class DeepspeedStrategy(ShardedStrategy):
         return list(units.values())
 
     def _predict(self, batch: Batch, needs: Needs) -> Predictions:
-        with adapter_on(self._model, needs.adapter):
+        with nullcontext() if needs.adapter else without_adapter(self._model):
             return Predictions(**self._engine(batch, needs))

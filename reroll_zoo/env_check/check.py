@@ -16,7 +16,7 @@ from typing import Any
 
 from reroll.envs.base import Env, InvalidAction, StepResult
 from reroll.envs.checked import as_messages, as_step_result
-from reroll.errors import RerollError, last_lines
+from reroll.errors import RerollError, short_error
 from reroll.types import Message
 
 MAX_STEPS = 1000
@@ -350,7 +350,7 @@ class _Checker:
         except (_Stop, RerollError) as error:
             self._fail(name, str(error), fix)
         except (Exception, SystemExit) as error:
-            self._fail(name, f"raised {last_lines(error)}", fix)
+            self._fail(name, f"raised {short_error(error)}", fix)
 
     def _pass(self, name: str, detail: str = "") -> None:
         self._add(name, Verdict.PASSED, detail)

@@ -7,11 +7,11 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from reroll.config.parts import LoraConfig
 from reroll.infer.base import Engine, EngineCounts, Finished
-from reroll.infer.sequence import SequenceState, check_request, tell
+from reroll.infer.sequence import SequenceState, check_request, end_ids, tell
 from reroll.models.load import DTYPES, Precision, load_model, resolve_base, resolve_model
 from reroll.types import FinishReason, Request, TokenBlock
 from reroll_zoo.external_engine.weights import HFWeightAssembler
@@ -192,3 +192,11 @@ class ExternalEngine(Engine):
             self._occupy(weights=True, cache=False)
             self._has_weights = True
         self._copy_weights(weights)
+
+
+def end_ids_of(folder: str, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Tokens that end a completion of the model in this folder."""
+    try:
+        return end_ids(tokenizer, GenerationConfig.from_pretrained(folder))
+    except OSError:  # A folder need not have any settings.
+        return end_ids(tokenizer, None)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from reroll.config.parts import LoraConfig
 from reroll.errors import ModelError
-from reroll.infer.hf_weights import WeightChecker
+from reroll.infer.embedded.model_runner import WeightChecker
 from reroll.models.load import load_model, resolve_base, skeleton
 from reroll.models.quantized import quantization
 

@@ -20,8 +20,8 @@ import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 
-from reroll.runtime.children import kill_group, marked, sheltered_from_sigterm, with_one_thread
 from reroll.runtime.starts import Order
+from reroll.runtime.subprocesses import kill_group, marked, sheltered_from_sigterm, with_one_thread
 
 NUMBER = struct.Struct("!i")
 """What a server tells of a worker: its process number, then its exit code."""

@@ -25,9 +25,9 @@ from typing import NamedTuple, NoReturn
 
 from reroll.config.registry import entry_names
 from reroll.runtime import process_worker
-from reroll.runtime.children import mark_this_process
 from reroll.runtime.cpu import OMP
 from reroll.runtime.starts import Order
+from reroll.runtime.subprocesses import mark_this_process
 from reroll_zoo.forks.forks import NUMBER
 
 _ARG_START, _ARG_END = 48, 49

@@ -24,7 +24,7 @@ from reroll.models.attention import Attention, Scoring
 from reroll.models.recurrent import is_recurrent
 from reroll.models.routing import unknown
 from reroll.tokens.batch import Batch
-from reroll.training.shared_prefix import TokenStates, distinct_tokens, routed_states
+from reroll.training.predict import TokenStates, distinct_tokens, routed_states
 
 
 def check_shares(model: PreTrainedModel, *, sp: int, tp: int) -> None:

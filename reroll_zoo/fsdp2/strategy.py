@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from reroll.config.parts import OptimConfig
-from reroll.models.load import DTYPES, adapter_on
+from reroll.models.load import DTYPES, without_adapter
 from reroll.models.recurrent import is_recurrent
 from reroll.observe.metrics import Stats
 from reroll.tokens.batch import Batch
@@ -189,7 +190,7 @@ class Fsdp2Strategy(ShardedStrategy):
         return sharded_state(weights, self._local, self._optimizer, step=self._step)
 
     def _predict(self, batch: Batch, needs: Needs) -> Predictions:
-        with adapter_on(self._model, needs.adapter):
+        with nullcontext() if needs.adapter else without_adapter(self._model):
             return Predictions(**self._root(batch, needs))
 
     def _sum_gradients_over_tp(self, trained: Mapping[str, DTensor]) -> Tensor:

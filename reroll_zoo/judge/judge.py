@@ -15,8 +15,7 @@ from typing import Any
 
 from reroll.errors import ConfigError, RewardError, Violation
 from reroll.observe.metrics import Max, Mean, Metric, Stats, Sum
-from reroll.rewards.base import RewardContext
-from reroll.rewards.match import reference
+from reroll.rewards.base import RewardContext, reference
 from reroll.rewards.transcript import as_text, conversation, opening
 from reroll.types import Message, Prompt, SamplingParams, Score, Trajectory
 from reroll_zoo.judge.answer import Answer, Complete, Unreadable

@@ -9,9 +9,9 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from reroll.config.reward_base import ExtractingRewardConfig
+from reroll.config.reward_base import AnswerRewardConfig
 from reroll.errors import RewardError
-from reroll.rewards.match import extract, reference
+from reroll.rewards.base import extract, reference
 from reroll.types import Prompt, Score, Trajectory
 from reroll_zoo.math.algebra import Algebra
 from reroll_zoo.math.answer import final_answer, last_boxed
@@ -33,7 +33,7 @@ _MAX_PAIRS = 64
 """How many pairs of formulas of two lists are compared; items that are equal letter by letter or as numbers are free."""
 
 
-class MathConfig(ExtractingRewardConfig):
+class MathConfig(AnswerRewardConfig):
     r"""The final answer is the same mathematics as the reference: `\frac{1}{2}`, `1/2` and `0.5` are one answer."""
 
     runs: ClassVar[str] = "reroll_zoo.math.verifier:Math"

@@ -20,7 +20,7 @@ from reroll.models.load import load_model, load_tokenizer, resolve_model
 from reroll.models.quantized import dequantizing, forget_quantization
 from reroll.tokens.batch import pack
 from reroll.training.loss import SFT_LOSS
-from reroll.training.shared_prefix import token_states
+from reroll.training.predict import token_states
 from reroll.training.torch_strategy import TorchStrategy
 from reroll.types import Completion, Request, Sample, SamplingParams
 

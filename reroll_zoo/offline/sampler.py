@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
-from reroll.data.sampler import Mix, Walk, refuse_other_data
+from reroll.data.prompts import Mix, Walk, refuse_other_data
 
 T = TypeVar("T")
 

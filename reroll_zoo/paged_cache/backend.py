@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from reroll.infer.embedded.attention import check_fits
 from reroll.infer.embedded.backend import CacheBackend, PendingTokens
-from reroll.infer.embedded.cache import check_fits
 from reroll.infer.embedded.model_runner import ModelRunner
 from reroll.infer.embedded.sampler import RowSampling
 from reroll.models.attention import Scoring
@@ -96,7 +96,7 @@ class PagedBackend(CacheBackend[SavedPages]):
         self._runner, self._max_bytes = runner, max_bytes
         self._max_pages: int | None = None
         self._data, self._routes = self._zeros(1), self._no_routes(1)
-        self._pool = PagePool()
+        self.pool = PagePool()
         self._tables: list[list[int]] = []
         self._table_rows = np.zeros((0, 16), np.int32)
         self._copies: list[tuple[int, int]] = []
@@ -110,14 +110,14 @@ class PagedBackend(CacheBackend[SavedPages]):
 
     def surely_has_room(self, *, num_slots: int, num_new: int, num_newcomers: int = 0) -> bool:
         # A newcomer that shares a part of a page has it copied.
-        return self._pool.num_free >= num_slots + 2 * num_newcomers + num_new // PAGE
+        return self.pool.num_free >= num_slots + 2 * num_newcomers + num_new // PAGE
 
     def has_room(self, ends: Sequence[int], newcomers: Sequence[tuple[int, int]] = ()) -> bool:
         num_needed = sum(
             _pages(end) - len(table) for end, table in zip(ends, self._tables, strict=True) if end > len(table) * PAGE
         )
         num_needed += sum(_pages(end) - num_shared // PAGE for end, num_shared in newcomers)
-        while num_needed > self._pool.num_free:
+        while num_needed > self.pool.num_free:
             if not self._grow():
                 return False
         return True
@@ -175,13 +175,13 @@ class PagedBackend(CacheBackend[SavedPages]):
         self._fill(target, self._tables[source], length=length)
 
     def save_prefix(self, slot: int, *, length: int) -> SavedPages:
-        return SavedPages(self._pool, self._tables[slot][: _pages(length)])
+        return SavedPages(self.pool, self._tables[slot][: _pages(length)])
 
     def restore_prefix(self, slot: int, saved: SavedPages, *, length: int) -> None:
         self._fill(slot, saved.pages, length=length)
 
     def free_slot(self, slot: int, last: int, *, length: int) -> None:
-        self._pool.give_back(self._tables[slot])
+        self.pool.give_back(self._tables[slot])
         moved = self._tables.pop()
         if slot != last:
             self._tables[slot] = moved
@@ -189,11 +189,11 @@ class PagedBackend(CacheBackend[SavedPages]):
 
     def free(self) -> None:
         for table in self._tables:
-            self._pool.give_back(table)
+            self.pool.give_back(table)
         self._tables.clear()
         self._copies.clear()
         self._graphs.invalidate()
-        self._pool = PagePool()
+        self.pool = PagePool()
         self._data, self._routes = self._zeros(1), self._no_routes(1)
         self._max_pages = None
 
@@ -202,7 +202,7 @@ class PagedBackend(CacheBackend[SavedPages]):
         self._tables += [[] for _ in range(slot - len(self._tables))]
         num_full, num_more = divmod(length, PAGE)
         table = list(pages[:num_full])
-        self._pool.share(table)
+        self.pool.share(table)
         if num_more:
             own = self._take()
             self._copies.append((pages[num_full], own))
@@ -236,9 +236,9 @@ class PagedBackend(CacheBackend[SavedPages]):
                 self._routes[copies] = self._routes[sources]
 
     def _take(self) -> int:
-        if not self._pool.num_free and not self._grow():
+        if not self.pool.num_free and not self._grow():
             raise torch.OutOfMemoryError("the engine's cache is full: room must be asked for before it is taken")
-        return self._pool.take()
+        return self.pool.take()
 
     def _grow(self) -> bool:
         """More pages, unless the budget is used up. Graphs hold addresses of the old ones: they are captured anew."""
@@ -246,26 +246,26 @@ class PagedBackend(CacheBackend[SavedPages]):
             self._max_pages = self._affordable_pages()
         old, old_routes, num_pages = self._data, self._routes, self._max_pages
         if self._max_bytes is None:
-            num_pages = min(num_pages, max(_FIRST_PAGES, 2 * self._pool.num_pages))
-        if num_pages <= self._pool.num_pages:
+            num_pages = min(num_pages, max(_FIRST_PAGES, 2 * self.pool.num_pages))
+        if num_pages <= self.pool.num_pages:
             return False
         try:
             self._data, self._routes = self._zeros(num_pages), self._no_routes(num_pages)
         except torch.OutOfMemoryError as error:
-            if self._max_bytes is not None or self._pool.num_pages == 1:
+            if self._max_bytes is not None or self.pool.num_pages == 1:
                 needed = num_pages * PAGE * self.bytes_per_token / 2**30
                 raise torch.OutOfMemoryError(
                     f"there is no room for an engine's cache of {needed:.1f} GiB: lower engine.cache_gib, or "
                     f"policy.strategy.micro_batch_tokens ({error})"
                 ) from error
-            self._max_pages = self._pool.num_pages  # Who needs more gives way to others.
+            self._max_pages = self.pool.num_pages  # Who needs more gives way to others.
             log.warning("the engine's cache stays at %.1f GiB: the device has no room for more", old.nbytes / 2**30)
             return False
         self._data[:, :, : old.shape[2]] = old
         if self._routes is not None and old_routes is not None:
             self._routes[: len(old_routes)] = old_routes
         self._graphs.invalidate()
-        self._pool.grow(num_pages)
+        self.pool.grow(num_pages)
         return True
 
     def _affordable_pages(self) -> int:

@@ -38,10 +38,6 @@ class RoleMemory:
     held: Terms = field(default_factory=dict)
     working: Terms = field(default_factory=dict)
 
-    @property
-    def peak(self) -> int:
-        return sum(self.held.values()) + sum(self.working.values())
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from reroll.config.pipeline import PipelineConfig
 from reroll_zoo.plan.memory import CONTEXT_BYTES, Terms
 from reroll_zoo.plan.planned import Planned
-from reroll_zoo.plan.roles import Role, displaced_ranks
+from reroll_zoo.plan.roles import Role, evicted_ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,5 +97,5 @@ class _Peaks(Planned):
             return set()
         if working is engine:
             return {"policy"}
-        left = {device for rank in displaced_ranks(policy, engine) for device in engine.ranks[rank]}
+        left = {device for rank in evicted_ranks(policy, engine) for device in engine.ranks[rank]}
         return {"engine"} if device in left else set()

@@ -14,7 +14,7 @@ from reroll_zoo.offline.config import OfflineConfig
 from reroll_zoo.plan.cluster import ClusterConfig
 from reroll_zoo.plan.planned import Planned
 from reroll_zoo.plan.push import Push, gather_seconds, push_way, ring_seconds, sent_bytes, store_seconds, taken_seconds
-from reroll_zoo.plan.roles import Role, displaced_ranks
+from reroll_zoo.plan.roles import Role, evicted_ranks
 from reroll_zoo.plan.timing import Rows, answer_seconds, generate_seconds, train_seconds
 
 
@@ -66,8 +66,8 @@ class _Clock(Planned):
         if self.engine is None:
             return update
         everyone, generate_s, push_s = self.engine.devices, self._generate_seconds(), self._push_seconds()
-        displaced = displaced_ranks(self.policy, self.engine)
-        staying = tuple(rank for rank in range(len(self.engine.ranks)) if rank not in displaced)
+        evicted = evicted_ranks(self.policy, self.engine)
+        staying = tuple(rank for rank in range(len(self.engine.ranks)) if rank not in evicted)
         free = tuple(dict.fromkeys(device for rank in staying for device in self.engine.ranks[rank]))
         if everyone == self.policy.devices == ("cpu",):
             staying = ()  # They share the cores: side by side they would be no faster.

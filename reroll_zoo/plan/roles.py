@@ -86,10 +86,10 @@ def engine_of(roles: Sequence[Role]) -> Role | None:
     return next((role for role in roles if role.name == "engine"), None)
 
 
-def displaced_ranks(policy: Role, engine: Role) -> Ranks:
+def evicted_ranks(policy: Role, engine: Role) -> Ranks:
     """Engine workers that leave their devices while the policy is trained."""
-    devices = DeviceMap({"policy": policy.ranks, "engine": engine.ranks}, apart=["engine"])
-    return devices.displaced("engine", by="policy")
+    devices = DeviceMap({"policy": policy.ranks, "engine": engine.ranks}, independent=["engine"])
+    return devices.evicted("engine", by="policy")
 
 
 @dataclass(frozen=True, slots=True)

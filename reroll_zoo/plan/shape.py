@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from reroll.config.host import adapter_base, models_dir
+from reroll.config.host import adapter_base, model_folder
 from reroll.errors import ModelError
 from reroll_zoo.plan.known import KNOWN
 
@@ -221,14 +221,13 @@ def _num_sparse(config: Mapping[str, Any], num_layers: int) -> int:
 
 
 def _config_of(model: str) -> Mapping[str, Any]:
-    for folder in (Path(model).expanduser(), models_dir() / model, *_cached(model)):
+    if folder := model_folder(model) or _cached(model):
         if base := adapter_base(folder):
             return _config_of(base)
-        if (folder / "config.json").is_file():
-            try:
-                return dict(json.loads((folder / "config.json").read_text()))
-            except (OSError, ValueError) as error:
-                raise ModelError(f"{folder / 'config.json'} cannot be read: {error}") from error
+        try:
+            return dict(json.loads((folder / "config.json").read_text()))
+        except (OSError, ValueError) as error:
+            raise ModelError(f"{folder / 'config.json'} cannot be read: {error}") from error
     if model in KNOWN:
         return KNOWN[model]
     raise ModelError(
@@ -236,7 +235,8 @@ def _config_of(model: str) -> Mapping[str, Any]:
     )
 
 
-def _cached(model: str) -> list[Path]:
-    """Where the hub's client stores a model's files."""
+def _cached(model: str) -> Path | None:
+    """Where the hub's client stores a model's files; None if it has none."""
     home = Path(os.environ.get("HF_HOME", Path.home() / ".cache/huggingface"))
-    return sorted((home / "hub" / f"models--{model.replace('/', '--')}" / "snapshots").glob("*"))
+    snapshots = sorted((home / "hub" / f"models--{model.replace('/', '--')}" / "snapshots").glob("*"))
+    return next((path for folder in snapshots if (path := model_folder(str(folder)))), None)

@@ -19,8 +19,7 @@ from reroll.models.quantized import plain_config
 from reroll.models.recurrent import mix_packed
 from reroll.tokens.batch import Batch
 from reroll.training.base import Needs
-from reroll.training.predict import apply_heads
-from reroll.training.shared_prefix import TokenStates, token_states
+from reroll.training.predict import TokenStates, apply_heads, token_states
 
 
 def skeleton(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, *, head: Head) -> PreTrainedModel:

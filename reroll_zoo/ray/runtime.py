@@ -27,20 +27,20 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from reroll.errors import RerollError, WorkerDied, WorkerError
 from reroll.runtime.base import A, Calls, P, Placement, Runtime, T, W, WorkerInfo, Workers
-from reroll.runtime.children import (
+from reroll.runtime.cpu import OMP, core_watch, keep_freed_memory, torch_threads
+from reroll.runtime.devices import num_usable_cores
+from reroll.runtime.failures import Raised, gather_all, guarded
+from reroll.runtime.subprocesses import (
     mark_what_this_starts,
     outlive_sigterm,
     search_path,
     sheltered_from_sigterm,
     with_one_thread,
 )
-from reroll.runtime.cpu import OMP, core_watch, keep_freed_memory, torch_threads
-from reroll.runtime.devices import num_usable_cores
-from reroll.runtime.failures import Raised, gather_all, guarded
 from reroll.runtime.watchdog import NUM_LOOKS, Waits, end_if_it_hangs, is_stopped, print_stacks_when_asked
 from reroll_zoo.gpu_nodes import GpuNodes
 from reroll_zoo.ray.config import RayRuntimeConfig
-from reroll_zoo.ray.places import GpuPlaces, Place, live_gpu_nodes, reserve, spare_cpus
+from reroll_zoo.ray.placement import ActorPlacement, GpuPlacements, live_gpu_nodes, reserve_bundles, spare_cpus
 
 MIN_LOGICAL_CPUS = 4
 """Roles on a small machine share its cores: Ray must not refuse the third actor of a laptop."""
@@ -81,7 +81,7 @@ class RayRuntime(Runtime):
         self._timeout_s = PLACEMENT_TIMEOUT_S if self._owns_ray and config.address is None else SHARED_PLACEMENT_TIMEOUT_S
         self._given_up = threading.Event()
         """Nobody is to wait for room any more."""
-        self._gpus = GpuPlaces(self._timeout_s, self._given_up)
+        self._gpus = GpuPlacements(self._timeout_s, self._given_up)
         self._threads = ThreadPoolExecutor(thread_name_prefix="ray-room")
         """Those that look for room, which takes a while: they must be out of Ray before it is left."""
         self._waits = Waits(config.watchdog_s)
@@ -126,7 +126,7 @@ class RayRuntime(Runtime):
         infos = [replace(actors[0].info, rank=len(actors) + number) for number in range(len(places))]
         return [_Handle(info, place, actors[0].placement, waits=self._waits) for info, place in zip(infos, places, strict=True)]
 
-    def _spare_places(self, actors: Sequence[_Handle], at_most: int) -> list[Place]:
+    def _spare_places(self, actors: Sequence[_Handle], at_most: int) -> list[ActorPlacement]:
         """Spare GPUs if these have GPUs; else one place on each node that has none of them."""
         role, first = actors[0].info.role, actors[0].place
         if first.device != "cpu":
@@ -135,7 +135,7 @@ class RayRuntime(Runtime):
         what = f"role {role}"
         return spare_cpus(taken, at_most, what=what, timeout_s=SPARE_TIMEOUT_S, given_up=self._given_up)
 
-    def _give_back(self, place: Place) -> None:
+    def _give_back(self, place: ActorPlacement) -> None:
         """The place of a worker that had joined."""
         if place.device != "cpu":
             self._gpus.give_back(place)
@@ -178,19 +178,20 @@ class RayRuntime(Runtime):
         if self._owns_ray:
             await asyncio.to_thread(ray.shutdown)
 
-    def _places(self, placement: Placement) -> tuple[list[Place], Any]:
+    def _places(self, placement: Placement) -> tuple[list[ActorPlacement], Any]:
         """One place per worker, and the role's own placement group: it holds the CPU places, if there are any.
 
         GPU places belong to all roles.
         """
-        role, num_on_cpu, group = placement.role, placement.seats.count(("cpu",)), None
+        role, num_on_cpu, group = placement.role, placement.devices_of_workers.count(("cpu",)), None
         num_places = placement.num_places or num_on_cpu
         if num_on_cpu:
             bundles, what = [{"CPU": 1.0}] * num_places, f"role {role}"
-            group = reserve(bundles, what=what, timeout_s=self._timeout_s, given_up=self._given_up)
+            group = reserve_bundles(bundles, what=what, timeout_s=self._timeout_s, given_up=self._given_up)
         is_shared = num_places < num_on_cpu
-        cpus = (Place(group, index % num_places, device="cpu", is_shared=is_shared) for index in range(num_on_cpu))
-        return [next(cpus) if seat == ("cpu",) else self._gpus.find(seat, role=role) for seat in placement.seats], group
+        cpus = (ActorPlacement(group, index % num_places, device="cpu", is_shared=is_shared) for index in range(num_on_cpu))
+        workers = placement.devices_of_workers
+        return [next(cpus) if own == ("cpu",) else self._gpus.reserve(own, role=role) for own in workers], group
 
 
 class RayWorkers(Workers[W]):
@@ -204,7 +205,7 @@ class RayWorkers(Workers[W]):
         *,
         again: Callable[[_Handle], Awaitable[_Handle]],
         more: Callable[[Sequence[_Handle], int], Awaitable[list[_Handle]]],
-        give_back: Callable[[Place], None],
+        give_back: Callable[[ActorPlacement], None],
     ) -> None:
         """`again` makes another actor for the worker of one that is gone; `more`, actors beside these, so many at most, whose
         places are given back when they leave."""
@@ -285,7 +286,7 @@ class RayWorkers(Workers[W]):
 class _Handle:
     """One actor as the controller sees it."""
 
-    def __init__(self, info: WorkerInfo, place: Place, placement: Placement, *, waits: Waits) -> None:
+    def __init__(self, info: WorkerInfo, place: ActorPlacement, placement: Placement, *, waits: Waits) -> None:
         self._waits, self._is_watched = waits, not placement.runs_user_code  # Which has time limits of its own.
         self.name = f"{info.role}[{info.rank}]"
         self.info, self.place, self.placement = info, place, placement
@@ -433,7 +434,7 @@ class _Actor:
         def make() -> None:
             worker_class, args, kwargs = pickle.loads(pickled)
             self._worker = worker_class(self._info, *args, **kwargs)
-            gc.freeze()  # As `settled_heap` does for the controller: what is there now stays.
+            gc.freeze()  # As `gc_frozen` does for the controller: what is there now stays.
 
         return self._guard(make)
 

@@ -71,5 +71,5 @@ class ReasoningGymRewardConfig(InProcessRewardConfig):
     """Where an answer is scored that its scorer runs as code. reasoning-gym is importable there, whatever is set here."""
 
     @property
-    def verdict_on_hang(self) -> float | None:
+    def score_on_timeout(self) -> float | None:
         return 0.0

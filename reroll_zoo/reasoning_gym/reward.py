@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from reroll.errors import RewardError, SandboxError
-from reroll.rewards.match import extract
+from reroll.rewards.base import extract
 from reroll.types import Prompt, Score, Trajectory
 from reroll_zoo.guarded.reasoning_gym import TaskScorer
 from reroll_zoo.reasoning_gym.config import ReasoningGymRewardConfig

@@ -16,8 +16,7 @@ from itertools import islice
 from reroll.config.tree import RlvrConfig
 from reroll.observe.metrics import Max, Stats, Sum
 from reroll.pipeline.episode_runner import sampling_of
-from reroll.rollout.play import Generate
-from reroll.rollout.seeds import stable_seed
+from reroll.rollout.play import Generate, stable_seed
 from reroll.types import Completion, Group, Request, Turn, WrittenTokens
 
 

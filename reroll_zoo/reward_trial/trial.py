@@ -18,8 +18,8 @@ from reroll.config.rewards import RewardWorkersConfig, walk, wants_host
 from reroll.data.sources import load_source
 from reroll.errors import DataError, RewardError
 from reroll.rewards.cluster import RewardCluster
-from reroll.rewards.said import said
 from reroll.runtime.local import LocalRuntime
+from reroll.testing import trajectory_of
 from reroll.types import Prompt, Score
 from reroll_zoo.load_part import AskedReward
 
@@ -53,7 +53,7 @@ async def _verdict(rewards: RewardCluster, prompt: Prompt, text: str) -> RewardT
     score, problem = None, ""
     start_s = time.perf_counter()
     try:
-        score = await rewards.score(prompt, said(text))
+        score = await rewards.score(prompt, trajectory_of(text))
     except RewardError as error:
         problem = str(error)
     return RewardTrial(text=text, score=score, problem=problem, seconds=time.perf_counter() - start_s)

@@ -11,11 +11,11 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from reroll.config.parts import LoraConfig
-from reroll.infer.sequence import end_ids, sampling_until_min_tokens
+from reroll.infer.sequence import sampling_until_min_tokens
 from reroll.models.load import DTYPES, Precision, load_tokenizer, resolve_base
 from reroll.weights.buckets import Entry, aligned, put
 from reroll.weights.sender import GpuTransport, MappedTransport, Transport
-from reroll_zoo.external_engine.engine import ExternalEngine
+from reroll_zoo.external_engine.engine import ExternalEngine, end_ids_of
 from reroll_zoo.external_engine.weights import HFWeightAssembler
 from reroll_zoo.sglang.config import SglangConfig
 from reroll_zoo.sglang.messages import (
@@ -82,7 +82,7 @@ class SglangEngine(ExternalEngine):
             open_process(source, config, precision=precision, device=device),
             tokenizer,
             HFWeightAssembler(model, lora=lora),
-            end_ids=end_ids(source, tokenizer),
+            end_ids=end_ids_of(source, tokenizer),
             dtype=DTYPES[precision],
             device=device,
             max_running=config.max_running,

@@ -13,15 +13,14 @@ from pathlib import Path
 from typing import Any, cast
 
 from reroll.config.parts import RolloutConfig
-from reroll.envs.base import LiveEnv, SingleTurn, StepResult
+from reroll.envs.base import AsyncEnv, StepResult
 from reroll.errors import RewardError
 from reroll.infer.cluster import InferCluster
 from reroll.observe.journal import Journal
 from reroll.observe.metrics import Stats
-from reroll.rollout.play import play
+from reroll.rollout.in_flight import TokenKeeper
+from reroll.rollout.play import SingleTurn, play, stable_seed
 from reroll.rollout.scheduler import RolloutScheduler
-from reroll.rollout.seeds import stable_seed
-from reroll.rollout.token_keeper import TokenKeeper
 from reroll.runtime.devices import DeviceMap
 from reroll.tokens.renderer import Renderer
 from reroll.types import Group, Message, Prompt, SamplingParams, Score, Trajectory
@@ -234,7 +233,7 @@ class Simulation:
         self._cores = Cores(system.sharing) if system.sharing else None
         self.workers = ModelledWorkers(len(system.engine_seats), system.engine, workload, self._cores)
         self.engine = InferCluster(self.workers)
-        self.devices = DeviceMap({"policy": system.policy_seats, "engine": system.engine_seats}, apart=["engine"])
+        self.devices = DeviceMap({"policy": system.policy_seats, "engine": system.engine_seats}, independent=["engine"])
         self.devices.set_hooks("engine", on_enter=self.engine.resume, on_leave=self.engine.pause)
         self.journal = Journal(folder / "journal", clock=self._loop.time)
         self._generate = TokenKeeper(self.journal, self.engine.generate).generate
@@ -349,7 +348,7 @@ class Simulation:
 
         try:
             trajectory = await play(
-                cast(LiveEnv, env),
+                cast(AsyncEnv, env),
                 generate,
                 cast(Renderer, _Marks(int(prompt.id))),
                 SamplingParams(max_tokens=1 << 30, seed=seed),

@@ -9,9 +9,9 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from reroll.config.reward_base import ExtractingRewardConfig
+from reroll.config.reward_base import AnswerRewardConfig
 from reroll.errors import RewardError
-from reroll.rewards.match import extract, reference
+from reroll.rewards.base import extract, reference
 from reroll.types import Prompt, Score, Trajectory
 from reroll_zoo.math.answer import has_box, last_boxed
 from reroll_zoo.text.overlap import normal_words
@@ -41,7 +41,7 @@ _MAX_BEFORE = 40
 """How many characters before a letter tell whether it is one of a list, or denied."""
 
 
-class ChoiceConfig(ExtractingRewardConfig):
+class ChoiceConfig(AnswerRewardConfig):
     """Multiple choice: the letter the text settles on, or the words of that option, against the reference letter."""
 
     runs: ClassVar[str] = "reroll_zoo.text.choice:Choice"

@@ -7,15 +7,15 @@ import re
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from reroll.config.reward_base import ExtractingRewardConfig
+from reroll.config.reward_base import AnswerRewardConfig
 from reroll.errors import RewardError
-from reroll.rewards.match import extract
+from reroll.rewards.base import extract
 from reroll.types import Prompt, Score, Trajectory
 
 _FENCED = re.compile(r"^[ \t]*```[\w-]*[ \t]*\n(?P<body>.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
 
 
-class JsonSchemaConfig(ExtractingRewardConfig):
+class JsonSchemaConfig(AnswerRewardConfig):
     """The answer, or its last fenced block, is JSON that fits a JSON Schema."""
 
     runs: ClassVar[str] = "reroll_zoo.text.json_schema:JsonSchema"

@@ -9,9 +9,9 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from reroll.config.base import Pattern
-from reroll.config.reward_base import ExtractingRewardConfig, InProcessRewardConfig
+from reroll.config.reward_base import AnswerRewardConfig, InProcessRewardConfig
 from reroll.errors import RewardError
-from reroll.rewards.match import extract, last_match, reference
+from reroll.rewards.base import extract, last_match, reference
 from reroll.types import Prompt, Score, Trajectory
 
 _UNSIGNED = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+"
@@ -23,7 +23,7 @@ _MAX_DIGITS = 400
 """Longer numbers are taken for noise: converting them costs quadratic time."""
 
 
-class ExactRewardConfig(ExtractingRewardConfig):
+class ExactRewardConfig(AnswerRewardConfig):
     """Equal to the reference answer after stripping spaces."""
 
     runs: ClassVar[str] = "reroll_zoo.text.match:Exact"
@@ -33,7 +33,7 @@ class ExactRewardConfig(ExtractingRewardConfig):
     """Compare without case."""
 
 
-class NumericRewardConfig(ExtractingRewardConfig):
+class NumericRewardConfig(AnswerRewardConfig):
     """The last number in the text equals the reference number."""
 
     runs: ClassVar[str] = "reroll_zoo.text.match:Numeric"
@@ -61,7 +61,7 @@ class RegexRewardConfig(InProcessRewardConfig):
     """What any other text earns."""
 
     @property
-    def verdict_on_hang(self) -> float | None:
+    def score_on_timeout(self) -> float | None:
         return self.wrong
 
 

@@ -9,15 +9,15 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from reroll.config.reward_base import ExtractingRewardConfig
+from reroll.config.reward_base import AnswerRewardConfig
 from reroll.errors import RewardError
-from reroll.rewards.match import extract
+from reroll.rewards.base import extract
 from reroll.types import Prompt, Score, Trajectory
 
 _ARTICLES = frozenset({"a", "an", "the"})
 
 
-class F1Config(ExtractingRewardConfig):
+class F1Config(AnswerRewardConfig):
     """Word overlap with the best of the references, as SQuAD measures it: lower case, no articles, no punctuation."""
 
     runs: ClassVar[str] = "reroll_zoo.text.overlap:F1"
@@ -29,7 +29,7 @@ class F1Config(ExtractingRewardConfig):
     """From this F1 on an answer is correct and below it wrong; null: the score runs from wrong to correct with F1."""
 
 
-class SubstringConfig(ExtractingRewardConfig):
+class SubstringConfig(AnswerRewardConfig):
     """The reference, or one of several, stands in the text: case, articles and punctuation aside, and in whole words."""
 
     runs: ClassVar[str] = "reroll_zoo.text.overlap:Substring"

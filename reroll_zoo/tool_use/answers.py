@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import math
-import re
-import string
-
 from reroll.envs.actions import last_line, last_tagged
+from reroll_zoo.math.number import WrittenNumber, read_number
+from reroll_zoo.text.overlap import normal_words
 
 ANSWER_TAG = "answer"
-_ARTICLES = re.compile(r"\b(a|an|the)\b")
-_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _MAX_NUMBER_CHARS = 1000
 """Longer numbers are taken for noise: converting them costs quadratic time."""
 _RELATIVE_TOLERANCE = 1e-6
@@ -29,36 +25,15 @@ def same_answer(said: str, expected: str) -> bool:
 
 def same_number(said: str, expected: str) -> bool:
     """Whole numbers must be equal, however long; others to a millionth. `1,234`, `$5` and a full stop at the end are read."""
-    first, second = _number(said), _number(expected)
-    if first is None or second is None:
-        return False
-    if isinstance(first, int) and isinstance(second, int):
-        return first == second
-    try:
-        return math.isclose(first, second, rel_tol=_RELATIVE_TOLERANCE)
-    except OverflowError:  # A whole number that no float can hold.
-        return False
+    given, wanted = _number(said), _number(expected)
+    return given is not None and wanted is not None and wanted.equals(given, tolerance=_RELATIVE_TOLERANCE)
 
 
 def same_words(said: str, expected: str) -> bool:
     """Equal without case, punctuation, articles and extra spaces."""
-    return _normalised(said) == _normalised(expected)
+    return normal_words(said) == normal_words(expected)
 
 
-def _number(text: str) -> int | float | None:
-    text = text.strip().removesuffix(".").replace(",", "").replace("$", "").replace("_", " ").strip()
-    if len(text) > _MAX_NUMBER_CHARS:
-        return None
-    try:
-        return int(text)
-    except ValueError:
-        pass
-    try:
-        number = float(text)
-    except ValueError:
-        return None
-    return int(number) if number.is_integer() else number if math.isfinite(number) else None
-
-
-def _normalised(text: str) -> str:
-    return " ".join(_ARTICLES.sub(" ", text.casefold().translate(_PUNCTUATION)).split())
+def _number(text: str) -> WrittenNumber | None:
+    text = text.strip().removesuffix(".").replace("$", "").strip()
+    return read_number(text) if len(text) <= _MAX_NUMBER_CHARS else None

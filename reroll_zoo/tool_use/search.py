@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import sqlite3
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from reroll_zoo.full_text import TOKENIZE, all_of, any_of, query_words
 from reroll_zoo.tool_use.tool import Tool
 
-_WORD = re.compile(r"[^\W_]+")
-_MAX_WORDS = 32
-_COMMON = frozenset(
-    ("a", "an", "and", "by", "for", "from", "in", "is", "of", "on", "or", "the", "to", "was", "what", "which", "who")
-)
 _STATEMENT = "SELECT title, text FROM passages WHERE passages MATCH ? ORDER BY bm25(passages, 8.0, 1.0), rowid LIMIT ?"
 
 
@@ -34,17 +29,16 @@ class PassageIndex:
         # One connection for all threads, behind a lock: a database in memory belongs to its connection.
         self._connection = sqlite3.connect(":memory:", check_same_thread=False)
         self._lock = threading.Lock()
-        self._connection.execute("CREATE VIRTUAL TABLE passages USING fts5(title, text, tokenize='porter unicode61')")
+        self._connection.execute(f"CREATE VIRTUAL TABLE passages USING fts5(title, text, tokenize='{TOKENIZE}')")
         rows = ((passage.title, passage.text) for passage in passages)
         self._connection.executemany("INSERT INTO passages VALUES (?, ?)", rows)
 
     def search(self, query: str, *, num_results: int) -> list[Passage]:
         """The best passages: first those with all words of the query, then those with any. Titles count most."""
-        words = [word for word in dict.fromkeys(_WORD.findall(query.lower())) if word not in _COMMON][:_MAX_WORDS]
+        words = query_words(query)
         found: dict[Passage, None] = {}
-        for operator in (" AND ", " OR "):
+        for expression in (all_of(words), any_of(words)):
             if words and len(found) < num_results:
-                expression = operator.join(f'"{word}"' for word in words)
                 with self._lock:
                     rows = self._connection.execute(_STATEMENT, (expression, num_results)).fetchall()
                 found |= dict.fromkeys(Passage(*row) for row in rows)

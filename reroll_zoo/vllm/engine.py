@@ -20,9 +20,9 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.executor.abstract import Executor
 
 from reroll.config.parts import LoraConfig
-from reroll.infer.sequence import end_ids, sampling_until_min_tokens
+from reroll.infer.sequence import sampling_until_min_tokens
 from reroll.models.load import Precision, load_tokenizer, resolve_base
-from reroll_zoo.external_engine.engine import ExternalEngine
+from reroll_zoo.external_engine.engine import ExternalEngine, end_ids_of
 from reroll_zoo.external_engine.weights import HFWeightAssembler
 from reroll_zoo.vllm.config import VllmEngineConfig
 from reroll_zoo.vllm.internals import check_engine, checked_options
@@ -64,7 +64,7 @@ class VllmEngine(ExternalEngine):
             llm,
             tokenizer,
             HFWeightAssembler(model, lora=lora),
-            end_ids=end_ids(source, tokenizer),
+            end_ids=end_ids_of(source, tokenizer),
         )
         engine._adapt(model, precision=precision, lora=lora)
         return engine

@@ -14,11 +14,12 @@ from reroll.config.env_base import EnvConfig
 from reroll.envs.base import InvalidAction, StepResult
 from reroll.errors import EnvError
 from reroll.types import Message
+from reroll_zoo.full_text import query_words
 from reroll_zoo.webshop.catalogue import Product
 from reroll_zoo.webshop.goals import Goal, make_goal
 from reroll_zoo.webshop.pages import BACK, BUY, NEXT, PAGE_SIZE, PREV, RULES, ItemPage, Page, ResultsPage, SearchPage, TabPage
 from reroll_zoo.webshop.reward import score_purchase
-from reroll_zoo.webshop.search import default_cache_dir, open_shop, query_words
+from reroll_zoo.webshop.search import default_cache_dir, open_shop
 
 _ACTION = re.compile(r"\s*(search|click)\s*\[(.*)\]\s*", re.IGNORECASE | re.DOTALL)
 
@@ -58,7 +59,7 @@ class WebShop:
             seed=options.catalogue_seed, num_products=options.num_products, cache_dir=options.cache_dir or default_cache_dir()
         )
         self._goal: Goal | None = None
-        self._page: Page = SearchPage()
+        self.page: Page = SearchPage()
         self._num_steps = 0
         self._is_over = False
 
@@ -71,7 +72,7 @@ class WebShop:
 
     def reset(self, seed: int) -> tuple[Message, ...]:
         self._goal = make_goal(self.catalogue, seed, first_held_out_seed=self.options.first_held_out_seed)
-        self._page = SearchPage()
+        self.page = SearchPage()
         self._num_steps = 0
         self._is_over = False
         first = f"Request: {self._goal.instruction}\n{self._observation()}"
@@ -83,27 +84,19 @@ class WebShop:
             raise EnvError("the visit is over: reset the shop before the next step")
         verb, argument = self._parse(action)
         self._num_steps += 1
-        if isinstance(self._page, ItemPage) and argument == BUY:
-            return self._buy(goal, self._page)
-        before = self._page.name
-        self._page = self._search(argument) if verb == "search" else self._click(argument)
-        effective = float(self._page.name != before)
+        if isinstance(self.page, ItemPage) and argument == BUY:
+            return self._buy(goal, self.page)
+        before = self.page.name
+        self.page = self._search(argument) if verb == "search" else self._click(argument)
+        effective = float(self.page.name != before)
         self._is_over = self._num_steps >= self.options.max_steps
         if self._is_over:
-            return StepResult(truncated=True, info={"effective": effective, "success": 0.0}, state=self._page.name)
+            return StepResult(truncated=True, info={"effective": effective, "success": 0.0}, state=self.page.name)
         messages = (Message(role="user", content=self._observation()),)
-        return StepResult(messages=messages, info={"effective": effective}, state=self._page.name)
+        return StepResult(messages=messages, info={"effective": effective}, state=self.page.name)
 
     def close(self) -> None:
         """Nothing to give back: the index is shared by all environments of the process."""
-
-    def admissible(self) -> list[str]:
-        """Every action this page takes. On the search page any words may be searched; the customer's stand for them."""
-        if self._is_over:
-            return []
-        if isinstance(self._page, SearchPage):
-            return [f"search[{' '.join(query_words(self.goal.instruction))}]"]
-        return [f"click[{label}]" for label in self._page.clickables]
 
     def solve(self) -> list[str]:
         """Actions from this page to a purchase that earns 1.0.
@@ -113,7 +106,7 @@ class WebShop:
         """
         if self._is_over:
             return []
-        page = self._page
+        page = self.page
         if isinstance(page, TabPage) and self._serves(page.item.product):
             return [f"click[{PREV}]", *self._purchase(page.item)]
         if isinstance(page, ItemPage) and self._serves(page.product):
@@ -135,31 +128,31 @@ class WebShop:
         return conversation
 
     def _observation(self) -> str:
-        return f"{self._page.text()}\nActions: {self._page.actions()}" if self.options.show_actions else self._page.text()
+        return f"{self.page.text()}\nActions: {self.page.actions()}" if self.options.show_actions else self.page.text()
 
     def _parse(self, action: str) -> tuple[str, str]:
         """The verb, and the query or the label as the page spells it. Raises InvalidAction for what this page does not take."""
         match = _ACTION.fullmatch(action)
         if match is None:
-            raise InvalidAction(f"Not an action. Here you can use: {self._page.actions()}")
+            raise InvalidAction(f"Not an action. Here you can use: {self.page.actions()}")
         verb, argument = match[1].lower(), match[2].strip()
         if verb == "search":
-            if not isinstance(self._page, SearchPage):
+            if not isinstance(self.page, SearchPage):
                 raise InvalidAction(f"There is no search bar on this page: click[{BACK}] first.")
             if not argument:
                 raise InvalidAction("The search is empty: write some words, as in search[wool socks].")
             return verb, argument
-        for label in self._page.clickables:
+        for label in self.page.clickables:
             if label.lower() == argument.lower():
                 return verb, label
-        raise InvalidAction(f"Nothing on this page has that label. Here you can use: {self._page.actions()}")
+        raise InvalidAction(f"Nothing on this page has that label. Here you can use: {self.page.actions()}")
 
     def _search(self, query: str) -> ResultsPage:
         words = query_words(query)
         return ResultsPage(words=words, found=[self.catalogue.product(index) for index in self._index.search(words)])
 
     def _click(self, label: str) -> Page:
-        page = self._page
+        page = self.page
         if label == BACK or isinstance(page, SearchPage):
             return SearchPage()
         if isinstance(page, TabPage):

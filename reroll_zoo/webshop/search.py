@@ -7,7 +7,6 @@ import fcntl
 import hashlib
 import itertools
 import os
-import re
 import sqlite3
 import tempfile
 import threading
@@ -16,16 +15,13 @@ from functools import lru_cache
 from pathlib import Path
 
 from reroll.errors import EnvError
+from reroll_zoo.full_text import TOKENIZE, all_of, any_of
 from reroll_zoo.webshop.catalogue import Catalogue, Product
 
 MAX_RESULTS = 50
-_MAX_QUERY_WORDS = 32
-_MAX_WORD_CHARS = 40
-_WORD = re.compile(r"[^\W_]+")
-_COMMON_WORDS = frozenset(("a", "an", "and", "are", "by", "for", "from", "in", "of", "on", "or", "our", "the", "to", "with"))
 _MAX_RANKED_ROWS = 100_000
 _COLUMNS = "title, properties, description"
-_SCHEMA = f"CREATE VIRTUAL TABLE products USING fts5({_COLUMNS}, content='', tokenize='porter unicode61')"
+_SCHEMA = f"CREATE VIRTUAL TABLE products USING fts5({_COLUMNS}, content='', tokenize='{TOKENIZE}')"
 # The title says most about a product, the description least.
 _RANK = "bm25(products, 4.0, 2.0, 1.0)"
 
@@ -33,12 +29,6 @@ _RANK = "bm25(products, 4.0, 2.0, 1.0)"
 def default_cache_dir() -> Path:
     """Where indexes are kept: $XDG_CACHE_HOME/reroll, or ~/.cache/reroll."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "reroll"
-
-
-def query_words(query: str) -> tuple[str, ...]:
-    """The words that are searched for: lower case, each once, without operators, overlong words and the commonest ones."""
-    words = dict.fromkeys(word for word in _WORD.findall(query.lower()) if len(word) <= _MAX_WORD_CHARS)
-    return tuple(word for word in words if word not in _COMMON_WORDS)[:_MAX_QUERY_WORDS]
 
 
 class SearchIndex:
@@ -61,18 +51,18 @@ class SearchIndex:
         rarest_first = sorted(counts, key=counts.__getitem__)
         found: dict[int, None] = {}
         for num_words in range(len(rarest_first), 0, -1):
-            found |= dict.fromkeys(self._match(" AND ".join(map(_quoted, rarest_first[:num_words]))))
+            found |= dict.fromkeys(self._match(all_of(rarest_first[:num_words])))
             if len(found) >= MAX_RESULTS:
                 return tuple(found)[:MAX_RESULTS]
         # Ranking costs time for every product with any of the words: the common ones tell little and would cost most.
         num_rows = itertools.accumulate(counts[word] for word in rarest_first)
         affordable = [word for word, rows in zip(rarest_first, num_rows, strict=True) if rows <= _MAX_RANKED_ROWS]
         if len(affordable) > 1:
-            found |= dict.fromkeys(self._match(" OR ".join(map(_quoted, affordable))))
+            found |= dict.fromkeys(self._match(any_of(affordable)))
         return tuple(found)[:MAX_RESULTS]
 
     def _count(self, word: str) -> int:
-        (count,) = self._rows("SELECT count(*) FROM products WHERE products MATCH ?", _quoted(word))[0]
+        (count,) = self._rows("SELECT count(*) FROM products WHERE products MATCH ?", all_of([word]))[0]
         return count
 
     def _match(self, expression: str) -> list[int]:
@@ -92,10 +82,6 @@ class SearchIndex:
             self._local.pid = os.getpid()
         connection: sqlite3.Connection = self._local.connection
         return connection
-
-
-def _quoted(word: str) -> str:
-    return f'"{word}"'
 
 
 @lru_cache(maxsize=8)

@@ -7,8 +7,8 @@ import torch
 from engine_probe import DEVICE, load
 
 from reroll.infer.base import EngineCounts
-from reroll.infer.sequence import end_ids
 from reroll.models.load import load_tokenizer
+from reroll_zoo.external_engine.engine import end_ids_of
 from reroll_zoo.external_engine.weights import HFWeightAssembler
 from reroll_zoo.sglang.config import SglangConfig
 from reroll_zoo.sglang.engine import SglangEngine, open_process
@@ -60,7 +60,7 @@ def open_engine(folder, *, max_running=_MAX_RUNNING, lora=None, dtype=torch.floa
         process,
         tokenizer,
         HFWeightAssembler(folder, lora=lora),
-        end_ids=end_ids(folder, tokenizer),
+        end_ids=end_ids_of(folder, tokenizer),
         dtype=dtype,
         device=DEVICE,
         max_running=max_running,

@@ -26,14 +26,14 @@ from reroll.config.envs import EnvConfig
 from reroll.config.registry import KindConfig
 from reroll.config.reward_base import RewardConfig
 from reroll.config.rewards import RewardWorkersConfig
-from reroll.envs.actions import parsed
-from reroll.envs.base import InvalidAction, StepResult
+from reroll.envs.actions import parse_action
+from reroll.envs.base import InvalidAction
 from reroll.envs.make import make_env
 from reroll.envs.worker import HostedEnv, LoopThread
 from reroll.errors import RewardError
 from reroll.rewards.cluster import RewardCluster
-from reroll.rewards.said import said
 from reroll.runtime.local import LocalRuntime
+from reroll.testing import trajectory_of
 from reroll.tokens.renderer import Renderer
 from reroll.tokens.tool_calls import write_call
 from reroll.types import Completion, FinishReason, Message, Prompt, SamplingParams, Status, Trajectory
@@ -181,7 +181,8 @@ async def test_no_reward_runs_what_the_policy_writes(kind: str, judge_url: str, 
             for bare in planted.texts(mark).values()
             for text in (bare, planted.dressed(bare))
         ]
-        verdicts = await asyncio.gather(*(rewards.score(prompt, said(text)) for prompt, text in asked), return_exceptions=True)
+        scores = (rewards.score(prompt, trajectory_of(text)) for prompt, text in asked)
+        verdicts = await asyncio.gather(*scores, return_exceptions=True)
         await rewards.close()
     judged = sum(not isinstance(verdict, BaseException) for verdict in verdicts)
     assert all(isinstance(verdict, RewardError) for verdict in verdicts if isinstance(verdict, BaseException)), verdicts
@@ -338,12 +339,13 @@ def play_hosted(node: dict[str, Any], mark: Path) -> None:
 
 def play(env: Any, form: str, texts: Sequence[str]) -> None:
     """Say each text in an environment whose actions have this form, in as many episodes as it takes."""
-    player: Any = parsed(env, TypeAdapter(ActionConfig).validate_python({"kind": form, **ACTIONS[form]}))
-    player.reset(1)
+    config: ActionConfig = TypeAdapter(ActionConfig).validate_python({"kind": form, **ACTIONS[form]})
+    env.reset(1)
     for text in texts:
-        outcome: StepResult = player.step(text)
-        if outcome.terminated or outcome.truncated:
-            player.reset(1)
+        with suppress(InvalidAction):
+            outcome = env.step(parse_action(text, config))
+            if outcome.terminated or outcome.truncated:
+                env.reset(1)
 
 
 # Tools.

@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 
 from reroll.config.envs import EnvConfig, EnvWorkersConfig
 from reroll.config.parts import LocalRuntimeConfig
-from reroll.envs.base import InvalidAction, LiveEnv, StepResult
+from reroll.envs.base import AsyncEnv, InvalidAction, StepResult
 from reroll.envs.cluster import EnvCluster
 from reroll.errors import ConfigError, EnvError, EnvLost
 from reroll.runtime import make_runtime
@@ -91,13 +91,13 @@ def is_running(pid: float) -> bool:
         return False
 
 
-async def opened(cluster: EnvCluster, domain: str, seed: int = 0) -> LiveEnv:
+async def opened(cluster: EnvCluster, domain: str, seed: int = 0) -> AsyncEnv:
     env = cluster.live(domain, seed)
     await env.reset()
     return env
 
 
-async def failure_of(env: LiveEnv, action: str | None) -> str:
+async def failure_of(env: AsyncEnv, action: str | None) -> str:
     """The reason that an episode of this one action fails for."""
 
     async def play() -> None:
@@ -367,7 +367,7 @@ async def test_a_hang_fails_its_episode_and_neither_its_neighbours_nor_the_next(
         assert (await newcomer.step("go")).state == "1"
 
 
-async def failure_to_close(env: LiveEnv) -> str:
+async def failure_to_close(env: AsyncEnv) -> str:
     with pytest.raises(EnvError) as caught:
         await env.close()
     return str(caught.value)

@@ -131,7 +131,8 @@ async def test_each_domain_is_judged_by_its_own_reward_and_the_rest_by_default(
         runtime,
         rewards(
             math={"kind": "numeric"},
-            style={"kind": "import", "path": "my_judges:length", "timeout_s": 3.0},
+            style={"kind": "import", "path": "my_judges:length", "timeout_s": 120.0},
+            hasty={"kind": "import", "path": "my_judges:length", "timeout_s": 1.0},
             default={"kind": "import", "path": "my_judges:later"},
         ),
         config_folder=folder,
@@ -142,7 +143,9 @@ async def test_each_domain_is_judged_by_its_own_reward_and_the_rest_by_default(
     assert await cluster.score(asked("poems"), said("bad")) == Score(value=-1.0)
 
     verdicts = await asyncio.gather(
-        *(cluster.score(asked("style"), said(text)) for text in ("die", "hang", "abc")),
+        cluster.score(asked("style"), said("die")),
+        cluster.score(asked("hasty"), said("hang")),
+        cluster.score(asked("style"), said("abc")),
         cluster.score(asked("poems"), said("unknown")),
         cluster.score(asked("math"), said("7")),
         return_exceptions=True,
@@ -150,16 +153,17 @@ async def test_each_domain_is_judged_by_its_own_reward_and_the_rest_by_default(
     reasons = [type(verdict).__name__ if isinstance(verdict, Exception) else verdict for verdict in verdicts]
     assert reasons == ["RewardError", "RewardError", Score(value=3.0), "RewardRaised", "RewardError"]
     assert "died" in str(verdicts[0])
-    assert "longer than 3 s" in str(verdicts[1])
+    assert "longer than 1 s" in str(verdicts[1])
     assert "KeyError: 'unknown'" in str(verdicts[3])
     assert "no reference answer" in str(verdicts[4])
 
     stats = cluster.stats().values_by_name()
-    assert (stats["judging/style/scored"], stats["judging/style/failed"]) == (2, 2)
+    assert (stats["judging/style/scored"], stats["judging/style/failed"]) == (2, 1)
+    assert (stats["judging/hasty/scored"], stats["judging/hasty/failed"]) == (0, 1)
     assert (stats["judging/poems/scored"], stats["judging/poems/failed"]) == (1, 1)
     assert (stats["judging/math/scored"], stats["judging/math/failed"]) == (1, 1)
     assert 0 < stats["judging/style/latency_s"] <= stats["judging/style/latency_max_s"]
-    assert stats["judging/style/latency_max_s"] >= 3.0 > stats["judging/math/latency_max_s"]
+    assert stats["judging/hasty/latency_max_s"] >= 1.0
     assert not cluster.stats()
 
 
@@ -230,11 +234,13 @@ async def test_quick_samples_that_wait_are_judged_together_and_each_gets_its_own
 
     async def counted(self: RewardWorkers, rank: int, name: str, cases: Sequence[Case]) -> list[Score | RewardError]:
         sizes.append(len(cases))
-        return await ask(self, rank, name, cases)
+        hangs = any(trajectory.text == "hang" for _, trajectory in cases)
+        self._rewards = {name: self._rewards[name].model_copy(update={"timeout_s": 2.0 if hangs else 120.0})}
+        return await ask(self, rank, name, cases)  # It reads the limit before it waits.
 
     monkeypatch.setattr(RewardWorkers, "_ask", counted)
     monkeypatch.setattr("reroll.rewards.workers.TOGETHER_S", 60.0)  # However slow the machine is, they count as quick.
-    style: dict[str, object] = {"kind": "import", "path": "my_judges:length", "timeout_s": 2.0}
+    style: dict[str, object] = {"kind": "import", "path": "my_judges:length"}
     cluster = await start(runtime, rewards(style=style), config_folder=folder, workers=RewardWorkersConfig(num_processes=2))
     texts = ["a" * length for length in range(1, 120)]
     texts[20], texts[40] = "die", "hang"

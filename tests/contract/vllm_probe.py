@@ -11,8 +11,8 @@ from engine_probe import DEVICE, load
 from vllm.platforms import current_platform
 
 from reroll.infer.base import EngineCounts
-from reroll.infer.sequence import end_ids
 from reroll.models.load import load_tokenizer
+from reroll_zoo.external_engine.engine import end_ids_of
 from reroll_zoo.external_engine.weights import HFWeightAssembler
 from reroll_zoo.vllm.config import VllmEngineConfig
 from reroll_zoo.vllm.engine import VllmEngine, close_llm, open_llm
@@ -69,7 +69,7 @@ def open_engine(folder, *, max_running=_MAX_RUNNING, lora=None, dtype=torch.floa
     for limit in ("max_num_running_reqs", "max_num_active_reqs"):  # The latter in newer versions.
         setattr(scheduler, limit, min(max_running, _MAX_RUNNING))
     tokenizer = load_tokenizer(folder)
-    engine = VllmEngine(llm, tokenizer, HFWeightAssembler(folder, lora=lora), end_ids=end_ids(folder, tokenizer))
+    engine = VllmEngine(llm, tokenizer, HFWeightAssembler(folder, lora=lora), end_ids=end_ids_of(folder, tokenizer))
     engine.load_weights(dict(load(folder, lora).named_parameters()), version=0)
     engine.counts = EngineCounts()
     return engine

@@ -11,7 +11,7 @@ from reroll.infer.embedded.engine import EmbeddedEngine
 from reroll.models.attention import PackedAttention, hidden_states, logits
 from reroll.models.load import load_model, load_tokenizer
 from reroll.tokens.batch import pack
-from reroll.training.shared_prefix import token_states
+from reroll.training.predict import token_states
 from reroll.types import Request, Sample, SamplingParams, WrittenTokens
 from reroll_zoo.drafts import MeasuredPace, SiblingDrafter, SteadyPace
 from reroll_zoo.tiny_models import make_tiny
@@ -112,7 +112,7 @@ def test_experts_in_half_precision_run_as_a_graph_and_in_fp32_without(tmp_path):
         done = []
         while engine.num_unfinished:
             done += engine.step()
-        assert bool(engine._backend._graphs._graphs) == (dtype == torch.bfloat16)
+        assert bool(engine.backend._graphs._graphs) == (dtype == torch.bfloat16)
         ids = torch.tensor([*request.prompt_ids, *done[0].completion.token_ids])
         scores = torch.log_softmax(packed_logits(model, [ids])[:-1], -1)
         want = scores.gather(1, ids[1:, None])[len(request.prompt_ids) - 1 :, 0]
@@ -146,7 +146,7 @@ def test_a_tenth_of_the_cache_writes_the_same_tokens(folder):
     ]
     free = EmbeddedEngine(model, tokenizer, max_running=32)
     expected = written(free, requests)
-    tight = EmbeddedEngine(model, tokenizer, max_running=32, cache_bytes=free._backend.bytes_per_token * 32 * 403 // 10)
+    tight = EmbeddedEngine(model, tokenizer, max_running=32, cache_bytes=free.backend.bytes_per_token * 32 * 403 // 10)
     assert_same_completions(written(tight, requests), expected)
     assert tight.counts.num_gave_way > 0
 

@@ -27,6 +27,7 @@ from reroll.types import Completion, FinishReason, Prompt, Status, Trajectory, T
 from reroll_zoo.code.answer import find_answer
 from reroll_zoo.code.reward import _CPP_SYNTAX, _PYTHON_SYNTAX
 from reroll_zoo.code.values import Equality, as_reply, read_replies, same_output
+from reroll_zoo.full_text import query_words
 from reroll_zoo.games.grid import parse_actions
 from reroll_zoo.ifeval.instructions import INSTRUCTIONS as IFEVAL
 from reroll_zoo.judge.config import JudgeConfig
@@ -38,7 +39,6 @@ from reroll_zoo.text.overlap import F1, F1Config, Substring, SubstringConfig
 from reroll_zoo.text.penalties import Language, LanguageConfig, Repetition, RepetitionConfig
 from reroll_zoo.tool_use.answers import final_answer, same_answer
 from reroll_zoo.webshop.env import _ACTION
-from reroll_zoo.webshop.search import query_words
 
 NUM_CHARS = 2000
 QUICK_S = 0.01

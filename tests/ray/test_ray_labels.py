@@ -92,7 +92,7 @@ async def test_roles_with_the_same_selection_share_its_gpus_and_take_turns(runti
     later = runtime.devices(DeviceSelectionConfig(gpus=2, label={"pool": "train"}, skip=2))
     devices = DeviceMap({"policy": policy, "engine": engine, "judge": runtime.devices(ROLLOUT), "critic": later})
     assert devices.overlap("policy", "engine")
-    assert devices.displaced("policy", by="critic") == (0, 1, 2, 3)
+    assert devices.evicted("policy", by="critic") == (0, 1, 2, 3)
     assert not devices.overlap("policy", "judge")
 
 

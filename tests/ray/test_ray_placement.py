@@ -17,7 +17,7 @@ from reroll.errors import RerollError
 from reroll.runtime import make_runtime
 from reroll.runtime.base import Placement, Runtime, WorkerInfo
 from reroll_zoo.ray.config import RayRuntimeConfig
-from reroll_zoo.ray.places import reserve
+from reroll_zoo.ray.placement import reserve_bundles
 
 
 class Where(NamedTuple):
@@ -110,10 +110,10 @@ async def test_a_role_that_does_not_fit_is_refused_with_what_is_free(runtime: Ru
 async def test_whoever_waits_for_room_is_out_of_ray_before_it_is_left(cluster: Cluster) -> None:
     async with make_runtime(RayRuntimeConfig(kind="ray", address=cluster.address)) as runtime:
         spawning = asyncio.create_task(runtime.spawn(Scout, Placement("many", ("cpu",) * 9)))
-        while not is_some_thread_in(reserve):
+        while not is_some_thread_in(reserve_bundles):
             await asyncio.sleep(0.01)
         spawning.cancel()
-    assert not is_some_thread_in(reserve)  # It would never come back, and a program waits for its threads.
+    assert not is_some_thread_in(reserve_bundles)  # It would never come back, and a program waits for its threads.
 
 
 def is_some_thread_in(function: Callable[..., Any]) -> bool:

@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 
-from reroll.rewards.said import said
+from reroll.testing import trajectory_of
 from reroll.types import Group, Prompt, Request, SamplingParams, Score, Status, Trajectory, WrittenTokens
 
 PROMPT = Prompt(id="p/0", messages=({"role": "user", "content": "hi"},), domain="p", answer="7", extra={"k": [1]})
@@ -23,7 +23,7 @@ NOUNS = [
         sampling=SAMPLING,
         written=WrittenTokens(token_ids=(7,), logprobs=(-0.5,), versions=((2, 1),)),
     ),
-    Group(number=3, prompt=PROMPT, trajectories=(said("one", "two").scored(SCORE),), version=1, baseline=0.5),
+    Group(number=3, prompt=PROMPT, trajectories=(trajectory_of("one", "two").scored(SCORE),), version=1, baseline=0.5),
 ]
 
 
@@ -50,3 +50,10 @@ def test_a_group_has_a_signal_where_its_rewards_differ_in_the_precision_of_advan
     trajectories = tuple(Trajectory(id="t", turns=(), status=Status.COMPLETED, reward=reward) for reward in rewards)
     group = Group(number=0, prompt=Prompt(id="p", messages=(), domain="d"), trajectories=trajectories, version=0)
     assert group.has_signal is expected
+
+
+def test_a_text_makes_a_trajectory_by_its_old_name_too() -> None:
+    from reroll.rewards.said import said
+
+    assert said("one, two", "three") == trajectory_of("one, two", "three")
+    assert [turn.text for turn in said("one, two", "three").turns] == ["one, two", "three"]

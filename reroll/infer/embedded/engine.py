@@ -23,7 +23,7 @@ from reroll.infer.embedded.model_runner import ModelRunner
 from reroll.infer.embedded.sampler import RowSampling
 from reroll.infer.embedded.slots import SlotBackend
 from reroll.infer.prefixes import PrefixIndex, WholePrefixIndex
-from reroll.infer.sequence import SequenceState, check_request, sampling_until_min_tokens, tell
+from reroll.infer.sequence import SequenceState, check_request, end_ids, sampling_until_min_tokens, tell
 from reroll.types import FinishReason, Request, TokenBlock
 
 _MAX_PREFILL_TOKENS = 8192
@@ -151,12 +151,14 @@ class EmbeddedEngine(Engine):
         self._tokenizer = tokenizer
         self._max_running = max_running
         self._max_length: int = model.config.get_text_config().max_position_embeddings
-        self._end_ids = _end_ids(model, tokenizer)
-        self._backend = make_backend(self._runner, sorted(self._end_ids), max_bytes=cache_bytes)
+        self._end_ids = end_ids(tokenizer, model.generation_config)
+        self.backend = make_backend(self._runner, sorted(self._end_ids), max_bytes=cache_bytes)
+        """Where keys and values lie, and what runs the model over them."""
         self._waiting: deque[_Sequence] = deque()
         self._running: list[_Sequence] = []
         self._max_cached = 4 * max_running if max_cached is None else max_cached
-        self._cached_prefixes = _prefix_index(self._backend, max_entries=self._max_cached)
+        self.cached_prefixes = _prefix_index(self.backend, max_entries=self._max_cached)
+        """What ended requests have left."""
         self._reports: list[Finished] = []
         self._ahead: _RunningStep | None = None
         self._version = 0
@@ -235,7 +237,7 @@ class EmbeddedEngine(Engine):
 
     def load_weights(self, weights: Mapping[str, Tensor], *, version: int) -> None:
         self._ahead = None  # It was drawn with the old weights.
-        self._cached_prefixes.clear()
+        self.cached_prefixes.clear()
         for slot in reversed(range(len(self._running))):
             if self._running[slot].is_reading:  # No prefill mixes two versions.
                 self._put_back(slot)
@@ -249,8 +251,8 @@ class EmbeddedEngine(Engine):
     def sleep(self) -> None:
         self._ahead = None
         self._forget_running()
-        self._cached_prefixes.clear()
-        self._backend.free()
+        self.cached_prefixes.clear()
+        self.backend.free()
         self._asleep = True
 
     def wake(self) -> None:
@@ -270,12 +272,12 @@ class EmbeddedEngine(Engine):
         running = self._running
         num_new = sum(end - num_shared for end, num_shared in newcomers) + sum(s.length - s.cached for s in running)
         num_new += reserve * (len(running) + len(newcomers))
-        if self._backend.surely_has_room(num_slots=len(running), num_newcomers=len(newcomers), num_new=num_new):
+        if self.backend.surely_has_room(num_slots=len(running), num_newcomers=len(newcomers), num_new=num_new):
             return True
         ends = [sequence.length + reserve for sequence in running]
         others = [(end + reserve, num_shared) for end, num_shared in newcomers]
-        while not self._backend.has_room(ends, others):
-            if not (self._backend.saves_in_place and self._cached_prefixes.drop_oldest()):
+        while not self.backend.has_room(ends, others):
+            if not (self.backend.saves_in_place and self.cached_prefixes.drop_oldest()):
                 return False
         return True
 
@@ -324,12 +326,12 @@ class EmbeddedEngine(Engine):
     def _leaves_siblings(self, num_free: int) -> bool:
         """Whether some siblings of the first waiting request have to wait, and would find no state to continue from."""
         waiting = self._waiting
-        return self._backend.bytes_per_state > 0 and len(waiting) > num_free and waiting[num_free].context == waiting[0].context
+        return self.backend.bytes_per_state > 0 and len(waiting) > num_free and waiting[num_free].context == waiting[0].context
 
     def _running_prompts(self) -> PrefixIndex[int]:
         """The slots of running prompts that the current weights have read."""
         index: PrefixIndex[int] = PrefixIndex(max_entries=self._max_running, max_tokens=self._max_running * self._max_length)
-        if self._backend.bytes_per_state:  # The states have moved on since.
+        if self.backend.bytes_per_state:  # The states have moved on since.
             return index
         for slot, sequence in enumerate(self._running):
             if sequence.is_current and not sequence.is_reading:
@@ -338,7 +340,7 @@ class EmbeddedEngine(Engine):
 
     def _find_reusable(self, context: tuple[int, ...], running_prompts: PrefixIndex[int]) -> _Siblings:
         """A new group that reuses what is cached of this context, if that is worth a copy."""
-        sibling, cached = running_prompts.find(context), self._cached_prefixes.find(context)
+        sibling, cached = running_prompts.find(context), self.cached_prefixes.find(context)
         num_common = max(match[0] if match else 0 for match in (sibling, cached))
         # The last token is always read: the first new token is drawn from its logits.
         num_reused = min(num_common, len(context) - 1)
@@ -360,9 +362,9 @@ class EmbeddedEngine(Engine):
         for group in sorted(groups, key=lambda group: work_kind(group.num_reused, group.members[0].length - group.num_reused)):
             slot, (leader, *others) = len(self._running), group.members
             if group.sibling is not None:
-                self._backend.copy(group.sibling, slot, length=group.num_reused)
+                self.backend.copy(group.sibling, slot, length=group.num_reused)
             elif group.num_reused:
-                self._backend.restore_prefix(slot, group.cached_prefix, length=group.num_reused)
+                self.backend.restore_prefix(slot, group.cached_prefix, length=group.num_reused)
             leader.cached = group.num_reused
             self._running.append(leader)
             followers += others
@@ -385,7 +387,7 @@ class EmbeddedEngine(Engine):
         else:
             drafts = ()
             rows = [sequence.sampling() for sequence in self._running]
-            pending = self._backend.forward_and_sample(starts, uncached, leaders=leaders, rows=rows)
+            pending = self.backend.forward_and_sample(starts, uncached, leaders=leaders, rows=rows)
         for slot, (sequence, tokens) in enumerate(zip(readers, uncached, strict=True)):
             sequence.cached += len(tokens)
             if sequence.stops_short and sequence.cached == sequence.length - 1:
@@ -393,7 +395,7 @@ class EmbeddedEngine(Engine):
                 self._save_prefix(slot)
         for slot, leader in enumerate(leaders, num_readers):
             self._running[slot].cached = self._running[leader].cached
-            self._backend.copy(leader, slot, length=self._running[leader].cached)
+            self.backend.copy(leader, slot, length=self._running[leader].cached)
         return _RunningStep(pending, tuple(self._running), drafts, only_writes)
 
     def _draft(self) -> tuple[DraftedTokens, ...]:
@@ -408,7 +410,7 @@ class EmbeddedEngine(Engine):
         ends = [sequence.length + len(draft.tokens) for sequence, draft in zip(self._running, drafts, strict=True)]
         num_new = sum(ends) - sum(sequence.cached for sequence in self._running)
         is_worth_it = any(draft.tokens for draft in drafts) and (
-            self._backend.surely_has_room(num_slots=len(ends), num_new=num_new) or self._backend.has_room(ends)
+            self.backend.surely_has_room(num_slots=len(ends), num_new=num_new) or self.backend.has_room(ends)
         )
         return tuple(drafts) if is_worth_it else ()
 
@@ -420,7 +422,7 @@ class EmbeddedEngine(Engine):
         """Start a step that reads the drafts too, and samples at each of their positions."""
         num_drafted = [len(draft.tokens) for draft in drafts]
         self.counts.num_drafted += sum(num_drafted)
-        return self._backend.forward_and_sample(
+        return self.backend.forward_and_sample(
             starts,
             [(*tokens, *draft.tokens) for tokens, draft in zip(uncached, drafts, strict=True)],
             leaders=(),
@@ -445,13 +447,13 @@ class EmbeddedEngine(Engine):
         running = self._running
         if any(sequence.length + 1 >= self._max_length or sequence.cached < sequence.length for sequence in running):
             return None
-        if not (self._backend.surely_has_room(num_slots=len(running), num_new=len(running)) or self._find_room(reserve=1)):
+        if not (self.backend.surely_has_room(num_slots=len(running), num_new=len(running)) or self._find_room(reserve=1)):
             return None
         num_going_on = sum(len(sequence.tokens) + 1 < sequence.request.sampling.max_tokens for sequence in running)
         if 2 * num_going_on < len(running):
             return None
         place = {id(sequence): row for row, sequence in enumerate(step.sequences)}
-        pending = self._backend.forward_next(
+        pending = self.backend.forward_next(
             step.pending,
             [place[id(sequence)] for sequence in running],
             [sequence.length for sequence in running],
@@ -480,7 +482,7 @@ class EmbeddedEngine(Engine):
         for slot, reason in sorted(ended, reverse=True):
             sequence = self._running[slot]
             end = sequence.length - 1  # The newest token has not been read.
-            routes = self._backend.routes(slot, min(sequence.request.num_routed, end), end)
+            routes = self.backend.routes(slot, min(sequence.request.num_routed, end), end)
             self._free_slot(slot)
             self._report(sequence, reason, routes)
 
@@ -520,8 +522,8 @@ class EmbeddedEngine(Engine):
         """Cache a slot's prefix, if it is long enough."""
         sequence = self._running[slot]
         if self._max_cached and sequence.cached >= _MIN_REUSED_TOKENS:
-            saved = self._backend.save_prefix(slot, length=sequence.cached)
-            self._cached_prefixes.keep(sequence.context[: sequence.cached], saved)
+            saved = self.backend.save_prefix(slot, length=sequence.cached)
+            self.cached_prefixes.keep(sequence.context[: sequence.cached], saved)
 
     @torch.inference_mode()
     def _put_back(self, slot: int) -> None:
@@ -533,7 +535,7 @@ class EmbeddedEngine(Engine):
 
     def _vacate(self, slot: int) -> None:
         last = self._running.pop()
-        self._backend.free_slot(slot, len(self._running), length=last.cached)
+        self.backend.free_slot(slot, len(self._running), length=last.cached)
         if slot < len(self._running):
             self._running[slot] = last
 
@@ -559,10 +561,3 @@ def _prefix_index(backend: CacheBackend[Any], *, max_entries: int) -> PrefixInde
         return PrefixIndex(max_entries=max_entries, max_tokens=max_tokens)
     entry_tokens = -(-backend.bytes_per_state // bytes_per_token)
     return WholePrefixIndex(max_entries=max_entries, max_tokens=max_tokens, entry_tokens=entry_tokens)
-
-
-def _end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Tokens that end a completion: the tokenizer's, and those of the model's generation config."""
-    generation = model.generation_config.eos_token_id if model.generation_config is not None else None
-    named = generation if isinstance(generation, list) else [generation]
-    return frozenset(token for token in (tokenizer.eos_token_id, *named) if token is not None)

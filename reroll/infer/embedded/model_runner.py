@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -11,12 +11,44 @@ from transformers import PreTrainedModel
 
 from reroll.config.registry import load_entry
 from reroll.errors import ModelError
-from reroll.infer.hf_weights import WeightChecker
 from reroll.models.attention import Attention, hidden_states, logits
 from reroll.models.exact import can_be_exact
 from reroll.models.recurrent import attention_layers, is_recurrent
 from reroll.models.routing import NotedRoutes, RouteShape, route_shape
 from reroll.models.sight import Eye, Sight, eye_of
+
+
+class WeightChecker:
+    """Checks weights, by Hugging Face name, against a model. They may come in parts; `rest` checks that all are there."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.parameters = dict(model.named_parameters())  # Tied parameters appear once.
+        self._aliases = {name for name, _ in model.named_parameters(remove_duplicate=False)} - set(self.parameters)
+        self.received: frozenset[str] = frozenset()
+        """Names received in parts since weights were last complete."""
+
+    def part(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Some of the weights, each under one name. Raises ValueError if they do not fit."""
+        taken = self._checked(given, missing=())
+        self.received |= taken.keys()
+        return taken
+
+    def rest(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The rest of the weights, each under one name. Raises ValueError unless all that is trained has come now."""
+        trained = {name for name, parameter in self.parameters.items() if parameter.requires_grad}
+        taken = self._checked(given, missing=trained - set(given) - self.received)
+        self.received = frozenset()
+        return taken
+
+    def _checked(self, given: Mapping[str, Tensor], *, missing: Collection[str]) -> dict[str, Tensor]:
+        unknown = set(given) - set(self.parameters) - self._aliases
+        if missing or unknown:
+            raise ValueError(f"weights do not fit the model: missing {sorted(missing)[:3]}, unknown {sorted(unknown)[:3]}")
+        taken = {name: tensor.detach() for name, tensor in given.items() if name in self.parameters}
+        for name, tensor in taken.items():
+            if tensor.shape != (needed := self.parameters[name].shape):
+                raise ValueError(f"weight {name} has shape {tuple(tensor.shape)}, the model needs {tuple(needed)}")
+        return taken
 
 
 class PackedWeights(Protocol):

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from reroll.infer.embedded.cache import LENGTH_BLOCK
+from reroll.infer.embedded.attention import LENGTH_BLOCK
 from reroll.models.routing import RouteShape
 
 

@@ -11,9 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from reroll.infer.embedded.attention import StepAttention
+from reroll.infer.embedded.attention import SlotCache, StepAttention
 from reroll.infer.embedded.backend import CacheBackend, PendingTokens, sampled_places
-from reroll.infer.embedded.cache import SlotCache
 from reroll.infer.embedded.model_runner import ModelRunner
 from reroll.infer.embedded.sampler import RowSampling, sample
 from reroll.infer.embedded.slot_routes import SlotRoutes

@@ -8,8 +8,7 @@ import pytest
 import torch
 from loss_cases import LENGTHS, LOSSES, OPTIONS, Arrays, ragged, tokens
 
-from reroll.algo.losses import LOG_RATIO_BOUND, clipped_mask
-from reroll.algo.reduce import Mode, aggregate
+from reroll.algo.losses import LOG_RATIO_BOUND, Mode, aggregate, clipped_mask
 
 MODES = get_args(Mode)
 

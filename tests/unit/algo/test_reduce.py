@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reroll.algo.reduce import Mode, aggregate
+from reroll.algo.losses import Mode, aggregate
 from reroll.config.losses import Aggregation
 
 MODES = get_args(Mode)

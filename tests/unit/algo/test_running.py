@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from reroll.algo.running import RunningMoments
+from reroll.algo.shaping import RunningMoments
 
 
 def test_moments_over_steps_are_those_of_all_rewards_together() -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import pytest
@@ -9,8 +8,9 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from reroll.config.actions import ActionConfig
-from reroll.envs.actions import AsyncParsed, Parsed, parse_action, parsed
-from reroll.envs.base import InvalidAction, StepResult
+from reroll.config.envs import EnvDomainConfig
+from reroll.envs.actions import ParsedEnv, parse_action
+from reroll.envs.base import Env, InvalidAction, StepResult
 from reroll.types import Message
 from reroll_zoo.games.frozen_lake import FrozenLake, FrozenLakeConfig
 
@@ -46,18 +46,20 @@ class Door:
         self.is_closed = True
 
 
-class AsyncDoor:
-    def __init__(self) -> None:
-        self.door = Door()
+class Live:
+    """A plain environment as an episode plays it."""
 
-    async def reset(self, seed: int) -> tuple[Message, ...]:
-        return self.door.reset(seed)
+    def __init__(self, env: Env, seed: int = 0) -> None:
+        self.env, self.seed = env, seed
+
+    async def reset(self) -> tuple[Message, ...]:
+        return self.env.reset(self.seed)
 
     async def step(self, action: str) -> StepResult:
-        return self.door.step(action)
+        return self.env.step(action)
 
     async def close(self) -> None:
-        self.door.close()
+        self.env.close()
 
 
 @pytest.mark.parametrize(
@@ -131,91 +133,75 @@ def test_forms_that_cannot_work_are_refused(options: dict[str, Any], problem: st
         TypeAdapter(ActionConfig).validate_python(options)
 
 
-def test_the_first_message_says_how_to_write_an_action() -> None:
-    first, second = parsed(Door(), ANSWER).reset(7)
+async def test_the_first_message_says_how_to_write_an_action() -> None:
+    first, second = await ParsedEnv(Live(Door(), seed=7), ANSWER).reset()
     assert first["content"] == "Door 7. Write your action as <answer>...</answer>."
     assert second["content"] == "It is shut."
-    assert parsed(Door(), form("text")).reset(7) == Door().reset(7)
+    assert await ParsedEnv(Live(Door(), seed=7), form("text")).reset() == Door().reset(7)
 
 
-def test_a_valid_turn_passes_through_and_says_so() -> None:
+async def test_a_valid_turn_passes_through_and_says_so() -> None:
     door = Door()
-    outcome = parsed(door, ANSWER, format_penalty=0.5).step("<think>hm</think><answer>open</answer>")
+    outcome = await ParsedEnv(Live(door), ANSWER, format_penalty=0.5).step("<think>hm</think><answer>open</answer>")
     assert door.heard == ["open"]
     assert (outcome.reward, outcome.terminated, outcome.state) == (1.0, True, "open")
     assert outcome.info == {"effective": 1.0, "success": 1.0, "valid": 1.0}
 
 
-def test_a_turn_without_an_action_costs_the_penalty_and_the_episode_goes_on() -> None:
+async def test_a_turn_without_an_action_costs_the_penalty_and_the_episode_goes_on() -> None:
     door = Door()
-    env = parsed(door, ANSWER, format_penalty=0.5)
-    env.reset(0)
-    outcome = env.step("open")
+    env = ParsedEnv(Live(door), ANSWER, format_penalty=0.5)
+    await env.reset()
+    outcome = await env.step("open")
     assert door.heard == []
     assert (outcome.reward, outcome.terminated, outcome.truncated) == (-0.5, False, False)
     assert outcome.info == {"effective": 0.0, "valid": 0.0}
     told = "Your answer holds no action. Write your action as <answer>...</answer>."
     assert outcome.messages == ({"role": "user", "content": told},)
-    assert env.step("<answer>open</answer>").terminated
+    assert (await env.step("<answer>open</answer>")).terminated
 
 
-def test_an_action_that_the_environment_refuses_is_told_with_its_reason() -> None:
-    outcome = parsed(Door(), MOVE, format_penalty=0.1).step("move away")
+async def test_an_action_that_the_environment_refuses_is_told_with_its_reason() -> None:
+    outcome = await ParsedEnv(Live(Door()), MOVE, format_penalty=0.1).step("move away")
     assert outcome.messages[0]["content"] == "away is no use: open or push. Write move and a direction."
     assert (outcome.reward, outcome.info["valid"]) == (-0.1, 0.0)
 
 
-def test_a_refused_turn_leaves_the_state_as_it_was_and_a_new_episode_has_none_yet() -> None:
-    env = parsed(Door(), ANSWER)
-    assert env.step("?").state is None
-    env.step("<answer>push</answer>")
-    assert env.step("?").state == "shut"
-    env.reset(1)
-    assert env.step("?").state is None
+async def test_a_refused_turn_leaves_the_state_as_it_was_and_a_new_episode_has_none_yet() -> None:
+    env = ParsedEnv(Live(Door()), ANSWER)
+    assert (await env.step("?")).state is None
+    await env.step("<answer>push</answer>")
+    assert (await env.step("?")).state == "shut"
+    await env.reset()
+    assert (await env.step("?")).state is None
 
 
-async def test_an_async_environment_stays_async_and_is_judged_alike() -> None:
-    door = AsyncDoor()
-    env: Any = parsed(door, ANSWER, format_penalty=0.5)  # type: ignore[arg-type]
-    plain = parsed(Door(), ANSWER, format_penalty=0.5)
-    assert isinstance(env, AsyncParsed)
-    assert all(inspect.iscoroutinefunction(method) for method in (env.reset, env.step, env.close))
-    assert await env.reset(3) == plain.reset(3)
-    for text in ("nothing", "<answer>away</answer>", "<answer>push</answer>", "<answer>open</answer>"):
-        assert await env.step(text) == plain.step(text)
-    await env.close()
-    assert door.door.is_closed
-
-
-def test_a_plain_environment_stays_plain() -> None:
+async def test_closing_it_closes_the_environment() -> None:
     door = Door()
-    env = parsed(door, ANSWER)
-    assert isinstance(env, Parsed)
-    assert not inspect.iscoroutinefunction(env.step)
-    env.close()
+    await ParsedEnv(Live(door), ANSWER).close()
     assert door.is_closed
 
 
-def test_what_is_no_invalid_action_is_not_swallowed() -> None:
+async def test_what_is_no_invalid_action_is_not_swallowed() -> None:
     class Broken(Door):
         def step(self, action: str) -> StepResult:
             raise KeyError(action)
 
     with pytest.raises(KeyError):
-        parsed(Broken(), ANSWER).step("<answer>open</answer>")
+        await ParsedEnv(Live(Broken()), ANSWER).step("<answer>open</answer>")
 
 
 def test_a_negative_penalty_would_pay_for_nonsense_and_is_refused() -> None:
-    with pytest.raises(ValueError, match="give 0 or more"):
-        parsed(Door(), ANSWER, format_penalty=-1.0)
+    with pytest.raises(ValidationError, match="greater than or equal to 0"):
+        EnvDomainConfig(env=FrozenLakeConfig(), format_penalty=-1.0)
 
 
-def test_a_bundled_game_is_won_through_the_wrapper_with_nonsense_in_between() -> None:
+async def test_a_bundled_game_is_won_through_the_wrapper_with_nonsense_in_between() -> None:
     game = FrozenLake(FrozenLakeConfig())
-    env = parsed(game, ANSWER, format_penalty=0.25)
-    env.reset(4)
+    env = ParsedEnv(Live(game, seed=4), ANSWER, format_penalty=0.25)
+    await env.reset()
     rewards = []
     for action in game.solve():
-        rewards.append(env.step("hm").reward)
-        rewards.append(env.step(f"<think>?</think> <answer>{action}</answer>").reward)
+        rewards.append((await env.step("hm")).reward)
+        rewards.append((await env.step(f"<think>?</think> <answer>{action}</answer>")).reward)
     assert sum(rewards) == 1.0 - 0.25 * len(rewards) / 2

@@ -1,6 +1,6 @@
 import torch
 
-from reroll.infer.embedded.cache import SlotCache
+from reroll.infer.embedded.attention import SlotCache
 
 KV_HEADS, DIM = 2, 8
 

@@ -80,11 +80,11 @@ def test_pages_that_are_too_few_write_the_same(folder: str, monkeypatch: pytest.
     tight = make(folder, num_tokens=6 * PAGE)  # One page is for padding; three prompts fill the others, and go on to a third.
     assert_same(finish(tight, asked), expected)
     assert tight.counts.num_gave_way > 0
-    backend = tight._backend
+    backend = tight.backend
     assert isinstance(backend, PagedBackend)
-    assert backend._data.shape[2] == 6, "what was allowed is allocated, once"
-    tight._cached_prefixes.clear()
-    assert backend._pool.num_free == 5, "no page is lost"
+    assert backend.pool.num_pages == 6, "what was allowed is there, once"
+    tight.cached_prefixes.clear()
+    assert backend.pool.num_free == 5, "no page is lost"
 
 
 def test_the_oldest_goes_on_and_the_youngest_gives_way(folder: str) -> None:
@@ -131,13 +131,13 @@ def test_long_prompts_are_read_in_parts_while_others_write(
     monkeypatch.setattr(engine_module, "_MAX_PREFILL_TOKENS", 16)
     engine = make(folder)
     read: list[int] = []
-    original = engine._backend.forward_and_sample
+    original = engine.backend.forward_and_sample
 
     def counted(starts: Any, uncached: Any, **options: Any) -> Any:
         read.append(max(map(len, uncached)))
         return original(starts, uncached, **options)
 
-    monkeypatch.setattr(engine._backend, "forward_and_sample", counted)
+    monkeypatch.setattr(engine.backend, "forward_and_sample", counted)
     assert_same(finish(engine, [*short, *long]), expected)
     assert max(read) == 16
     assert engine.counts.num_prefill_tokens == 20 + 2 * (75 + 1), "siblings wait for the one that reads, and read one token"

@@ -115,7 +115,7 @@ def test_every_token_that_was_read_is_told_of(folder: str, monkeypatch: pytest.M
     else:
         engine, num = opened(folder), 12
         if where == "a tight cache":  # Room for three of them while they are short.
-            engine, num = opened(folder, cache_bytes=3 * 100 * engine._backend.bytes_per_token), 80
+            engine, num = opened(folder, cache_bytes=3 * 100 * engine.backend.bytes_per_token), 80
     requests = [ask(f"{n}", PROMPT[: 30 - n // 3], seed=n, num=num) for n in range(2 if where == "pages" else 5)]
     done = write(engine, *requests)
     assert (engine.counts.num_gave_way > 0) == (where == "a tight cache")
@@ -181,7 +181,7 @@ def test_an_engine_that_was_not_asked_to_tells_nothing(folder: str) -> None:
 
 
 def test_what_they_take_is_counted_as_cache(folder: str) -> None:
-    plain, noting = (opened(folder, notes_routes=notes)._backend.bytes_per_token for notes in (False, True))
+    plain, noting = (opened(folder, notes_routes=notes).backend.bytes_per_token for notes in (False, True))
     assert noting == plain + 2 * 2
 
 

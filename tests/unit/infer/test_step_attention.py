@@ -2,8 +2,7 @@ import pytest
 import torch
 
 from reroll.infer.embedded import attention
-from reroll.infer.embedded.attention import StepAttention
-from reroll.infer.embedded.cache import SlotCache
+from reroll.infer.embedded.attention import SlotCache, StepAttention
 from reroll.models.attention import PackedAttention, Scoring
 
 HEADS, KV_HEADS, DIM = 4, 2, 8

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from reroll.infer.hf_weights import WeightChecker
+from reroll.infer.embedded.model_runner import WeightChecker
 
 
 @pytest.fixture

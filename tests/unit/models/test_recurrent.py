@@ -17,7 +17,7 @@ from reroll.models.attention import PackedAttention, hidden_states, logits
 from reroll.models.load import load_model
 from reroll.models.recurrent import attention_layers, recurrent_layers
 from reroll.tokens.batch import Batch, pack
-from reroll.training.shared_prefix import SharedPrefixAttention, distinct_tokens, token_states
+from reroll.training.predict import SharedPrefixAttention, distinct_tokens, token_states
 from reroll.training.torch_strategy import enable_gradient_checkpointing
 from reroll.types import Sample
 from reroll_zoo.fsdp2.sequence import check_shares

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from reroll.algo.running import RunningMoments
+from reroll.algo.shaping import RunningMoments
 from reroll.config.load import parse_config
 from reroll.config.tree import RlvrConfig
 from reroll.pipeline.credit import advantage_stats, assign_advantages, critic_targets, on_domain_scale, policy_loss_of

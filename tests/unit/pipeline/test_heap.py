@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 
-from reroll.pipeline.run import settled_heap
+from reroll.pipeline.run import gc_frozen
 
 
 class Knot:
@@ -18,7 +18,7 @@ def test_old_objects_are_passed_over_while_it_is_open_and_new_garbage_is_found(f
     old = Knot()
     is_there = weakref.ref(old)
     try:
-        with settled_heap():
+        with gc_frozen():
             del old
             gc.collect()
             assert is_there() is not None

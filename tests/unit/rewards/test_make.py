@@ -8,7 +8,7 @@ from reroll.config.reward_base import InProcessRewardConfig, RewardConfig
 from reroll.config.rewards import needs_process
 from reroll.errors import RewardError
 from reroll.rewards.base import Inline, ask
-from reroll.rewards.said import said
+from reroll.testing import trajectory_of
 from reroll.types import Prompt, Score, Trajectory
 
 NODES = RewardConfig.kinds()
@@ -37,11 +37,11 @@ async def test_a_verifier_that_raises_in_place_fails_its_sample_with_the_place()
         raise ZeroDivisionError("an odd row")
 
     with pytest.raises(RewardError, match=r"ZeroDivisionError: an odd row \(.*test_make.py:\d+\)"):
-        await ask(Inline(broken), Prompt(id="p", messages=(), domain="d"), said("x"))
+        await ask(Inline(broken), Prompt(id="p", messages=(), domain="d"), trajectory_of("x"))
 
 
 async def test_a_verifier_may_be_async() -> None:
     async def slow(prompt: Prompt, trajectory: Trajectory) -> Score:
         return Score(value=0.5)
 
-    assert (await ask(Inline(slow), Prompt(id="p", messages=(), domain="d"), said("x"))).value == 0.5
+    assert (await ask(Inline(slow), Prompt(id="p", messages=(), domain="d"), trajectory_of("x"))).value == 0.5

@@ -17,9 +17,9 @@ from reroll.config.rewards import RewardWorkersConfig
 from reroll.errors import RewardError
 from reroll.rewards.base import Reward, as_score
 from reroll.rewards.meter import RewardMeter
-from reroll.rewards.said import said
 from reroll.rewards.workers import RewardWorkers
 from reroll.runtime.local import LocalRuntime
+from reroll.testing import trajectory_of
 from reroll.tokens.samples import rows_of
 from reroll.types import Group, Prompt, Score, Trajectory
 from reroll_zoo.algorithms.advantages import gdpo
@@ -54,7 +54,7 @@ def advantages(reward: Reward, *, grpo: bool = False) -> NDArray[np.float64]:
     """What each of the four siblings is trained with."""
 
     async def judged() -> list[Trajectory]:
-        return [said(str(place)).scored(await reward(PROMPT, said(str(place)))) for place in range(4)]
+        return [trajectory_of(str(place)).scored(await reward(PROMPT, trajectory_of(str(place)))) for place in range(4)]
 
     group = Group(number=0, prompt=PROMPT, trajectories=tuple(asyncio.run(judged())), version=0)
     episodes = rows_of([group]).episodes
@@ -104,14 +104,15 @@ async def verdicts_in_a_process(node: InProcessRewardConfig, *texts: str) -> lis
     one = RewardWorkersConfig(num_processes=1)
     workers = await RewardWorkers.start(LocalRuntime(), {"form": node}, one, search_path=[], meter=RewardMeter())
     try:
-        return [await workers.score("form", PROMPT, said(text)) for text in texts]
+        return [await workers.score("form", PROMPT, trajectory_of(text)) for text in texts]
     finally:
         await workers.close()
 
 
 def test_an_answer_on_which_the_verifier_hangs_is_no_better_than_a_wrong_one() -> None:
-    node = RegexRewardConfig(kind="regex", pattern="(a+)+$", timeout_s=0.5)
-    scores = asyncio.run(verdicts_in_a_process(node, "a", "aa", "b", "a" * 40 + "!"))
+    patient, hasty = (RegexRewardConfig(kind="regex", pattern="(a+)+$", timeout_s=seconds) for seconds in (120.0, 0.5))
+    scores = asyncio.run(verdicts_in_a_process(patient, "a", "aa", "b"))
+    scores += asyncio.run(verdicts_in_a_process(hasty, "a" * 40 + "!"))
     assert [score.info for score in scores] == [{}, {}, {}, {"unjudged": 1.0}]
     got = advantages(stack({"form": Told(*scores)}))
     np.testing.assert_allclose(got, expected({"form": RIGHT}, {"form": 1.0}), atol=1e-5)

@@ -15,7 +15,7 @@ from reroll.errors import RewardError, RewardRaised
 from reroll.rewards.base import Reward
 from reroll.rewards.cluster import RewardCluster
 from reroll.rewards.meter import RewardMeter
-from reroll.rewards.said import said
+from reroll.testing import trajectory_of
 from reroll.types import Prompt, Score, Trajectory
 from reroll_zoo.combined.rewards import Cascade, Stack
 
@@ -62,9 +62,9 @@ MADE: dict[str, Reward] = {
 async def test_whatever_a_reward_raises_or_returns_fails_that_sample_alone(kind: str, text: str) -> None:
     rewards = cluster(MADE[kind])
     with pytest.raises(RewardError) as caught:
-        await rewards.score(PROMPT, said(text))
+        await rewards.score(PROMPT, trajectory_of(text))
     assert 0 < len(str(caught.value)) < 3000
-    assert (await rewards.score(PROMPT, said("fine"))).value == 1.0
+    assert (await rewards.score(PROMPT, trajectory_of("fine"))).value == 1.0
 
 
 async def test_what_is_raised_is_logged_once_a_kind_and_counted(caplog: pytest.LogCaptureFixture) -> None:
@@ -72,7 +72,7 @@ async def test_what_is_raised_is_logged_once_a_kind_and_counted(caplog: pytest.L
     with caplog.at_level(logging.WARNING):
         for text in ("digits", "digits", "deep", "digits", "nan", "fine"):
             with suppress(RewardError):
-                await rewards.score(PROMPT, said(text))
+                await rewards.score(PROMPT, trajectory_of(text))
     assert [record.getMessage().partition(": ")[0] for record in caplog.records] == [
         "the reward of domain p raised, and the sample fails"
     ] * 2
@@ -94,7 +94,7 @@ async def test_words_of_the_policy_in_a_reason_steer_no_terminal(
         raise raised(f"cannot read {trajectory.text}")
 
     with caplog.at_level(logging.WARNING), pytest.raises(RewardError) as caught:
-        await cluster(quotes).score(PROMPT, said(STEERING))
+        await cluster(quotes).score(PROMPT, trajectory_of(STEERING))
     told = [
         str(caught.value),
         f"{pickle.loads(pickle.dumps(caught.value))}",

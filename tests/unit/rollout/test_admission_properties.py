@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from rollout_fakes import Numbers
 
-from reroll.data.sampler import Mix
+from reroll.data.prompts import Mix
 from reroll.rollout.admission import Admission, AdmittedGroup
 
 TURNS = st.sampled_from(["d", "ab", "aab", "abacab"])

@@ -3,10 +3,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from reroll.envs.base import SingleTurn, StepResult
+from reroll.envs.base import StepResult
 from reroll.errors import EnvError
-from reroll.rollout.play import play
-from reroll.rollout.seeds import stable_seed
+from reroll.rollout.play import SingleTurn, play, stable_seed
 from reroll.tokens.renderer import Renderer
 from reroll.types import Completion, FinishReason, Prompt, SamplingParams, Status
 from reroll_zoo.tiny_models import tiny_tokenizer

@@ -12,8 +12,7 @@ from reroll.config.parts import LocalRuntimeConfig
 from reroll.envs.cluster import EnvCluster
 from reroll.errors import EnvError, EnvLost, TooManyFailures
 from reroll.observe.journal import SampleState, read_journal
-from reroll.rollout.play import play
-from reroll.rollout.replay import MAX_REPLAYS, replayed
+from reroll.rollout.play import MAX_REPLAYS, play, replayed
 from reroll.runtime import make_runtime
 from reroll.types import Completion, FinishReason, Prompt, SamplingParams, Score, Status
 

@@ -9,7 +9,7 @@ import pytest
 from token_runs import TokenRun, length_of, token
 
 from reroll.observe.journal import SampleState, read_journal
-from reroll.rollout.seeds import stable_seed
+from reroll.rollout.play import stable_seed
 from reroll_zoo.audit.audit import audit
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))  # scripts, no package

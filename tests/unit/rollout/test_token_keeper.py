@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from reroll.observe.journal import Journal, SampleState, read_journal
-from reroll.rollout.token_keeper import TokenKeeper
+from reroll.rollout.in_flight import TokenKeeper
 from reroll.types import Completion, FinishReason, Request, SamplingParams, WrittenTokens
 
 

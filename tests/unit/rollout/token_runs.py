@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 from rollout_fakes import Prompts, make
 
-from reroll.rollout.token_keeper import TokenKeeper
+from reroll.rollout.in_flight import TokenKeeper
 from reroll.types import Completion, FinishReason, Request, SamplingParams, Score, Status, Trajectory, Turn
 
 TOLD_EVERY = 4

@@ -18,9 +18,9 @@ from process_probe import Probe
 
 from reroll.errors import WorkerDied
 from reroll.runtime.base import Placement, Workers
-from reroll.runtime.children import marked
 from reroll.runtime.processes import ProcessRuntime
 from reroll.runtime.starts import Order
+from reroll.runtime.subprocesses import marked
 from reroll_zoo.forks.forks import fork
 
 TWO = Placement("probe", ("cpu", "cpu"))

@@ -22,7 +22,7 @@ class Scout:
 
 async def test_a_worker_that_spans_gpus_is_told_the_first() -> None:
     placement = Placement("engine", ("cpu", "1", ("2", "3"), ("cpu",)))
-    assert placement.seats == (("cpu",), ("1",), ("2", "3"), ("cpu",))
+    assert placement.devices_of_workers == (("cpu",), ("1",), ("2", "3"), ("cpu",))
     async with LocalRuntime() as runtime:
         workers = await runtime.spawn(Scout, placement)
         assert await workers.broadcast(Scout.device) == ["cpu", "cuda:1", "cuda:2", "cpu"]

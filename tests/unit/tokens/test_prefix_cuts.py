@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reroll.tokens.batch import Batch, pack
-from reroll.tokens.packing import balance, fill, mini_batches, order_of, same_prompt
-from reroll.tokens.prefixes import prefix_order, shared_prefixes
+from reroll.tokens.packing import balance, fill, mini_batches, order_of, prefix_order, same_prompt, shared_prefixes
 from reroll.types import Sample
 
 ROWS = st.lists(st.lists(st.integers(0, 2), min_size=2, max_size=12), min_size=2, max_size=16)

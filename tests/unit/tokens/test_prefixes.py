@@ -2,7 +2,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reroll.tokens.prefixes import shared_prefixes
+from reroll.tokens.packing import shared_prefixes
 
 ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=8)
 

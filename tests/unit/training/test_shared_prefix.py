@@ -11,7 +11,7 @@ from reroll.models import attention as attention_module
 from reroll.models.attention import PackedAttention, VarlenAttention, hidden_states
 from reroll.models.load import load_model
 from reroll.tokens.batch import Batch, pack
-from reroll.training.shared_prefix import token_states
+from reroll.training.predict import token_states
 from reroll.types import Sample
 from reroll_zoo.tiny_models import make_tiny
 

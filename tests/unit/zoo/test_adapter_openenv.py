@@ -153,7 +153,7 @@ async def test_sessions_run_side_by_side_and_seeds_choose_their_instances(url: s
 
 async def test_a_server_that_goes_away_fails_the_sample() -> None:
     with serving() as address:
-        env = OpenEnv(OpenEnvConfig(base_url=address, action_field="number", timeout_s=5))
+        env = OpenEnv(OpenEnvConfig(base_url=address, action_field="number"))
         await env.reset(0)
     with pytest.raises(EnvError, match="no answer"):
         await env.step("1")

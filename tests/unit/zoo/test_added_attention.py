@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from reroll.models.attention import PackedAttention, Scoring
-from reroll.tokens.prefixes import shared_prefixes
-from reroll.training import shared_prefix
-from reroll.training.shared_prefix import SharedPrefixAttention
+from reroll.tokens.packing import shared_prefixes
+from reroll.training import predict as predict_module
+from reroll.training.predict import SharedPrefixAttention
 from reroll_zoo.added_attention import AddedAttention
 
 
@@ -49,7 +49,7 @@ def test_outputs_and_gradients_are_those_of_rows_that_ask_whole(dtype, tolerance
     assert 0 in shared.num_added.tolist()
     assert 1 in shared.num_added.tolist()
     alone = results(SharedPrefixAttention(PackedAttention(bounds), shared, bounds), len(shared.first), dtype)
-    monkeypatch.setattr(shared_prefix, "load_entry", lambda group, name: None)
+    monkeypatch.setattr(predict_module, "load_entry", lambda group, name: None)
     whole = results(SharedPrefixAttention(PackedAttention(bounds), shared, bounds), len(shared.first), dtype)
     for got, want in zip(alone, whole, strict=True):
         torch.testing.assert_close(got, want, atol=tolerance * float(want.abs().max()), rtol=tolerance)

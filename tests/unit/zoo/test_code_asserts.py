@@ -8,20 +8,20 @@ from typing import Any
 
 import pytest
 
-from reroll_zoo.code.asserts import Inside, names_bound_by, read_assert
+from reroll_zoo.code.asserts import SandboxedAssert, names_bound_by, read_assert
 from reroll_zoo.code.values import Equality, Opaque, Reply
 
 EQUALITY = Equality(tolerance=1e-6, loose=True)
 
 
-def split(source: str, *, setup: str = "") -> list[str] | Inside:
+def split(source: str, *, setup: str = "") -> list[str] | SandboxedAssert:
     test = read_assert(source, setup, EQUALITY)
-    return test if isinstance(test, Inside) else [expression for expression, _ in test]
+    return test if isinstance(test, SandboxedAssert) else [expression for expression, _ in test]
 
 
 def accepts(source: str, value: Any, *, equality: Equality = EQUALITY) -> bool:
     checks = read_assert(source, "", equality)
-    assert not isinstance(checks, Inside)
+    assert not isinstance(checks, SandboxedAssert)
     assert len(checks) == 1
     return checks[0][1](Reply(value=value, is_true=bool(value)))
 
@@ -91,20 +91,20 @@ def test_an_assert_becomes_questions_that_hold_nothing_of_what_is_expected(sourc
 )
 def test_an_assert_that_would_tell_the_program_what_is_expected_runs_inside(source: str) -> None:
     test = split(source, setup="import math\ndef near(a, b): return abs(a - b) < 1")
-    assert isinstance(test, Inside)
+    assert isinstance(test, SandboxedAssert)
     assert test.own == {"f"}
 
 
 def test_names_of_the_setup_are_not_the_programs() -> None:
     setup = "import numpy as np, os.path\nfrom math import isclose as near\nx = 1\ndef g():\n    inner = 2\nclass C: pass"
     assert names_bound_by(ast.parse(setup)) == {"np", "os", "near", "x", "g", "inner", "C"}
-    assert isinstance(split("assert g(f(1))", setup=setup), Inside)
+    assert isinstance(split("assert g(f(1))", setup=setup), SandboxedAssert)
     assert split("assert g(f(1))") == ["g(f(1))"]
 
 
 def test_a_test_inside_takes_from_the_program_only_what_nothing_else_can_define() -> None:
     source = "def check(candidate):\n    for i in range(3):\n        assert math.floor(candidate(i)) == abs(g(i))\ncheck(f)"
-    assert split(source) == Inside(source, frozenset({"f", "g"}), frozenset({"math"}))
+    assert split(source) == SandboxedAssert(source, frozenset({"f", "g"}), frozenset({"math"}))
 
 
 @pytest.mark.parametrize("source", ["assert True", "assert len(sorted([1])) == 1", "for i in range(3):\n    assert i < 3"])

@@ -152,7 +152,7 @@ async def test_credit_by_fraction_counts_every_test_and_credit_for_all_stops_at_
 
 async def test_a_slow_call_does_not_cost_the_calls_after_it(sandbox: Sandbox) -> None:
     slow = "def f(a):\n    while a < 0: pass\n    return 7 * a + 11"
-    score = await Code(config(credit="fraction", call_s=0.4), sandbox)(asked(CALLS), said(fenced(slow)))
+    score = await Code(config(credit="fraction", call_s=3.0), sandbox)(asked(CALLS), said(fenced(slow)))
     assert score.value == pytest.approx(2 / 3)  # Without its own limit the slow call would use up the run's.
 
 

@@ -12,7 +12,7 @@ from reroll.config.reward_base import RewardConfig
 from reroll.config.rewards import needs_process, walk
 from reroll.errors import RewardError, RewardRaised
 from reroll.rewards.base import Reward
-from reroll.rewards.make import Maker
+from reroll.rewards.make import RewardBuilder
 from reroll.types import Completion, FinishReason, Prompt, Score, Status, Trajectory, Turn
 from reroll_zoo.combined.rewards import Cascade, Stack
 
@@ -30,7 +30,7 @@ def said(*texts: str, reward: float = 0.0) -> Trajectory:
 
 
 def made(node: RewardConfig) -> Reward:
-    return Maker().rewards({"p": node})["p"]
+    return RewardBuilder().build({"p": node})["p"]
 
 
 class Always:

@@ -232,9 +232,9 @@ def test_pages_write_the_same_with_drafts(folder: str, monkeypatch: pytest.Monke
     engine = make(folder, Guesses(expected, changes()["sometimes"]), num_tokens=8 * PAGE)
     assert_same(finish(engine, asked), expected)
     assert engine.counts.num_accepted > 0
-    engine._cached_prefixes.clear()
-    assert isinstance(engine._backend, PagedBackend)
-    assert engine._backend._pool.num_free == 7, "no page is lost"
+    engine.cached_prefixes.clear()
+    assert isinstance(engine.backend, PagedBackend)
+    assert engine.backend.pool.num_free == 7, "no page is lost"
 
 
 def state(prompt: Sequence[int], tokens: Sequence[int] = ()) -> SequenceState:

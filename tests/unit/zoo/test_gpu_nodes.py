@@ -13,7 +13,7 @@ from reroll.config.parts import DeviceSelectionConfig
 from reroll.errors import ConfigError
 from reroll_zoo.gpu_nodes import GpuNode, GpuNodes
 from reroll_zoo.plan.cluster import ClusterConfig
-from reroll_zoo.ray.places import gpu_node
+from reroll_zoo.ray.placement import gpu_node
 
 NODES = GpuNodes(
     [

@@ -154,9 +154,9 @@ async def test_a_fault_that_may_pass_is_tried_again(server: Server, fault: Behav
 
 async def test_a_server_that_hangs_is_given_up_and_tried_again(server: Server) -> None:
     server.script = [hang]
-    answer, num_retries = await ask(server, timeout_s=0.5)
+    answer, num_retries = await ask(server, timeout_s=0.5, retries=200)  # A busy machine may need several.
     assert answer.text == "Score: 7"
-    assert num_retries >= 1  # A busy machine may need another.
+    assert num_retries >= 1
 
 
 @pytest.mark.parametrize("code", [400, 401, 403, 404, 422])

@@ -1,16 +1,19 @@
 """Kernels outlive the process that compiled them, and the next one has them ready. Compiled for a GPU that is not here."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
+import triton
 from triton import knobs
 from triton.runtime import jit
 
@@ -27,6 +30,7 @@ class NoGpu:
     get_current_stream = staticmethod(lambda device: 0)
 
 driver.set_active(NoGpu())
+import triton
 from triton import knobs
 from reroll_zoo import fused_kernels
 from reroll_zoo.kernel_cache import kernel_cache
@@ -73,45 +77,61 @@ def test_a_later_process_has_them_ready_before_it_needs_them_and_compiles_what_i
     assert process(tmp_path) == [*(line.format("compiled") for line in fetched), "told: True"]
 
 
-def test_what_was_noted_for_other_code_is_left_alone(tmp_path: Path) -> None:
-    cache = KernelCache(tmp_path)
-    (tmp_path / "needed").mkdir()
-    lines = [
-        '{"module": "reroll_zoo.fused_kernels", "name": "_gone", "source": "", "variant": "{}"}',
-        '{"module": "reroll_zoo.fused_kernels", "name": "_add", "source": "of old", "variant": "{}"}',
-        '{"module": "reroll_zoo.fus',
-    ]
-    cache._list_of("a").write_text("\n".join(lines))
-    cache.fetch("a", torch.device("cpu")).join()
-    assert cache.words() == ""
-    cache._begins()
-    assert cache.words() == "compiling kernels 1"
-
-
-def test_a_kernel_of_others_whose_constants_cannot_be_written_is_launched_and_not_noted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def _triton_s_own_knobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a cache that watches has set is taken back."""
     monkeypatch.setattr(jit, "serialize_specialization_data", jit.serialize_specialization_data)
     for knobs_of, name in ((knobs.cache, "dir"), (knobs.compilation, "listener")):
         monkeypatch.setattr(knobs_of, name, getattr(knobs_of, name))
     for name in ("jit_cache_hook", "jit_post_compile_hook"):
         monkeypatch.setattr(knobs.runtime, name, getattr(knobs.runtime, name))
+
+
+def compiled(variant: str) -> dict[str, Any]:
+    """What Triton tells of a kernel that it has compiled."""
+    function = SimpleNamespace(jit_function=SimpleNamespace(cache_key="k"), module="m", name="k")
+    return {"fn": function, "compile": {"specialization_data": variant}}
+
+
+@pytest.mark.usefixtures("_triton_s_own_knobs")
+def test_what_was_noted_for_other_code_is_left_alone(tmp_path: Path) -> None:
+    cache = KernelCache(tmp_path)
+    cache.watch()
+    lines = [
+        '{"module": "reroll_zoo.fused_kernels", "name": "_gone", "source": "", "variant": "{}"}',
+        '{"module": "reroll_zoo.fused_kernels", "name": "_add", "source": "of old", "variant": "{}"}',
+        '{"module": "reroll_zoo.fus',
+    ]
+    (tmp_path / "needed" / f"a-triton-{triton.__version__}.jsonl").write_text("\n".join(lines))
+    cache.fetch("a", torch.device("cpu")).join()
+    assert cache.words() == ""
+    knobs.runtime.jit_cache_hook()  # As Triton calls it when it begins to compile.
+    assert cache.words() == "compiling kernels 1"
+
+
+@pytest.mark.usefixtures("_triton_s_own_knobs")
+def test_a_kernel_of_others_whose_constants_cannot_be_written_is_launched_and_not_noted(tmp_path: Path) -> None:
     cache = KernelCache(tmp_path)
     cache.watch()
     options = SimpleNamespace(num_warps=4)
     variant = jit.serialize_specialization_data("m.k", {"x": "fp32"}, {(0,): object()}, {}, options, "k", options)
     assert variant == ""
-    cache._model, cache._noted = "a", {"a": set()}
-    function = SimpleNamespace(jit_function=SimpleNamespace(cache_key="k"), module="m", name="k")
-    cache._is_ready(fn=function, compile={"specialization_data": variant})
-    assert not cache._list_of("a").exists()
+    cache.fetch("a", torch.device("cpu")).join()
+    knobs.runtime.jit_post_compile_hook(**compiled(variant))
+    assert not list((tmp_path / "needed").iterdir())
+    knobs.runtime.jit_post_compile_hook(**compiled("{}"))
+    assert len(list((tmp_path / "needed").iterdir())) == 1
 
 
+@pytest.mark.usefixtures("_triton_s_own_knobs")
 def test_a_folder_that_cannot_be_written_is_triton_s_own_affair(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    cache = KernelCache(tmp_path / "file" / "kernels")
+    before = knobs.runtime.jit_post_compile_hook
+    KernelCache(tmp_path / "file" / "kernels").watch()
+    assert knobs.runtime.jit_post_compile_hook is before
+    cache = KernelCache(tmp_path / "gone")
     cache.watch()
-    kernel = SimpleNamespace(cache_key="k")
-    cache._model, cache._noted = "a", {"a": set()}
-    cache._is_ready(fn=SimpleNamespace(jit_function=kernel, module="m", name="n"), compile={"specialization_data": "{}"})
+    cache.fetch("a", torch.device("cpu")).join()
+    shutil.rmtree(tmp_path / "gone")
+    knobs.runtime.jit_post_compile_hook(**compiled("{}"))
     assert cache.words() == ""

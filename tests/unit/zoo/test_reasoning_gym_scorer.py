@@ -52,7 +52,7 @@ MAX_MEAN_PAY = 0.5
 
 @pytest.fixture(scope="module")
 def scorer() -> TaskScorer:
-    return TaskScorer(LocalSandboxConfig(), wall_s=20.0, memory_mb=1024)
+    return TaskScorer(LocalSandboxConfig(), wall_s=120.0, memory_mb=1024)
 
 
 @cache
@@ -235,7 +235,7 @@ def test_what_can_name_or_grow_is_not_plain(given: str) -> None:
     ],
 )
 def test_ordinary_wrong_answers_need_no_sandbox(name: str, given: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    scorer = TaskScorer(LocalSandboxConfig(), wall_s=5.0, memory_mb=256)
+    scorer = TaskScorer(LocalSandboxConfig(), wall_s=120.0, memory_mb=256)
     monkeypatch.setattr(scorer, "_contained", None)
     assert scorer.score(name, {}, tasks(name)[0], given) < 1.0
 
@@ -243,7 +243,7 @@ def test_ordinary_wrong_answers_need_no_sandbox(name: str, given: str, monkeypat
 def test_where_reasoning_gym_cannot_be_imported_inside_the_reason_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     bare = BlockingSandbox(LocalSandboxConfig())
     monkeypatch.setattr(contained_module, "shared_sandbox", lambda config, preload: bare)
-    scorer = TaskScorer(LocalSandboxConfig(), wall_s=5.0, memory_mb=256)
+    scorer = TaskScorer(LocalSandboxConfig(), wall_s=120.0, memory_mb=256)
     with pytest.raises(SandboxError, match="No module named 'reasoning_gym'"):
         scorer.score("spiral_matrix", {}, tasks("spiral_matrix")[0], "f(x)")
     bare.close()

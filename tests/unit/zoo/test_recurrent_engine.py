@@ -124,8 +124,8 @@ def test_a_prompt_read_in_parts_is_read_as_if_at_once(folder: Path, monkeypatch:
 def test_a_tight_cache_counts_states_and_those_that_give_way_write_the_same(folder: Path) -> None:
     asked = [ask(str(number), prompt(20, start=number), num_tokens=70, seed=number) for number in range(4)]
     free = make(folder)
-    per_slot = free._backend.bytes_per_state + 90 * free._backend.bytes_per_token
-    assert free._backend.bytes_per_state > 20 * free._backend.bytes_per_token > 0
+    per_slot = free.backend.bytes_per_state + 90 * free.backend.bytes_per_token
+    assert free.backend.bytes_per_state > 20 * free.backend.bytes_per_token > 0
     tight = make(folder, cache_bytes=int(2.9 * per_slot))
     tight_done, most = {}, 0
     for request in asked:
@@ -138,17 +138,17 @@ def test_a_tight_cache_counts_states_and_those_that_give_way_write_the_same(fold
     assert most == 3, "at first they are short"
     assert tight.counts.num_gave_way > 0
     with pytest.raises(ModelError, match=r"raise engine\.cache_gib"):
-        finish(make(folder, cache_bytes=free._backend.bytes_per_state), asked[:1])
+        finish(make(folder, cache_bytes=free.backend.bytes_per_state), asked[:1])
 
 
 def test_parked_states_count_with_their_bytes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = make(folder)._backend
+    backend = make(folder).backend
     bytes_per_prefix = backend.bytes_per_state + 21 * backend.bytes_per_token
     monkeypatch.setattr(engine_module, "_MAX_CACHED_BYTES", int(2.9 * bytes_per_prefix))
     engine = make(folder)
     for number in range(5):
         finish(engine, [ask(str(number), prompt(20, start=number), num_tokens=2)])
-    assert len(engine._cached_prefixes) == 2
+    assert len(engine.cached_prefixes) == 2
 
 
 def plain(folder: Path, scale: float = 1.0) -> PreTrainedModel:
@@ -208,7 +208,7 @@ def test_sleep_gives_the_states_back(folder: Path) -> None:
     engine = make(folder)
     finish(engine, [ask("a", prompt(30))])
     engine.sleep()
-    backend = engine._backend
+    backend = engine.backend
     assert isinstance(backend, RecurrentBackend)
     assert all(part.numel() == 0 for part in backend._states._data)
     engine.wake()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from reroll.errors import RewardError
-from reroll.rewards.match import extract
+from reroll.rewards.base import extract
 from reroll.types import Completion, FinishReason, Prompt, Status, Trajectory, Turn
 from reroll_zoo.text.match import Exact, ExactRewardConfig, Numeric, NumericRewardConfig, last_number
 

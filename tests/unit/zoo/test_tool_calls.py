@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from reroll.config.actions import ActionConfig
 from reroll.config.envs import EnvConfig
-from reroll.envs.actions import parsed
+from reroll.envs.actions import parse_action
 from reroll.envs.base import InvalidAction
 from reroll.envs.worker import HostedEnv, LoopThread
 from reroll.errors import ConfigError, DataError, EnvError
@@ -220,11 +220,13 @@ def test_arguments_without_a_problem_can_be_passed_to_the_function(arguments: di
 # Tools.
 
 TOOLS = {"weather": function_tool(weather)}
+HANGS_S = 120.0
+"""What takes longer than this hangs, however busy the machine is."""
 
 
 def test_a_call_runs_the_function_and_what_goes_wrong_is_told() -> None:
     def call(name: str, **arguments: Any) -> str:
-        return run_call(TOOLS, Call(name, arguments), timeout_s=5)
+        return run_call(TOOLS, Call(name, arguments), timeout_s=HANGS_S)
 
     assert call("weather", city="Oslo", days=2) == "Oslo: 40 C"
     with pytest.raises(ToolError, match=r"There is no tool 'rain'. There is: weather."):
@@ -239,7 +241,7 @@ def test_results_are_text_or_json_and_async_functions_are_awaited() -> None:
     async def numbers(n: int) -> list[int]:
         return list(range(n))
 
-    assert function_tool(numbers).run({"n": 3}, 5) == "[0, 1, 2]"
+    assert function_tool(numbers).run({"n": 3}, HANGS_S) == "[0, 1, 2]"
 
 
 def test_a_function_that_hangs_or_exits_is_only_a_failed_call() -> None:
@@ -380,12 +382,12 @@ def test_two_tools_of_one_name_are_refused() -> None:
         Riddle([*TOOLS.values(), *TOOLS.values()])
 
 
-def test_a_policy_that_thinks_aloud_plays_through_the_wrapper_for_all_text() -> None:
-    text: Any = TypeAdapter(ActionConfig).validate_python({"kind": "text"})
-    env = parsed(Riddle(), text)
-    assert env.reset(4) == Riddle().reset(4)
-    assert env.step(f"<think>{OSLO}{OSLO}</think>{OSLO}").info["num_calls"] == 1.0
-    assert env.step("<think>7?</think><answer>5</answer>").reward == 1.0
+def test_what_a_policy_thinks_aloud_calls_no_tool_where_all_text_is_the_action() -> None:
+    form: ActionConfig = TypeAdapter(ActionConfig).validate_python({"kind": "text"})
+    env = Riddle()
+    env.reset(4)
+    assert env.step(parse_action(f"<think>{OSLO}{OSLO}</think>{OSLO}", form)).info["num_calls"] == 1.0
+    assert env.step(parse_action("<think>7?</think><answer>5</answer>", form)).reward == 1.0
 
 
 # Answers.
@@ -410,6 +412,11 @@ def test_the_last_tag_is_the_answer_else_the_last_line() -> None:
         ("9" * 400, "0.5", False),
         ("nan", "5", False),
         ("five", "5", False),
+        ("3/4", "0.75", True),
+        ("75%", "0.75", True),
+        ("1,23", "123", False),
+        ("well-known", "well known", True),
+        ("The", "", False),
         ("The  Old Mill!", "old mill", True),
         ("old mills", "old mill", False),
         ("", "old mill", False),

@@ -8,13 +8,16 @@ from threading import Thread
 
 import pytest
 
+from reroll.config.load import parse_config
 from reroll.config.parts import RunConfig
 from reroll.errors import ConfigError
 from reroll.observe.files import read_jsonl
 from reroll.observe.journal import Journal, SampleState
 from reroll.observe.run_folder import RunFolder
 from reroll.observe.trackers import make_tracker
+from reroll.pipeline.preflight import preflight
 from reroll_zoo.trackers.opentelemetry import ENDPOINTS
+from reroll_zoo.trackers.wandb import login_violations
 
 
 @pytest.fixture
@@ -57,6 +60,61 @@ def test_wandb_runs_offline_inside_the_run_folder_without_a_login(folder, monkey
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.fixture
+def without_a_key(tmp_path, monkeypatch):
+    """Whatever the user of this machine has for wandb, nothing of it is found."""
+    for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path))
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+
+
+@pytest.mark.usefixtures("without_a_key")
+def test_wandb_online_without_a_key_is_refused_with_the_fix(folder, monkeypatch, capfd):
+    monkeypatch.setenv("WANDB_MODE", "online")
+    with pytest.raises(ConfigError, match=r"run.trackers: wandb does not start: No API key.*set WANDB_API_KEY"):
+        make_tracker(["wandb"], folder, config={})
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.usefixtures("without_a_key")
+def test_the_key_that_wandb_lacks_is_missed_before_the_run(rlvr_tree, tmp_path, monkeypatch, capfd):
+    def problems(mode):
+        monkeypatch.setenv("WANDB_MODE", mode)
+        return [str(violation) for violation in login_violations(parse_config(rlvr_tree), opens=True)]
+
+    rlvr_tree["rewards"] = {"default": {"kind": "exact"}}
+    assert problems("online") == []  # Nobody asked for wandb.
+    rlvr_tree["run"]["trackers"] = ["wandb"]
+    assert ["WANDB_API_KEY" in problem for problem in problems("online")] == [True]
+    assert problems("offline") == problems("dryrun") == []
+    monkeypatch.setenv("WANDB_MODE", "online")
+    with pytest.raises(ConfigError, match="WANDB_API_KEY"):
+        preflight(parse_config(rlvr_tree), code_folder=tmp_path)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.usefixtures("without_a_key")
+@pytest.mark.parametrize(
+    ("variables", "problem"),
+    [({"WANDB_MODE": "upside-down"}, "mode: Input should be"), ({"WANDB_MODE": "online", "WANDB_API_KEY": "k" * 40}, "")],
+)
+def test_wandb_s_variables_are_read_as_it_reads_them(rlvr_tree, tmp_path, variables, problem):
+    """In a process of its own: wandb reads them once, and keeps the key."""
+    rlvr_tree["run"]["trackers"] = ["wandb"]
+    rlvr_tree["rewards"] = {"default": {"kind": "exact"}}
+    (tmp_path / "run.json").write_text(json.dumps(rlvr_tree))
+    script = (
+        "import json, sys; from reroll.config.load import parse_config\n"
+        "from reroll_zoo.trackers.wandb import login_violations\n"
+        f"config = parse_config(json.load(open({str(tmp_path / 'run.json')!r})))\n"
+        "print(*(violation.problem for violation in login_violations(config, opens=True)))"
+    )
+    env = os.environ | variables
+    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True)
+    assert (problem in done.stdout, bool(done.stdout.strip()), done.stderr) == (True, bool(problem), "")
+
+
 def test_mlflow_keeps_a_run_over_a_resume_in_a_database_beside_the_runs(folder, monkeypatch, capfd):
     from mlflow.tracking import MlflowClient
 
@@ -78,6 +136,7 @@ def test_trackio_keeps_a_run_over_a_resume_and_says_nothing(tmp_path):
     code = """
 import sys
 from pathlib import Path
+from reroll.config.load import parse_config
 from reroll.config.parts import RunConfig
 from reroll.observe.run_folder import RunFolder
 from reroll.observe.trackers import make_tracker

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from reroll.errors import EnvError
+from reroll_zoo.full_text import query_words
 from reroll_zoo.webshop.catalogue import Catalogue
-from reroll_zoo.webshop.search import MAX_RESULTS, SearchIndex, build_index, default_cache_dir, open_shop, query_words
+from reroll_zoo.webshop.search import MAX_RESULTS, SearchIndex, build_index, default_cache_dir, open_shop
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from agent_fakes import RENDERER, Policy, conversation, say, spelled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reroll.rollout.seeds import stable_seed
+from reroll.rollout.play import stable_seed
 from reroll.tokens.samples import rows_of
 from reroll.tokens.tool_calls import Call
 from reroll.types import FinishReason, Group, Prompt, SamplingParams, Status, Trajectory

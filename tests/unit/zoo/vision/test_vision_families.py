@@ -14,7 +14,7 @@ from reroll.tokens.batch import pack
 from reroll.tokens.pictures import FIRST_ID
 from reroll.tokens.renderer import Renderer
 from reroll.tokens.samples import sft_sample
-from reroll.training.shared_prefix import token_states
+from reroll.training.predict import token_states
 from reroll.types import Request, SamplingParams
 from reroll_zoo.tiny_models import make_tiny
 from reroll_zoo.vision.families import family_of

@@ -30,7 +30,7 @@ RAY_KINDS = {"H100": "h100", "H200": "h200", "A100-80G": "a100", "L40S": "l40s",
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ActorPlacement:
     """A reserved place for actors."""
 
     group: Any
@@ -79,7 +79,7 @@ def gpu_node(num_gpus: int, labels: Mapping[str, str]) -> GpuNode:
     return GpuNode(num_gpus, labels, memory_gb)
 
 
-class GpuPlaces:
+class GpuPlacements:
     """The cluster's GPUs as one row: this node's first, then the other nodes' by address; on each node by GPU id.
 
     A node's GPUs are reserved together the first time one of them is named, one bundle each, and stay reserved: that is
@@ -91,12 +91,12 @@ class GpuPlaces:
         self._timeout_s, self._given_up = timeout_s, given_up
         self._nodes: list[NodeGpus] = []
         self._groups: list[Any] = []
-        self._places: dict[int, Place] = {}
+        self._places: dict[int, ActorPlacement] = {}
         self._given: set[int] = set()
 
-    def find(self, seat: Sequence[str], *, role: str, timeout_s: float | None = None) -> Place:
+    def reserve(self, devices: Sequence[str], *, role: str, timeout_s: float | None = None) -> ActorPlacement:
         """The place of a worker on one GPU, or on several of one node. Raises RerollError where there is none in time."""
-        indices = [int(device) for device in seat]
+        indices = [int(device) for device in devices]
         if any(index not in self._places for index in indices):
             self._reserve_node_of(indices, role=role, timeout_s=timeout_s or self._timeout_s)
         places = [self._places[index] for index in indices]
@@ -106,26 +106,26 @@ class GpuPlaces:
         # An actor sits in one bundle, the first. The others are reserved with it, and it is shown all of them.
         return dataclasses.replace(places[0], gpu_ids=tuple(gpu_id for place in places for gpu_id in place.gpu_ids))
 
-    def replace(self, place: Place, *, role: str) -> Place:
+    def replace(self, place: ActorPlacement, *, role: str) -> ActorPlacement:
         """Where the worker of a lost actor may go: its old place, or spare GPUs elsewhere if that node is lost."""
         live = {node.node_id for node in live_gpu_nodes()}
         if place.node_id is None or place.node_id in live:
             return place
         num_gpus = len(place.gpu_ids)
-        for seat in self._spare_seats(num_gpus, live):
-            return self.find(seat, role=role)
+        for devices in self._spare_devices(num_gpus, live):
+            return self.reserve(devices, role=role)
         raise NoRoom(f"the node of a worker of {role} is lost, and no other has {num_gpus} spare GPUs")
 
-    def spare(self, at_most: int, *, num_gpus: int, role: str, timeout_s: float) -> list[Place]:
+    def spare(self, at_most: int, *, num_gpus: int, role: str, timeout_s: float) -> list[ActorPlacement]:
         """Places of so many GPUs each that no worker has been given, and that no other job holds."""
-        places: list[Place] = []
-        for seat in self._spare_seats(num_gpus, {node.node_id for node in live_gpu_nodes()}):
+        places: list[ActorPlacement] = []
+        for devices in self._spare_devices(num_gpus, {node.node_id for node in live_gpu_nodes()}):
             if len(places) < at_most:
                 with suppress(NoRoom):
-                    places.append(self.find(seat, role=role, timeout_s=timeout_s))
+                    places.append(self.reserve(devices, role=role, timeout_s=timeout_s))
         return places
 
-    def give_back(self, place: Place) -> None:
+    def give_back(self, place: ActorPlacement) -> None:
         """What a worker had is spare again."""
         self._given -= {
             index
@@ -141,15 +141,15 @@ class GpuPlaces:
         self._places.clear()
         self._given.clear()
 
-    def _spare_seats(self, num_gpus: int, live: Collection[str]) -> list[list[str]]:
+    def _spare_devices(self, num_gpus: int, live: Collection[str]) -> list[list[str]]:
         """GPUs of live nodes that no worker has been given, so many of one node at a time."""
-        seats, first = [], 0
+        spare_devices, first = [], 0
         for node in self._row():
             spare = [str(index) for index in range(first, first + node.gpus.num_gpus) if index not in self._given]
             if node.node_id in live:
-                seats += [spare[start : start + num_gpus] for start in range(0, len(spare) - num_gpus + 1, num_gpus)]
+                spare_devices += [spare[start : start + num_gpus] for start in range(0, len(spare) - num_gpus + 1, num_gpus)]
             first += node.gpus.num_gpus
-        return seats
+        return spare_devices
 
     def _row(self) -> list[NodeGpus]:
         """Every node in the order of indices. Lost ones keep theirs, and new ones come last: an index never changes hands."""
@@ -165,10 +165,10 @@ class GpuPlaces:
                 raise self._torn(indices, role=role)
             if inside:
                 what, bundles = f"the {gpus.num_gpus} GPUs of node {node_id}", [{"GPU": 1.0}] * gpus.num_gpus
-                group = reserve(bundles, what=what, timeout_s=timeout_s, given_up=self._given_up, node_id=node_id)
+                group = reserve_bundles(bundles, what=what, timeout_s=timeout_s, given_up=self._given_up, node_id=node_id)
                 self._groups.append(group)
                 for offset, (bundle, gpu_id) in enumerate(self._bundles_by_gpu_id(group, gpus.num_gpus, what=what)):
-                    self._places[first + offset] = Place(group, bundle, "cuda:0", node_id, (gpu_id,))
+                    self._places[first + offset] = ActorPlacement(group, bundle, "cuda:0", node_id, (gpu_id,))
                 return
             first += gpus.num_gpus
         raise NoRoom(f"GPU {indices[0]} does not exist: Ray sees {first} GPUs, numbered from 0: change devices")
@@ -198,20 +198,22 @@ class GpuPlaces:
         )
 
 
-def spare_cpus(taken: Sequence[Place], at_most: int, *, what: str, timeout_s: float, given_up: threading.Event) -> list[Place]:
+def spare_cpus(
+    taken: Sequence[ActorPlacement], at_most: int, *, what: str, timeout_s: float, given_up: threading.Event
+) -> list[ActorPlacement]:
     """A place on each live node that has none of those taken, and a CPU to spare."""
     nodes = {node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")}
     nodes -= {place.node_id or placement_group_table(place.group)["bundles_to_node_id"][place.index] for place in taken}
-    places: list[Place] = []
+    places: list[ActorPlacement] = []
     for node_id in sorted(nodes):
         if len(places) < at_most:
             with suppress(NoRoom):
-                group = reserve([{"CPU": 1}], what=what, timeout_s=timeout_s, given_up=given_up, node_id=node_id)
-                places.append(Place(group, 0, "cpu", node_id))
+                group = reserve_bundles([{"CPU": 1}], what=what, timeout_s=timeout_s, given_up=given_up, node_id=node_id)
+                places.append(ActorPlacement(group, 0, "cpu", node_id))
     return places
 
 
-def reserve(
+def reserve_bundles(
     bundles: list[dict[str, float]], *, what: str, timeout_s: float, given_up: threading.Event, node_id: str | None = None
 ) -> Any:
     """A placement group that holds these bundles, once Ray has room for it. Raises NoRoom if it has none in time."""

@@ -148,7 +148,7 @@ def _marks(pid: int) -> list[bytes]:
     return [mark for variable in variables if variable.startswith(sign) for mark in variable.removeprefix(sign).split(b"/")]
 
 
-def epitaph(exit_code: int) -> str:
+def exit_reason(exit_code: int) -> str:
     """How a process ended, as a user knows it: ` (exit code 3)` or ` (SIGSEGV)`."""
     return f" ({signal.Signals(-exit_code).name})" if exit_code < 0 else f" (exit code {exit_code})"
 
