@@ -114,6 +114,10 @@ def _batch_arithmetic(config: RlvrConfig) -> Iterator[Violation]:
             f"{rollout.take_window} steps' worth of groups are never in flight with max_staleness {rollout.max_staleness}",
             f"set rollout.take_window to at most {rollout.max_staleness + 1}, or raise rollout.max_staleness",
         )
+    if rollout.long_rounds and (rollout.max_staleness or rollout.oversample == 1 or rollout.max_tries == 1):
+        problem = "puts off the surplus of synchronous steps, and there is none that could be"
+        fix = "set rollout.oversample to 1.25, max_tries to at least 2 and max_staleness to 0 (or use a budget and take_window)"
+        yield Violation("rollout.long_rounds", problem, fix)
 
 
 def _drawing_rules(config: RlvrConfig) -> Iterator[Violation]:

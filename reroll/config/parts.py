@@ -272,6 +272,10 @@ class RolloutConfig(Node):
     """Admit this many times the prompts a step needs; the rest is aborted when enough have finished. Their groups come first in
     the next step, with the seeds that they had: they go on where the staleness budget allows it and are drawn again where not,
     and `max_tries` bounds how often. So what is trained on is what was drawn, slow or quick."""
+    long_rounds: bool = False
+    """In synchronous steps, put off the surplus of `oversample` until a step's worth of prompts is, and give these a step of
+    their own. Its surplus is put off to a longer one, until `max_tries` says to await all. So few steps are as slow as their
+    slowest sample. Nothing is left out, but what is long is trained on some steps later, and together."""
     extra_samples: int = Field(default=0, ge=0)
     """Samples drawn for each group beyond `group_size`; when enough have ended well, the slowest are aborted. So
     short episodes are trained on more often than they are drawn, and where length and reward go together the policy is pulled

@@ -6,6 +6,9 @@ oldest groups go first; younger ones from a window may go before them only if th
 time. The surplus of over-sampling, and groups that fall behind because their domain lost slots, are evicted and their prompts
 queued again; samples of them that are fresh enough continue later.
 
+With long rounds, the surplus of synchronous steps is deferred instead. As soon as a step's worth of groups is, they get a round
+of their own; its surplus is deferred to a longer one, until `max_tries` says to await all. So few steps await the slowest.
+
 Every slot of the coming steps belongs to a domain, in the order that the prompt mix gives. A domain's groups fill its slots,
 oldest first, and a dropped group is replaced by one of the same domain: so the mix that is trained on is the mix of the config.
 Only a domain that drops group after group loses slots to others, in the step that waits for it.
@@ -14,7 +17,7 @@ Only a domain that drops group after group loses slots to others, in the step th
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -57,6 +60,10 @@ class AdmittedGroup(Generic[P]):
     is_promised: bool = False
     """`promise` returned it: the next `take` does so too."""
 
+    def queued(self, num_tries: int, level: int) -> Queued[P]:
+        """Its prompt, to be admitted again. With another number it would have other samples, biased towards quick ones."""
+        return Queued(prompt=self.prompt, domain=self.domain, num_tries=num_tries, number=self.number, level=level)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queued(Generic[P]):
@@ -67,6 +74,8 @@ class Queued(Generic[P]):
     num_tries: int = 0
     number: int | None = None
     """Its group number, if it was admitted before: it is sampled with the same seeds again."""
+    level: int = 0
+    """Which rounds it waits for: 0 the ordinary ones, 1 those of groups that were deferred once, and so on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +85,7 @@ class Taken(Generic[P]):
     groups: list[AdmittedGroup[P]]
     """By number. They keep their slots until `release`."""
     returned: list[AdmittedGroup[P]]
-    """Surplus of over-sampling, or too old for the step after this one. Their prompts are at the front of the queue."""
+    """Surplus of over-sampling, or too old for the step after this one. Their prompts are deferred, or first in the queue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,12 +118,14 @@ class Admission(Generic[P]):
         prompts_per_step: int,
         max_staleness: int = 0,
         oversample: float = 1.0,
+        long_rounds: bool = False,
         take_window: int = 1,
         max_tries: int = 3,
         max_drops: int = 20,
         kept_versions: KeptVersions[P] = lambda number, prompt: (),
     ) -> None:
         """`kept_versions` tells how old the kept samples of a group are: they determine the version of the group."""
+        assert not (long_rounds and max_staleness), "long rounds are for synchronous steps"
         self._prompts = prompts
         self._kept_versions = kept_versions
         self._domains = list(prompts.shares)
@@ -123,11 +134,13 @@ class Admission(Generic[P]):
         self._max_tries = max_tries
         self._max_drops = max_drops
         # Minus a little: 100 prompts times 1.1 are 110, but 110.00000000000001 in floats.
-        self._num_surplus = math.ceil(prompts_per_step * oversample - 1e-9) - prompts_per_step
-        self._num_candidates = take_window * prompts_per_step + self._num_surplus
+        self._most_surplus = math.ceil(prompts_per_step * oversample - 1e-9) - prompts_per_step
+        self._take_window = take_window
+        self._has_long_rounds = long_rounds
         self._version = 0
         self._num_issued = dict.fromkeys(self._domains, 0)
-        self._queue: dict[str, deque[Queued[P]]] = {domain: deque() for domain in self._domains}
+        self._queue: dict[tuple[int, str], deque[Queued[P]]] = defaultdict(deque)
+        """By level and domain."""
         self._slot_domains: list[str] = []
         """The domain of each coming slot; the first `prompts_per_step` are the next step's."""
         self._open: dict[str, dict[int, AdmittedGroup[P]]] = {domain: {} for domain in self._domains}
@@ -137,6 +150,7 @@ class Admission(Generic[P]):
         self._num_finished = 0
         self._num_dropped: Counter[str] = Counter()
         self._num_reassigned_to = dict.fromkeys(self._domains, 0)
+        self._begin_round()
 
     @property
     def version(self) -> int:
@@ -149,9 +163,9 @@ class Admission(Generic[P]):
         return sum(map(len, self._open.values()))
 
     @property
-    def num_held(self) -> int:
-        """Groups taken and not released."""
-        return len(self._held)
+    def num_deferred(self) -> int:
+        """Prompts that wait for a long round."""
+        return sum(len(queue) for (level, _), queue in self._queue.items() if level)
 
     @property
     def num_slots(self) -> int:
@@ -232,20 +246,14 @@ class Admission(Generic[P]):
             raise ValueError(f"version {version} is older than {self._version}: weight versions only grow")
         self._held.clear()
         self._version = version
-        return self._send_back(self._stale_at(version))
+        outdated = self._send_back(self._stale_at(version))
+        self._begin_round()
+        return outdated
 
     def snapshot(self) -> Snapshot[P]:
         """The state to resume from. Take it after `release`: groups not released count as not trained on."""
         live = sorted([*self._held.values(), *self._all_open()], key=lambda group: group.number)
-        replays = [
-            Queued(
-                prompt=group.prompt,
-                domain=group.domain,
-                num_tries=group.num_tries - 1,
-                number=group.number,
-            )
-            for group in live
-        ]
+        replays = [group.queued(group.num_tries - 1, self._level) for group in live]
         return Snapshot(
             version=self._version,
             num_issued=dict(self._num_issued),
@@ -265,10 +273,19 @@ class Admission(Generic[P]):
         self._num_dropped = Counter(snapshot.num_dropped)
         self._num_reassigned_to = dict(snapshot.num_reassigned_to)
         for queued in snapshot.queue:
-            self._queue[queued.domain].append(queued)
+            self._queue[queued.level if self._has_long_rounds else 0, queued.domain].append(queued)
+        self._begin_round()
+
+    def _begin_round(self) -> None:
+        """Choose the longest round that has enough groups. The last try has no surplus: all of it is awaited."""
+        waiting = Counter(queued.level for queue in self._queue.values() for queued in queue)
+        surplus = {level: 0 if level and level >= self._max_tries - 1 else self._most_surplus for level in (0, *waiting)}
+        self._level = max((level for level in waiting if waiting[level] >= self._prompts_per_step + surplus[level]), default=0)
+        self._num_surplus = surplus[self._level]
+        self._num_candidates = self._take_window * self._prompts_per_step + self._num_surplus
 
     def _issue(self, domain: str) -> AdmittedGroup[P]:
-        queue = self._queue[domain]
+        queue = self._queue[self._level, domain] or self._queue[0, domain]
         queued = queue.popleft() if queue else Queued(prompt=self._prompts.next(domain), domain=domain)
         number = queued.number
         if number is None:
@@ -370,15 +387,15 @@ class Admission(Generic[P]):
         return [group for group in self._all_open() if version - group.version > self._max_staleness]
 
     def _send_back(self, groups: Sequence[AdmittedGroup[P]]) -> list[AdmittedGroup[P]]:
-        """Close these groups and queue their prompts in front of all others, oldest first."""
+        """Close these groups and defer their prompts, or queue them in front of all others, oldest first."""
         returned = [group for group in dict.fromkeys(groups) if self._open[group.domain].pop(group.number, None)]
         returned.sort(key=lambda group: group.number)
         self._num_finished -= sum(group.is_finished for group in returned)
         for group in reversed(returned):
             group.goes_on = bool(self._usable_versions(group.number, group.prompt))
-            # It keeps its number: other seeds would mean other samples, biased towards quick ones.
-            queued = Queued(prompt=group.prompt, domain=group.domain, num_tries=group.num_tries, number=group.number)
-            self._queue[group.domain].appendleft(queued)
+            level = min(group.num_tries, self._max_tries - 1) if self._has_long_rounds and not group.is_finished else 0
+            queue, queued = self._queue[level, group.domain], group.queued(group.num_tries, level)
+            queue.append(queued) if level else queue.appendleft(queued)  # First deferred, first in.
         return returned
 
 

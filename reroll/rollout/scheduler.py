@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from reroll.config.parts import RolloutConfig
 from reroll.errors import RerollError, RewardError, TooManyFailures
 from reroll.observe.journal import QUEUED_AGAIN, Journal, RecordedSamples, SampleState
-from reroll.observe.metrics import Stats
+from reroll.observe.metrics import Last, Stats
 from reroll.rollout.admission import Admission, AdmittedGroup, Queued, Snapshot, Supply
 from reroll.rollout.in_flight import GroupInFlight
 from reroll.rollout.meter import RecentFailures, RolloutMeter
@@ -83,6 +83,7 @@ class RolloutScheduler:
             prompts_per_step=config.prompts_per_step,
             max_staleness=config.max_staleness,
             oversample=config.oversample,
+            long_rounds=config.long_rounds,
             take_window=config.take_window,
             max_tries=config.max_tries,
             max_drops=config.max_drops,
@@ -162,7 +163,8 @@ class RolloutScheduler:
     def stats(self) -> Stats:
         """Metrics since the last call."""
         meter, self._meter = self._meter, RolloutMeter(self._prompts.shares)
-        return meter.stats() + self._prompts.stats()
+        deferred = {"rollout/deferred_groups": Last(self._admission.num_deferred)} if self._config.long_rounds else {}
+        return meter.stats() + self._prompts.stats() + Stats(deferred)
 
     def state(self) -> dict[str, Any]:
         """State to resume from, as JSON: no prompt is lost or trained on twice. Read it after `release`, or after `close`."""
@@ -175,12 +177,8 @@ class RolloutScheduler:
             "num_dropped": snapshot.num_dropped,
             "num_ceded_to": snapshot.num_reassigned_to,
             "queue": [
-                {
-                    "number": queued.number,
-                    "num_tries": queued.num_tries,
-                    "prompt": _to_plain(queued.prompt),
-                }
-                for queued in snapshot.queue
+                {"number": one.number, "num_tries": one.num_tries, "level": one.level, "prompt": _to_plain(one.prompt)}
+                for one in snapshot.queue
             ],
         }
 
@@ -493,4 +491,5 @@ def _to_plain(prompt: Prompt) -> dict[str, Any]:
 def _queued(row: dict[str, Any]) -> Queued[Prompt]:
     plain = row["prompt"]
     prompt = Prompt(**{**plain, "messages": tuple(plain["messages"])})
-    return Queued(prompt=prompt, domain=prompt.domain, num_tries=row["num_tries"], number=row["number"])
+    level = row.get("level", 0)  # Earlier versions deferred nothing.
+    return Queued(prompt=prompt, domain=prompt.domain, num_tries=row["num_tries"], number=row["number"], level=level)

@@ -139,6 +139,12 @@ CATALOGUE: dict[str, tuple[MetricDoc, ...]] = {
             "Had ended before the run was interrupted, or their group sent back: not drawn again.",
         ),
         (
+            "rollout/deferred_groups",
+            "last",
+            "groups",
+            "Prompts that wait for a step of their own (`rollout.long_rounds`). Where they are fewer than before, it was one.",
+        ),
+        (
             "rollout/continued_tokens",
             "sum",
             "tokens",

@@ -7,7 +7,7 @@ import functools
 import heapq
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -293,7 +293,7 @@ class ModelledEngine:
 
     def _submit(self, request: Request) -> None:
         num_before = len(request.written.token_ids) * self._model.tokens_per_mark
-        num_tokens = self._workload.num_tokens(request.sampling.seed)
+        num_tokens = self._workload.num_tokens(request.sampling.seed, number_of(request.prompt_ids))
         sequence = _SimulatedSequence(request, num_tokens, min(num_before, num_tokens - 1))
         sequence.versions = list(request.written.versions)
         sequence.num_told = len(request.written.token_ids)
@@ -365,6 +365,16 @@ class ModelledEngine:
             TokenBlock(request_ids=ids, starts=starts, counts=counts, versions=versions, token_ids=tokens, logprobs=logprobs)
         )
         self._has_events.set()
+
+
+def marked(number: int) -> int:
+    """The first token of the prompt of this number; 0 and 1 are the stop token and any other."""
+    return number + 2
+
+
+def number_of(prompt_ids: Sequence[int]) -> int:
+    """The reverse of `marked`."""
+    return prompt_ids[0] - 2
 
 
 def _place_of(request_id: str) -> tuple[str, int]:

@@ -27,7 +27,7 @@ from reroll.tokens.renderer import Renderer
 from reroll.types import Group, Message, Prompt, SamplingParams, Score, Trajectory
 from reroll_zoo.simulate.clock import VirtualLoop, run_virtually
 from reroll_zoo.simulate.cores import Cores
-from reroll_zoo.simulate.engines import EngineModel, ModelledWorkers
+from reroll_zoo.simulate.engines import EngineModel, ModelledWorkers, marked
 from reroll_zoo.simulate.workload import Workload
 
 DOMAIN = "simulated"
@@ -51,6 +51,8 @@ class System:
     """Between a step and the next: what the controller itself does."""
     turn_s: float = 0.0
     """CPU time of the controller for one turn of one sample. It has one core, so whatever else is due waits as long."""
+    scores_together: bool = False
+    """No sample of a step is scored before the last one is written: a step is a row of phases. Else each is as it ends."""
     sharing: float = 0.0
     """How far trainer and engines slow each other while both are at work: 0 if not at all, 1 if they have the same cores."""
     num_devices: int = 1
@@ -66,6 +68,8 @@ class StepTimes:
     train_s: float
     push_s: float
     step_s: float
+    tokens: int
+    """Written ones that it trained on."""
 
 
 @dataclass(kw_only=True)
@@ -186,7 +190,7 @@ class _Marks:
         return messages
 
     def start(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        return (self._number + 2,)
+        return (marked(self._number),)
 
     def extend(self, prompt_ids: tuple[int, ...], completion_ids: tuple[int, ...], messages: Sequence[Message]) -> Any:
         return (*prompt_ids, *completion_ids, 1)
@@ -248,6 +252,7 @@ class Simulation:
         """Tokens of the samples in flight that have ended."""
         self.outcome = Prediction(num_devices=system.num_devices)
         self._num_in_flight = 0
+        self._all_written = asyncio.Event()
 
     async def run(self, num_steps: int) -> Prediction:
         """So many steps, from the first admission to the last release."""
@@ -283,12 +288,13 @@ class Simulation:
         trained_s = self._loop.time()
         async with self.devices.lease("engine"):
             await self.engine.load_weights({}, version=step + 1, adopt=False)
-        pushed_s = self._loop.time()
+        pushed_s, trained_before = self._loop.time(), self.outcome.trained_tokens
         for group in groups:
             self.outcome.staleness[step - group.version] += 1
             for one in group.trajectories:
                 self.outcome.num_samples += 1
                 self.outcome.trained_tokens += self.lengths.pop(one.id)
+        num_tokens = self.outcome.trained_tokens - trained_before
         self.rollouts.release(groups, version=step + 1)
         if self._system.overhead_s:
             await (self._cores.work(self._system.overhead_s) if self._cores else asyncio.sleep(self._system.overhead_s))
@@ -298,6 +304,7 @@ class Simulation:
                 train_s=trained_s - taken_s + streamed_s,
                 push_s=pushed_s - trained_s,
                 step_s=self._loop.time() - started_s,
+                tokens=num_tokens,
             )
         )
 
@@ -357,10 +364,15 @@ class Simulation:
             )
         finally:
             self._num_in_flight -= 1
-        self.lengths[id] = sum(map(self._workload.num_tokens, seeds))
+            if not self._num_in_flight:
+                self._all_written.set()
+                self._all_written = asyncio.Event()
+        self.lengths[id] = sum(self._workload.num_tokens(one, int(prompt.id)) for one in seeds)
         return trajectory
 
     async def _score(self, prompt: Prompt, trajectory: Trajectory) -> Score:
+        if self._system.scores_together and self._num_in_flight:
+            await self._all_written.wait()
         seed = stable_seed(*map(int, trajectory.id.split(".")))
         if (score_s := self._workload.score_s.of(seed)) > 0:
             self.outcome.life_s["rewards"] += score_s

@@ -106,6 +106,8 @@ class Workload:
     env_s: Drawn = field(default_factory=lambda: fixed(0))
     """One step of an environment."""
     score_s: Drawn = field(default_factory=lambda: fixed(0))
+    prompt_factors: Drawn = field(default_factory=lambda: fixed(1))
+    """How much longer all completions of a prompt are than those of others: siblings are alike."""
     rewards: Drawn = field(default_factory=lambda: Drawn(np.array([0.0, 1.0]), 7))
     failed: float = 0.0
     """Share of the samples that fail when they are scored."""
@@ -114,8 +116,8 @@ class Workload:
 
     def context_tokens(self, turn: int) -> float:
         """What stands before the completion of this turn (the first is 0), on average."""
-        return self.prompt_tokens + turn * (self.lengths.mean + self.reply_tokens)
+        return self.prompt_tokens + turn * (self.lengths.mean * self.prompt_factors.mean + self.reply_tokens)
 
-    def num_tokens(self, seed: int) -> int:
-        """Of the completion that this seed draws."""
-        return max(1, min(self.max_tokens, round(self.lengths.of(seed))))
+    def num_tokens(self, seed: int, prompt: int) -> int:
+        """Of the completion that this seed draws for the prompt of this number."""
+        return max(1, min(self.max_tokens, round(self.lengths.of(seed) * self.prompt_factors.of(prompt))))

@@ -60,6 +60,7 @@ def test_a_sound_config_passes(tree: dict[str, Any]) -> None:
         ("eval.every", 5, "eval.every", "data.eval is empty"),
         ("eval.samples", 4, "eval.samples", "greedy"),
         ("rollout.take_window", 2, "rollout.take_window", "at most 1"),
+        ("rollout.long_rounds", True, "rollout.long_rounds", "set rollout.oversample to 1.25"),
         ("algorithm", "grpoo", "algorithm", "did you mean grpo?"),
         ("pipeline", "rlhf", "pipeline", "rlvr, agentic, sft"),
     ],

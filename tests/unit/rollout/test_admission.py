@@ -183,6 +183,69 @@ def test_a_prompt_that_is_always_slowest_is_waited_for_at_its_last_try(max_tries
     assert take(admission).groups == [slow]
 
 
+def step(admission, fast):
+    """Who is started, and who is trained on where these prompts end first, then all others in order."""
+    started = admission.admit()
+    order = sorted(started, key=lambda ticket: (ticket.prompt not in fast, ticket.prompt))
+    while (taken := admission.take()) is None:
+        admission.finish(order.pop(0), keep=True)
+    admission.release(numbers(taken.groups), version=admission.version + 1)
+    return [ticket.prompt for ticket in started], [ticket.prompt for ticket in taken.groups]
+
+
+def test_what_is_cut_waits_for_a_long_round_that_awaits_all():
+    admission = make(oversample=1.5, long_rounds=True, max_tries=2)
+    assert step(admission, fast={1, 2}) == ([0, 1, 2], [1, 2])
+    assert step(admission, fast={3, 5}) == ([3, 4, 5], [3, 5])
+    assert admission.num_deferred == 2
+    assert step(admission, fast={4}) == ([0, 4], [0, 4])
+    assert step(admission, fast={6, 7}) == ([6, 7, 8], [6, 7])
+
+
+def test_the_surplus_of_a_long_round_waits_for_a_longer_one():
+    admission = make(prompts_per_step=1, oversample=2.0, long_rounds=True, max_tries=3)
+    assert step(admission, fast={1}) == ([0, 1], [1])
+    assert step(admission, fast={3}) == ([2, 3], [3])
+    assert step(admission, fast={2}) == ([0, 2], [2])
+    assert step(admission, fast={0}) == ([0], [0]), "the last try: nobody else is started, and it is awaited"
+    assert admission.num_deferred == 0
+
+
+def test_a_group_of_a_long_round_that_is_dropped_is_replaced_and_the_round_stays_long():
+    admission = make(oversample=1.5, long_rounds=True, max_tries=2)
+    step(admission, fast={1, 2})
+    step(admission, fast={3, 5})
+    slow, other = admission.admit()
+    admission.finish(slow, keep=False)
+    (replacement,) = admission.admit()
+    assert (slow.prompt, other.prompt, replacement.prompt, replacement.num_tries) == (0, 4, 6, 1)
+    admission.finish(replacement, keep=True)
+    after = make(oversample=1.5, long_rounds=True, max_tries=2)
+    after.restore(admission.snapshot())
+    assert [ticket.prompt for ticket in after.admit()] == [4, 6], "also after a resume in its middle"
+    assert admission.take() is None
+
+
+def test_what_was_deferred_is_not_lost_where_long_rounds_are_turned_off():
+    before = make(oversample=1.5, long_rounds=True)
+    step(before, fast={1, 2})
+    after = make(oversample=1.5)
+    after.restore(before.snapshot())
+    assert after.admit()[0].prompt == 0
+
+
+def test_a_long_round_takes_of_a_domain_what_its_slots_allow():
+    admission = make("ab", oversample=1.5, long_rounds=True, max_tries=2)
+    slow = {0, 3}  # Of a.
+    for _ in range(2):
+        started = admission.admit()
+        assert {ticket.prompt for ticket in started if ticket.domain == "a"} & slow
+        finish_all(admission, [ticket for ticket in started if ticket.prompt not in slow])
+        admission.release(numbers(take(admission).groups), version=admission.version + 1)
+    assert admission.num_deferred == 2
+    assert [(ticket.domain, ticket.prompt) for ticket in admission.admit()] == [("a", 0), ("b", 6)], "one of a waits on"
+
+
 def test_taking_twice_without_release_is_refused():
     admission = make(max_staleness=1)
     finish_all(admission, admission.admit())

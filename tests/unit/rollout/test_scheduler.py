@@ -120,6 +120,38 @@ async def test_oversampling_cancels_the_rest_and_queues_it_again(journal):
     await scheduler.close()
 
 
+async def test_what_is_put_off_to_a_long_round_is_played_there_also_after_a_resume(journal):
+    engine, options = Manual(), {"prompts_per_step": 1, "oversample": 2.0, "long_rounds": True, "max_tries": 2}
+    scheduler = make(journal, episode=engine.episode, **options)
+    take = asyncio.create_task(scheduler.take(1))
+    await settle()
+    engine.end("1.0", "1.1")
+    groups = await take
+    assert scheduler.stats().values_by_name()["rollout/deferred_groups"] == 1
+    scheduler.release(groups, version=1)
+    await settle()
+    assert engine.started[4:] == engine.started[:2], "it alone, with the seeds that it had"
+    state = json.loads(json.dumps(scheduler.state()))
+    await scheduler.close()
+
+    resumed_engine = Manual()
+    resumed = make(journal, episode=resumed_engine.episode, **options)
+    resumed.restore(state)
+    take = asyncio.create_task(resumed.take(1))
+    await settle()
+    assert resumed_engine.started == engine.started[:2]
+    resumed_engine.end("0.0", "0.1")
+    resumed.release(await take, version=2)
+    assert resumed.stats().values_by_name()["rollout/deferred_groups"] == 0
+    await resumed.close()
+
+
+async def test_a_run_without_long_rounds_has_no_metric_of_them(journal):
+    scheduler = make(journal)
+    assert "rollout/deferred_groups" not in scheduler.stats().values_by_name()
+    await scheduler.close()
+
+
 async def test_a_staleness_budget_samples_the_next_step_while_this_one_trains(journal):
     engine = Manual()
     scheduler = make(journal, episode=engine.episode, max_staleness=1)

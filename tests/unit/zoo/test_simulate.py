@@ -112,6 +112,7 @@ def test_an_engine_takes_its_lengths_times_the_time_of_a_step(tmp_path: Path) ->
     max_staleness=st.integers(0, 3),
     take_window=st.integers(1, 3),
     oversample=st.sampled_from([1.0, 1.5]),
+    long_rounds=st.booleans(),
     extra_samples=st.integers(0, 1),
     shared=st.booleans(),
     lost=st.booleans(),
@@ -122,6 +123,7 @@ def test_nothing_is_lost_or_too_stale_whatever_the_setting(
     max_staleness: int,
     take_window: int,
     oversample: float,
+    long_rounds: bool,
     extra_samples: int,
     shared: bool,
     lost: bool,
@@ -134,6 +136,7 @@ def test_nothing_is_lost_or_too_stale_whatever_the_setting(
         max_staleness=max_staleness,
         take_window=take_window,
         oversample=oversample,
+        long_rounds=long_rounds and not max_staleness,
         extra_samples=extra_samples,
     )
     machines = system(shared=shared, losses=((0.3, (1,)),) if lost else ())
@@ -169,6 +172,59 @@ def test_what_the_models_take_of_the_core_is_not_the_controllers(tmp_path: Path)
     outcome = simulate(RolloutConfig(prompts_per_step=8, group_size=4), workload(), system(), num_steps=4, folder=tmp_path)
     assert outcome.models_s > 0
     assert outcome.controller_s > 0
+
+
+def tokens_per_s(outcome: Prediction) -> float:
+    return outcome.mean("tokens") / outcome.step_s
+
+
+def test_long_rounds_are_faster_than_over_sampling_and_than_waiting_for_all(tmp_path: Path) -> None:
+    changes: list[dict[str, Any]] = [{}, {"oversample": 1.25}, {"oversample": 1.25, "long_rounds": True}]
+    speeds = []
+    for index, change in enumerate(changes):
+        rollout = RolloutConfig(prompts_per_step=16, group_size=2, **change)
+        load = workload(lengths=tail(16, 2048), max_tokens=2048)
+        speeds.append(tokens_per_s(simulate(rollout, load, system(), num_steps=60, folder=tmp_path / str(index))))
+
+    # Tokens a second, not steps: who trains on short ones first gains nothing by it.
+    assert speeds[2] > 1.5 * max(speeds[:2])
+
+
+def test_scores_of_a_step_in_phases_begin_when_the_last_sample_is_written(tmp_path: Path) -> None:
+    rollout = RolloutConfig(prompts_per_step=2, group_size=2)
+    lengths = Drawn(np.array([10.0, 200.0]))
+    waits = {
+        together: simulate(
+            rollout,
+            workload(lengths=lengths, score_s=fixed(3.0)),
+            replace(system(), scores_together=together),
+            num_steps=8,
+            folder=tmp_path / str(together),
+        )
+        for together in (False, True)
+    }
+    assert waits[True].trained_tokens == waits[False].trained_tokens
+    for apart, phased in zip(waits[False].steps, waits[True].steps, strict=True):
+        assert phased.tokens == apart.tokens
+        assert phased.wait_s == pytest.approx(apart.wait_s, abs=0.01), "the longest sample is scored last either way"
+    mixed = {
+        together: simulate(
+            rollout,
+            workload(lengths=lengths, score_s=Drawn(np.linspace(0.0, 9.0, 64), 5)),
+            replace(system(), scores_together=together),
+            num_steps=8,
+            folder=tmp_path / f"mixed-{together}",
+        ).step_s
+        for together in (False, True)
+    }
+    assert mixed[True] > mixed[False], "a short sample's long score is no longer hidden"
+
+
+def test_samples_of_a_prompt_are_alike_where_its_factor_is_what_varies() -> None:
+    load = workload(lengths=fixed(10), prompt_factors=Drawn(np.array([1.0, 3.0, 100.0]), 1))
+    lengths = [{load.num_tokens(seed, prompt) for seed in range(20)} for prompt in range(40)]
+    assert all(len(found) == 1 for found in lengths)
+    assert set.union(*lengths) == {10, 30, 256}, "cut at what the engine may write"
 
 
 def test_the_same_seed_gives_the_same_run(tmp_path: Path) -> None:
