@@ -1,25 +1,32 @@
 """The parts of a GRPO step on one GPU, each alone: the embedded engine writes, the torch strategy learns, its state moves.
 
 The work of `gpu_step.py`, without scheduler, rewards and runtime; then what a checkpoint copies while the run stands still, and
-the optimizer's way out and back of a lease. Beside the time on the clock stands the time that the GPU was busy, and in the
-results which kernels took it. `python benchmarks/gpu_parts.py [--model FOLDER] [--rounds 3]`
+the optimizer's way out and back of a lease. Beside the time on the clock stands the time that the GPU was busy, the share of
+790 TFLOP/s that an update reaches (three forward passes over every distinct token), what the part allocated at most and what
+the planner foretells of it; in the results, which kernels took the time.
+`python benchmarks/gpu_parts.py [--shape 0.6b|4b|8b | --model FOLDER] [--rounds 3] [--parts "policy learns"]`; for 8B
+`--set policy.lora.rank=16` or `policy.strategy.gradient_checkpointing=true`. Without a GPU a tiny model tries it out:
+`python benchmarks/gpu_parts.py --prompts 2 --siblings 2 --tokens 8 --rounds 1`
 """
 
 from __future__ import annotations
 
+import gc
 import json
+import math
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from gpu_step import write_model
-from gpu_work import NUM_NEW_TOKENS, NUM_PROMPTS, NUM_SIBLINGS, NUM_TOKENS
+from gpu_shapes import SHAPES, add_work, default_shape, work_from, write_model
+from gpu_work import Work
 from report import arguments, report
 from torch.profiler import ProfilerActivity, profile
 
@@ -32,46 +39,75 @@ from reroll.tokens.batch import pack
 from reroll.tokens.packing import micro_batches
 from reroll.training.base import Strategy
 from reroll.training.make import make_strategy
+from reroll.training.predict import repeat_cost
 from reroll.types import Request, Sample, SamplingParams
+from reroll_zoo.plan.plan import cluster_here
+from reroll_zoo.plan.roles import Role, roles_of
+from reroll_zoo.plan.timing import forward_flops
 
 sys.path.insert(0, str(Path(__file__).parent / "peers"))
 from reroll_gpu_step import tree_of
 
-PROMPT_TOKENS = 100
 NUM_KERNELS_KEPT = 20
+PEAK_FLOPS = 790e12
 
 
-def random_prompts() -> list[tuple[int, ...]]:
-    draw = np.random.default_rng(0)
-    return [tuple(draw.integers(10, 40_000, size=PROMPT_TOKENS).tolist()) for _ in range(NUM_PROMPTS)]
+@dataclass(frozen=True)
+class Setting:
+    """What all parts are made from."""
+
+    folder: str
+    work: Work
+    config: Any
+    """Of the whole step."""
+
+    @property
+    def device(self) -> str:
+        return "cuda:0" if self.work.device == "cuda" else "cpu"
+
+    def prompts(self) -> list[tuple[int, ...]]:
+        draw = np.random.default_rng(0)
+        return [tuple(self.ids(draw, self.work.prompt_tokens).tolist()) for _ in range(self.work.prompts)]
+
+    def ids(self, draw: np.random.Generator, num: int) -> Any:
+        """Of words that the model knows."""
+        return draw.integers(10, 2000, size=num)
+
+    def planned(self, name: str) -> Role | None:
+        """What the planner says of `policy` or `engine`."""
+        cluster = cluster_here(self.config)
+        return None if cluster is None else next(role for role in roles_of(self.config, cluster) if role.name == name)
 
 
-def writing(folder: str) -> Callable[[], None]:
+def writing(setting: Setting) -> Callable[[], None]:
     """All samples of a step by the engine."""
-    model = load_model(folder, dtype=torch.bfloat16, device="cuda")
-    engine = EmbeddedEngine(model, load_tokenizer(folder), max_running=NUM_PROMPTS * NUM_SIBLINGS)
-    prompts = random_prompts()
+    work = setting.work
+    model = load_model(setting.folder, dtype=torch.bfloat16, device=setting.device)
+    weights = dict(model.named_parameters())  # By the names that a push has: on a CPU an engine wraps its layers.
+    engine = EmbeddedEngine(model, load_tokenizer(setting.folder), max_running=work.num_samples)
+    prompts = setting.prompts()
 
     def write() -> None:
         for number, prompt in enumerate(prompts):
-            for sibling in range(NUM_SIBLINGS):
-                sampling = SamplingParams(max_tokens=NUM_TOKENS, min_tokens=NUM_TOKENS, seed=number * NUM_SIBLINGS + sibling)
+            for sibling in range(work.siblings):
+                seed = number * work.siblings + sibling
+                sampling = SamplingParams(max_tokens=work.tokens, min_tokens=work.tokens, seed=seed)
                 engine.submit(Request(id=f"{number}/{sibling}", prompt_ids=prompt, sampling=sampling))
         while engine.num_unfinished:
             engine.step()
-        engine.load_weights(dict(model.named_parameters()), version=1)  # The next round must read its prompts again.
+        engine.load_weights(weights, version=1)  # The next round must read its prompts again.
 
     return write
 
 
-def learning(folder: str) -> Callable[[], None]:
+def learning(setting: Setting) -> Callable[[], None]:
     """One update on as many samples."""
-    return policy(folder)[1]
+    return policy(setting)[1]
 
 
-def copying(folder: str) -> Callable[[], None]:
+def copying(setting: Setting) -> Callable[[], None]:
     """What a checkpoint writes is copied to the host."""
-    strategy, learn = policy(folder)
+    strategy, learn = policy(setting)
     learn()  # Before its first step an optimizer has no state.
 
     def copy() -> None:
@@ -80,35 +116,36 @@ def copying(folder: str) -> Callable[[], None]:
     return copy
 
 
-def leaving(folder: str) -> Callable[[], None]:
+def leaving(setting: Setting) -> Callable[[], None]:
     """The optimizer makes room for an engine, and comes back."""
-    strategy, learn = policy(folder)
+    strategy, learn = policy(setting)
     learn()
 
     def leave() -> None:
         strategy.to("cpu", weights=False)
-        strategy.to("cuda:0", weights=False)
+        strategy.to(setting.device, weights=False)
 
     return leave
 
 
-def policy(folder: str) -> tuple[Strategy, Callable[[], None]]:
+def policy(setting: Setting) -> tuple[Strategy, Callable[[], None]]:
     """One that learns from as many samples as a step has, and what has it take one."""
-    micro_batch_tokens, config = settings(folder)
-    strategy = make_strategy(WorkerInfo("policy", 0, 1, "cuda:0"), config.policy, total_steps=100)
+    work, config = setting.work, setting.config
+    strategy = make_strategy(WorkerInfo("policy", 0, 1, setting.device), config.policy, total_steps=100)
     draw, rows = np.random.default_rng(1), []
-    for prompt in random_prompts():
-        for _ in range(NUM_SIBLINGS):
-            ids = np.concatenate([prompt, draw.integers(10, 40_000, size=NUM_TOKENS)])
-            written = np.arange(len(ids)) >= PROMPT_TOKENS
+    for prompt in setting.prompts():
+        for _ in range(work.siblings):
+            ids = np.concatenate([prompt, setting.ids(draw, work.tokens)])
+            written = np.arange(len(ids)) >= work.prompt_tokens
             rows.append(Sample(ids=ids, loss_mask=written, logp=np.where(written, -11.9, 0.0), turn=np.where(written, 0, -1)))
     batch = pack(rows)
     batch = batch.replace(advantage=torch.where(batch.loss_mask, torch.randn(batch.num_tokens), 0.0))
     loss = policy_loss_of(config, kl_coef=0.0)
     prepared = loss.prepare(batch)
+    most, cost = config.policy.strategy.micro_batch_tokens, repeat_cost(setting.device, "bf16")
 
     def learn() -> None:
-        for part in micro_batches(prepared, max_tokens=micro_batch_tokens):
+        for part in micro_batches(prepared, max_tokens=most, repeat_cost=cost):
             strategy.forward_backward(part, loss)
         strategy.optim_step()
 
@@ -123,53 +160,82 @@ PARTS = {
 }
 
 
-def settings(folder: str) -> tuple[int, Any]:
-    """Those of the whole step."""
+def setting_of(folder: str, work: Work, overrides: list[str]) -> Setting:
     with tempfile.TemporaryDirectory() as scratch:
-        tree = tree_of(folder, "embedded", Path(scratch))
         file = Path(scratch) / "step.yaml"
-        file.write_text(json.dumps(tree))
-        return tree["policy"]["strategy"]["micro_batch_tokens"], load_config(file, [])
+        file.write_text(json.dumps(tree_of(folder, "embedded", Path(scratch), work)))
+        return Setting(folder, work, load_config(file, overrides))
 
 
 def measured(name: str, work: Callable[[], None], *, rounds: int) -> tuple[dict[str, object], dict[str, float]]:
     """A row, and the GPU's milliseconds by kernel."""
     seconds = []
     for _ in range(rounds + 2):  # Two to warm up.
-        torch.cuda.synchronize()
-        started_s = time.perf_counter()
-        work()
-        torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - started_s)
+        seconds.append(timed(work))
+    row = {"part": name, "wall_s": statistics.median(seconds[2:]), "first_s": seconds[0]}
+    if not torch.cuda.is_available():
+        return row | {"gpu_busy_s": math.nan, "allocated_gib": math.nan}, {}
+    allocated = torch.cuda.max_memory_allocated() / 2**30
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         work()
         torch.cuda.synchronize()
     kernels = {event.key: event.self_device_time_total / 1e3 for event in profiler.key_averages()}
-    wall_s = statistics.median(seconds[2:])
-    row = {"part": name, "wall_s": wall_s, "gpu_busy_s": sum(kernels.values()) / 1e3}
     longest = sorted(kernels, key=kernels.__getitem__, reverse=True)[:NUM_KERNELS_KEPT]
+    row |= {"gpu_busy_s": sum(kernels.values()) / 1e3, "allocated_gib": allocated}
     return row, {kernel: kernels[kernel] for kernel in longest}
+
+
+def timed(work: Callable[[], None]) -> float:
+    started_s = time.perf_counter()
+    work()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - started_s
+
+
+def foretold(name: str, setting: Setting, wall_s: float) -> dict[str, float]:
+    """What the planner says of the part's memory, and how much of the GPU's arithmetic an update used."""
+    role = setting.planned("engine" if name == "engine writes" else "policy")
+    told = {"planned_gib": math.nan, "of_790_tflops": math.nan}
+    if role is None:
+        return told
+    if name in ("engine writes", "policy learns"):
+        told["planned_gib"] = sum((*role.memory.held.values(), *role.memory.working.values())) / 2**30
+    if name == "engine writes" and role.shares_weights:  # Here it stands alone.
+        told["planned_gib"] += role.shape.num_parameters * 2 / 2**30
+    if name == "policy learns" and setting.work.device == "cuda":
+        work = setting.work
+        flops = 3 * forward_flops(role.shape, num_tokens=work.num_distinct_tokens, row_tokens=work.row_tokens)
+        told["of_790_tflops"] = flops / wall_s / PEAK_FLOPS
+    return told
 
 
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--model", help="a folder; by default one of the shape is made")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    add_work(parser)
     args = parser.parse_args()
+    shape, work = args.shape or default_shape(), work_from(args)
     with tempfile.TemporaryDirectory() as scratch:
-        folder = args.model or scratch
         if args.model is None:
-            write_model(Path(scratch))
+            write_model(Path(scratch), SHAPES[shape])
+        setting = setting_of(args.model or scratch, work, args.set)
         rows, kernels = [], {}
-        for name, make in PARTS.items():
-            row, kernels[name] = measured(name, make(folder), rounds=args.rounds)
-            rows.append(row)
-            torch.cuda.empty_cache()
+        for name in args.parts:
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+                torch.cuda.reset_peak_memory_stats()
+            row, kernels[name] = measured(name, PARTS[name](setting), rounds=args.rounds)
+            rows.append(row | foretold(name, setting, float(str(row["wall_s"]))))
+            print(rows[-1], flush=True)
     report(
-        "gpu_parts",
+        "gpu_parts" if shape == "0.6b" else f"gpu_parts_{shape}",
         rows,
-        title=__doc__.splitlines()[0],
-        note=f"wall: median; {NUM_NEW_TOKENS:,} tokens are written and learned from",
+        title=(__doc__ or "").splitlines()[0],
+        note=f"wall: median; {args.model or shape}, {work.told()}; {' '.join(args.set)}",
         facts={"kernels_ms": kernels},
         save=args.save,
     )

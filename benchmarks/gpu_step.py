@@ -1,13 +1,17 @@
 """A whole GRPO step on one GPU, by every way in which policy and engine can share it, against TRL with vLLM, in one run.
 
-A model of Qwen3-0.6B's shape with random weights, 64 prompts × 8 siblings × 256 tokens: sampling, rewards, update, weights
-published. `python benchmarks/gpu_step.py [--only embedded vllm-lease ...] [--rounds 1] [--busy 16]`; `--busy` keeps so many
-cores of the host spinning beside it. vLLM and TRL must be installed in this environment for the contestants that need them;
-REROLL_SGLANG_PYTHON names a Python that has sglang (scripts/setup_sglang.sh).
+A model of Qwen3's shape with random weights, 64 prompts × 8 siblings × 256 tokens: sampling, rewards, update, weights
+published. `python benchmarks/gpu_step.py [--only embedded vllm-lease ...] [--shape 4b] [--rounds 1] [--busy 16]`; `--busy`
+keeps so many cores of the host spinning beside it. `--only embedded trl --siblings 16 --prompt-tokens 1024 --prompts 16`: what
+siblings share. The first round compiles its kernels, all others find them: `first_s` is the first step's time in the first
+round and in the last. vLLM and TRL must be installed in this environment for the contestants that need them;
+REROLL_SGLANG_PYTHON names a Python that has sglang (scripts/setup_sglang.sh). Without a GPU a tiny model tries it out:
+`python benchmarks/gpu_step.py --only embedded --prompts 2 --siblings 2 --tokens 8 --rounds 2`
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 import subprocess
 import sys
@@ -16,35 +20,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
+from gpu_shapes import SHAPES, add_work, default_shape, work_from, write_model
+from gpu_work import Work
 from report import arguments, report
-from side_by_side import HERE, Contestant, model_folder, own_python, run_once
-from transformers import Qwen3Config, Qwen3ForCausalLM
-
-from reroll.models.load import load_tokenizer
+from side_by_side import HERE, Contestant, own_python, run_once
 
 CONTESTANTS = ("embedded", "embedded-processes", "embedded-ipc", "vllm", "vllm-lease", "vllm-ipc", "sglang", "trl")
-
-
-def write_model(folder: Path) -> None:
-    """The shape of Qwen3-0.6B, drawn at random, with a tokenizer that is at hand."""
-    tokenizer = load_tokenizer(model_folder())
-    config = Qwen3Config(
-        vocab_size=151_936,
-        hidden_size=1024,
-        intermediate_size=3072,
-        num_hidden_layers=28,
-        num_attention_heads=16,
-        num_key_value_heads=8,
-        head_dim=128,
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
-        eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=tokenizer.bos_token_id,
-    )
-    torch.manual_seed(0)
-    Qwen3ForCausalLM(config).bfloat16().save_pretrained(folder)  # type: ignore[no-untyped-call]
-    tokenizer.save_pretrained(folder)
 
 
 @contextmanager
@@ -59,9 +40,13 @@ def spinning(num: int) -> Iterator[None]:
             spinner.wait()
 
 
-def contestant(name: str, folder: Path) -> Contestant:
-    script = ("trl_gpu_step.py", str(folder)) if name == "trl" else ("reroll_gpu_step.py", str(folder), name)
-    return Contestant(name, own_python(), (str(HERE / "peers" / script[0]), *script[1:]))
+def contestant(name: str, folder: Path, work: Work, overrides: list[str]) -> Contestant:
+    """Its kernels are kept beside the model, so that its first round is a first run."""
+    peers, shared = HERE / "peers", (str(folder), *([] if name == "trl" else [name]), work.as_argument())
+    command = ("trl_gpu_step.py", *shared) if name == "trl" else ("reroll_gpu_step.py", *shared, *overrides)
+    cache = str(folder.parent / f"cache-{name}")
+    env = (("XDG_CACHE_HOME", cache), ("TORCHINDUCTOR_CACHE_DIR", f"{cache}/inductor"))
+    return Contestant(name, own_python(), (str(peers / command[0]), *command[1:]), env)
 
 
 def main() -> None:
@@ -69,18 +54,22 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=CONTESTANTS, default=CONTESTANTS)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--busy", type=int, default=0, help="processes that spin beside it")
+    add_work(parser)
     args = parser.parse_args()
+    work, shape = work_from(args), args.shape or default_shape()
     results: dict[str, list[dict[str, float]]] = {name: [] for name in args.only}
-    with tempfile.TemporaryDirectory() as folder, spinning(args.busy):
-        write_model(Path(folder))
+    with tempfile.TemporaryDirectory() as scratch, spinning(args.busy):
+        folder = Path(scratch) / "model"
+        write_model(folder, SHAPES[shape])
         for number in range(args.rounds):
             for name in args.only:
-                results[name].append(run_once(contestant(name, Path(folder)), settle_s=1))
+                results[name].append(run_once(contestant(name, folder, work, args.set), settle_s=1))
                 print(f"round {number + 1}: {name} {results[name][-1]}", flush=True)
     report(
-        "gpu_step",
+        f"gpu_step_{shape}_{work.prompts}x{work.siblings}x{work.prompt_tokens}",
         rows_of(results),
-        title=__doc__.splitlines()[0],
+        title=(__doc__ or "").splitlines()[0],
+        note=f"shape {shape}, {work.told()}; medians; {' '.join(args.set)}",
         facts={"results": results, "busy": args.busy},
         save=args.save,
     )
@@ -91,11 +80,16 @@ def rows_of(results: dict[str, list[dict[str, float]]]) -> list[dict[str, object
         name: {key: statistics.median(round_[key] for round_ in rounds) for key in rounds[0]}
         for name, rounds in results.items()
     }
-    trl_s = medians.get("trl", {}).get("seconds", float("nan"))
-    parts = ("wait_s", "swap_s", "train_s", "push_s", "generate_gib", "train_gib", "push_gib")
+    trl_s = medians.get("trl", {}).get("seconds", math.nan)
+    parts = ("wait_s", "swap_s", "train_s", "push_s", "generate_gib", "train_gib", "push_gib", "allocated_gib", "planned_gib")
     return [
-        {"way": name, "step_s": told["seconds"], "trl_over_it": trl_s / told["seconds"]}
-        | {part: told.get(part, float("nan")) for part in parts}
+        {
+            "way": name,
+            "step_s": told["seconds"],
+            "trl_over_it": trl_s / told["seconds"],
+            "first_s": f"{results[name][0]['first_s']:.2f}, {results[name][-1]['first_s']:.2f}",
+        }
+        | {part: told.get(part, math.nan) for part in parts}
         for name, told in medians.items()
     ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -21,6 +22,8 @@ class Contestant:
     name: str
     python: Path
     command: tuple[str, ...]
+    env: tuple[tuple[str, str], ...] = ()
+    """Variables that it sees beside ours."""
 
 
 def own_python() -> Path:
@@ -64,7 +67,8 @@ def compete(contestants: list[Contestant], *, rounds: int) -> dict[str, dict[str
 def run_once(contestant: Contestant, *, settle_s: float = SETTLE_S) -> dict[str, float]:
     """What the contestant printed after RESULT. It starts when what the last one left behind has settled."""
     time.sleep(settle_s)
-    done = subprocess.run([str(contestant.python), *contestant.command], capture_output=True, text=True)
+    env = os.environ | dict(contestant.env)
+    done = subprocess.run([str(contestant.python), *contestant.command], capture_output=True, text=True, env=env)
     for line in done.stdout.splitlines():
         if line.startswith("RESULT "):
             result: dict[str, float] = json.loads(line.removeprefix("RESULT "))

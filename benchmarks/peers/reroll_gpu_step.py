@@ -1,12 +1,15 @@
-"""GRPO steps with reroll on the shared work for a GPU. Usage: reroll_gpu_step.py MODEL_FOLDER MAP [key=value ...]
+"""GRPO steps with reroll on the shared work for a GPU. Usage: reroll_gpu_step.py MODEL_FOLDER MAP WORK [key=value ...]
 
-Times of a step's parts, and the GPU's memory in each: the driver's number, so that all processes count.
+Times of a step's parts, and the GPU's memory in each: the driver's number, so that all processes count. Beside it stand what
+this process allocated at most, and what the planner foretells, both without what CUDA itself takes.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -18,10 +21,12 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from gpu_work import NUM_NEW_TOKENS, NUM_PROMPTS, NUM_SIBLINGS, NUM_STEPS, NUM_TOKENS, WARM_UP, prompts, reward_of
+import torch
+from gpu_work import WARM_UP, Work, prompts, reward_of, work_of
 
 from reroll.config.load import load_config
 from reroll.pipeline.run import train
+from reroll_zoo.plan.plan import cluster_here, make_plan
 
 MAPS: dict[str, dict[str, Any]] = {
     "embedded": {},
@@ -46,31 +51,33 @@ def score(prompt: object, trajectory: object) -> float:
     return reward_of(trajectory.text)  # type: ignore[attr-defined]
 
 
-def tree_of(folder: str, device_map: str, scratch: Path) -> dict[str, Any]:
-    (scratch / "prompts.jsonl").write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts()))
+def tree_of(folder: str, device_map: str, scratch: Path, work: Work) -> dict[str, Any]:
+    (scratch / "prompts.jsonl").write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts(work)))
     chosen = MAPS[device_map]
-    pool = {"max_model_len": 1024, "gpu_memory_utilization": 0.3} if "kind" in chosen.get("engine", {}) else {}
+    length = max(1024, work.row_tokens + 64)
+    pool = {"max_model_len": length, "gpu_memory_utilization": 0.3} if "kind" in chosen.get("engine", {}) else {}
+    devices = 0 if work.device == "cuda" else "cpu"
     return {
         "pipeline": "rlvr",
         "algorithm": "grpo",
-        "run": {"name": "step", "runs_dir": str(scratch), "steps": NUM_STEPS},
+        "run": {"name": "step", "runs_dir": str(scratch), "steps": work.steps},
         "policy": {
             "model": folder,
-            "devices": 0,
+            "devices": devices,
             "strategy": {"kind": "torch", "precision": "bf16", "micro_batch_tokens": 32768, "logprob_chunk": 32768},
             "optim": {"lr": 1e-6},
             **chosen.get("policy", {}),
         },
-        "engine": {"devices": 0, "max_running": NUM_PROMPTS * NUM_SIBLINGS, **pool, **chosen.get("engine", {})},
+        "engine": {"devices": devices, "max_running": work.num_samples, **pool, **chosen.get("engine", {})},
         **{key: value for key, value in chosen.items() if key in ("runtime", "weights")},
         "data": {"train": [{"kind": "jsonl", "path": str(scratch / "prompts.jsonl")}]},
         "rewards": {"default": {"kind": "import", "path": "reroll_gpu_step:score"}},
         "rollout": {
-            "prompts_per_step": NUM_PROMPTS,
-            "group_size": NUM_SIBLINGS,
-            "max_prompt_tokens": 256,
-            "max_tokens": NUM_TOKENS,
-            "min_tokens": NUM_TOKENS,
+            "prompts_per_step": work.prompts,
+            "group_size": work.siblings,
+            "max_prompt_tokens": work.prompt_tokens + 64,
+            "max_tokens": work.tokens,
+            "min_tokens": work.tokens,
         },
     }
 
@@ -83,11 +90,14 @@ class Watch:
         self._memory: list[tuple[float, float]] = []
         self.rows: list[tuple[float, Mapping[str, float]]] = []
         query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "-i", "0", "-lms", "50"]
-        self._reader = subprocess.Popen(query, stdout=subprocess.PIPE, text=True)
+        has_gpu = shutil.which(query[0]) is not None
+        self._reader = subprocess.Popen(query, stdout=subprocess.PIPE, text=True) if has_gpu else None
         for work in (self._read_memory, self._read_rows):
             threading.Thread(target=work, daemon=True).start()
 
     def _read_memory(self) -> None:
+        if self._reader is None:
+            return
         assert self._reader.stdout is not None
         for line in self._reader.stdout:
             self._memory.append((time.perf_counter(), float(line) / 1024))
@@ -116,7 +126,8 @@ class Watch:
         return {f"{name}_gib": peak for name, peak in peaks.items()}
 
     def close(self) -> None:
-        self._reader.terminate()
+        if self._reader is not None:
+            self._reader.terminate()
 
 
 def _spans(ended_s: float, row: Mapping[str, float]) -> Iterator[tuple[str, float, float]]:
@@ -128,22 +139,36 @@ def _spans(ended_s: float, row: Mapping[str, float]) -> Iterator[tuple[str, floa
     yield "push", pushed_s, ended_s
 
 
+def planned_gib(config: Any) -> float:
+    """What the planner foretells of the fullest device, without what CUDA takes; nan where it does not know the cluster."""
+    cluster = cluster_here(config)
+    if cluster is None:
+        return math.nan
+    return sum(term.num_bytes for term in make_plan(config, cluster).fullest.terms if term.name != "CUDA context") / 2**30
+
+
 def main() -> None:
-    folder, device_map, *overrides = sys.argv[1:]
+    folder, device_map, argument, *overrides = sys.argv[1:]
+    work = work_of(argument)
     here = Path(__file__).parent
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "step.yaml"
-        file.write_text(json.dumps(tree_of(folder, device_map, Path(scratch))))  # JSON is YAML.
+        file.write_text(json.dumps(tree_of(folder, device_map, Path(scratch), work)))  # JSON is YAML.
+        config = load_config(file, overrides)
         watch = Watch(Path(scratch) / "step" / "metrics.jsonl")
-        train(load_config(file, overrides), code_folder=here)
+        train(config, code_folder=here)
         time.sleep(0.2)
         watch.close()
     steady = [row for _, row in watch.rows[WARM_UP:]]
     seconds = {f"{part}_s": statistics.median(row[f"time/{part}_s"] for row in steady) for part in PARTS}
     seconds["busy_s"] = statistics.median(row["engine/busy_s"] for row in steady)
+    seconds["first_s"] = watch.rows[0][1]["time/step_s"]
     gap = statistics.median(row["train/sampler_gap"] for row in steady)
     step_s = statistics.median(row["time/step_s"] for row in steady)
-    print("RESULT " + json.dumps({"seconds": step_s, "tokens": NUM_NEW_TOKENS, **seconds, **watch.gib(), "sampler_gap": gap}))
+    memory = watch.gib() | {"planned_gib": planned_gib(config)}
+    if torch.cuda.is_available() and "runtime" not in MAPS[device_map]:  # Else another process holds the model.
+        memory["allocated_gib"] = torch.cuda.max_memory_allocated() / 2**30
+    print("RESULT " + json.dumps({"seconds": step_s, "tokens": work.num_new_tokens, **seconds, **memory, "sampler_gap": gap}))
 
 
 if __name__ == "__main__":

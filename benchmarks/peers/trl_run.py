@@ -61,4 +61,7 @@ def run(
             callbacks=[times],
         )
         trainer.train()
-    print("RESULT " + json.dumps({"seconds": statistics.median(times.seconds[warm_up:]), "tokens": num_tokens}), flush=True)
+    found = {"seconds": statistics.median(times.seconds[warm_up:]), "first_s": times.seconds[0], "tokens": num_tokens}
+    if torch.cuda.is_available():
+        found["allocated_gib"] = torch.cuda.max_memory_allocated() / 2**30
+    print("RESULT " + json.dumps(found), flush=True)
