@@ -24,26 +24,30 @@ SHAPES: dict[str, dict[str, Any]] = {
 MAX_POSITIONS = 32_768
 
 
-def add_work(parser: argparse.ArgumentParser) -> None:
+def add_sizes(parser: argparse.ArgumentParser) -> None:
     """The options by which a benchmark's work is chosen."""
     default = Work()
-    parser.add_argument("--shape", choices=SHAPES, help="of the model; default: 0.6b, and tiny where there is no GPU")
     parser.add_argument("--prompts", type=int, default=default.prompts)
     parser.add_argument("--siblings", type=int, default=default.siblings)
     parser.add_argument("--prompt-tokens", type=int, default=default.prompt_tokens)
     parser.add_argument("--tokens", type=int, default=default.tokens, help="of each answer")
+
+
+def add_work(parser: argparse.ArgumentParser) -> None:
+    """Those, the model's shape, and settings."""
+    add_sizes(parser)
+    parser.add_argument("--shape", choices=SHAPES, help="of the model; default: 0.6b, and tiny where there is no GPU")
     parser.add_argument(
         "--set", nargs="*", default=[], metavar="KEY=VALUE", help="of reroll's config, e.g. policy.lora.rank=16"
     )
 
 
-def work_from(args: argparse.Namespace, *, steps: int = Work().steps) -> Work:
+def work_from(args: argparse.Namespace) -> Work:
     return Work(
         prompts=args.prompts,
         siblings=args.siblings,
         prompt_tokens=args.prompt_tokens,
         tokens=args.tokens,
-        steps=steps,
         device=device_here(),
     )
 
