@@ -1,9 +1,9 @@
 """Which numbers of rows give a row the same bits: products in bf16 of the shapes of Qwen3-0.6B and 4B, and our other kernels.
 
 The same first row is computed among M rows, for M of 1 to 512, 2,048 and 32,768. Numbers of rows that give it the same bits are
-a class; where the row stands among the others is tried too. Products are tried as they are, and with sums in parts that meet in
-bf16 forbidden (torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction). Few classes are few cases that the
-arithmetic of `policy.exact` has to know. On a GPU, or on a CPU with small shapes and few rows:
+a class; where the row stands among the others is tried too. On a GPU products are tried as they are, without sums in parts that
+meet in bf16, and without sums in parts (torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction, and its split-K).
+Few classes are few cases that the arithmetic of `policy.exact` has to know. On a GPU, or with small shapes on a CPU:
 `python benchmarks/exact_probe.py [--shapes 0.6b 4b] [--most 512]`, `python benchmarks/exact_probe.py --shapes tiny --most 16`
 """
 
@@ -54,20 +54,25 @@ def main() -> None:
 
 def products(sizes: dict[str, Any], tried: Sequence[int]) -> Iterator[dict[str, object]]:
     """A row for every matrix and way to add up."""
-    setting = torch.backends.cuda.matmul
-    allowed = setting.allow_bf16_reduced_precision_reduction
     for name, (width_out, width_in) in matrices(sizes).items():
         weight = drawn(width_out, width_in) / width_in**0.5
-        given = drawn(max(tried), width_in)
-        for splits in (True, False):
-            setting.allow_bf16_reduced_precision_reduction = splits
-            what = {"what": f"{name} {width_out} × {width_in}", "parts_meet_in_bf16": "yes" if splits else "no"}
-            yield (
-                what
-                | probed(lambda num, x=given, w=weight: functional.linear(x[:num], w)[0], tried)
-                | {"place": place_matters(partial(functional.linear, weight=weight), given, tried)}
-            )
-        setting.allow_bf16_reduced_precision_reduction = allowed
+        given, product = drawn(max(tried), width_in), partial(functional.linear, weight=weight)
+        for way, setting in ways_to_add().items():
+            torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = setting
+            found = probed(partial(first_row, product, given), tried)
+            place = place_matters(product, given, tried)
+            yield {"what": f"{name} {width_out} × {width_in}", "sums": way, **found, "place": place}
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = True
+
+
+def ways_to_add() -> dict[str, Any]:
+    """How parts of a sum may be added up apart (split-K), with what PyTorch is told; on a CPU it is told nothing."""
+    if device_here() == "cpu":
+        return {"as they are": True}
+    ways: dict[str, Any] = {"as they are": True, "parts meet in fp32": False}
+    if hasattr(torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction_split_k"):
+        ways["no parts"] = (False, False)
+    return ways
 
 
 def matrices(sizes: dict[str, Any]) -> dict[str, tuple[int, int]]:
@@ -101,7 +106,12 @@ def kernels_of(sizes: dict[str, Any], tried: Sequence[int]) -> Iterator[dict[str
         ways["attention of M that are written"] = (written(sizes, max(few)), few)
     for name, (way, nums) in ways.items():
         if nums:
-            yield {"what": name, "parts_meet_in_bf16": "-", **probed(way, nums), "place": "-"}
+            yield {"what": name, "sums": "-", **probed(way, nums), "place": "-"}
+
+
+def first_row(way: Callable[[Tensor], Tensor], given: Tensor, num: int) -> Tensor:
+    """What the way makes of the first row, beside num - 1 others."""
+    return way(given[:num])[0]
 
 
 def probed(way: Rows, tried: Sequence[int]) -> dict[str, object]:

@@ -1,8 +1,12 @@
-"""Models of known shapes with random weights, drawn on the GPU where there is one, that read the words of `gpu_work`."""
+"""Models of known shapes with random weights, drawn on the GPU where there is one, that read the words of `gpu_work`.
+
+`python benchmarks/gpu_shapes.py FOLDER SHAPE` writes one, in a process that leaves nothing on the GPU.
+"""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -69,3 +73,10 @@ def write_model(folder: Path, sizes: dict[str, Any]) -> None:
     with torch.device(device_here()):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)  # type: ignore[no-untyped-call]
     save_model(model, tokenizer, folder)
+    del model
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    write_model(Path(sys.argv[1]), SHAPES[sys.argv[2]])

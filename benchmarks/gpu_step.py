@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gpu_shapes import SHAPES, add_work, default_shape, work_from, write_model
+from gpu_shapes import add_work, default_shape, work_from
 from gpu_work import Work
 from report import arguments, report
 from side_by_side import HERE, Contestant, own_python, run_once
@@ -60,7 +60,8 @@ def main() -> None:
     results: dict[str, list[dict[str, float]]] = {name: [] for name in args.only}
     with tempfile.TemporaryDirectory() as scratch, spinning(args.busy):
         folder = Path(scratch) / "model"
-        write_model(folder, SHAPES[shape])
+        # The GPU's memory is watched: nothing of this process may lie there.
+        subprocess.run([sys.executable, str(HERE / "gpu_shapes.py"), str(folder), shape], check=True)
         for number in range(args.rounds):
             for name in args.only:
                 results[name].append(run_once(contestant(name, folder, work, args.set), settle_s=1))

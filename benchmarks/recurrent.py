@@ -65,9 +65,9 @@ def main() -> None:
     work, rows = work_from(args), []
     for name, sizes in models().items():
         gc.collect()
-        forget_peak()
         with tempfile.TemporaryDirectory() as folder:
             write_model(Path(folder), sizes)
+            forget_peak()
             measured = halves_of(folder, work, rounds=args.rounds, micro_batch_tokens=args.micro_batch_tokens)
             rows.append({"model": name, **measured})
         print(rows[-1], flush=True)
