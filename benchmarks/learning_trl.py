@@ -6,7 +6,7 @@ what is missing. After `--minutes` what still runs is ended. The table: each arm
 `python benchmarks/learning_trl.py --model FOLDER --jobs 8 --minutes 9` on a GPU, several times;
 `python benchmarks/learning_trl.py --device cpu --tasks sorting --seeds 2 --steps 4 --jobs 1` tries it with a small model that
 is warmed up first (which stands in wherever no `--model` is given). TRL is looked for in `--trl-python`; without it its arms
-are left out.
+are left out. Packages that PYTHONPATH adds must lie in a folder named site-packages: `datasets` pickles modules from elsewhere.
 """
 
 from __future__ import annotations
