@@ -94,15 +94,17 @@ def audit(
     max_staleness: int,
     num_domains: int | None = None,
     owed: Mapping[int, Set[int]] | None = None,
+    defers: bool = False,
     on_segment: Callable[[], None] = lambda: None,
 ) -> Audit:
     """Read a journal from end to end. `on_segment` is called after each of its files.
 
     `num_domains`: of the prompts; None: those that were seen. `owed`: for versions of which there is a checkpoint, the numbers
-    of the groups that a run which goes on from it has to admit again.
+    of the groups that a run which goes on from it has to admit again. `defers`: with `rollout.long_rounds`, groups that were
+    sent back may wait while others are drawn; then checkpoints alone tell whether one was forgotten.
     """
     undone, found = _undone(folder)
-    reader, numbers = _Auditor(found, max_staleness, num_domains, owed or {}), count()
+    reader, numbers = _Auditor(found, max_staleness, num_domains, owed or {}, defers=defers), count()
     for segment in segments(folder):
         for event, number in zip(read_events(segment), numbers, strict=False):
             if _counts(number, undone):
@@ -156,8 +158,11 @@ def _undone(folder: Path) -> tuple[list[tuple[int, int]], Audit]:
 class _Auditor:
     """Goes through the events that count, with no more in memory than the groups that are open and the numbers of all."""
 
-    def __init__(self, found: Audit, max_staleness: int, num_domains: int | None, owed: Mapping[int, Set[int]]) -> None:
+    def __init__(
+        self, found: Audit, max_staleness: int, num_domains: int | None, owed: Mapping[int, Set[int]], *, defers: bool
+    ) -> None:
         self._found = found
+        self._defers = defers
         self._max_staleness = max_staleness
         self._num_domains = num_domains
         self._owed = owed
@@ -208,7 +213,7 @@ class _Auditor:
                 )
         for queue in self._waiting.values():
             for number, waiting in queue.items():
-                if waiting.is_overtaken or self._is_left_out(waiting):
+                if not self._defers and (waiting.is_overtaken or self._is_left_out(waiting)):
                     self._violation("lost", f"group {number} ({waiting.prompt}) {waiting.since} and was never admitted again")
         self._find_gaps()
         self._found.in_flight = len(self._open)

@@ -33,6 +33,7 @@ def audit_run(run: RunFolder, *, on_segment: Callable[[], None] = lambda: None) 
         max_staleness=config["rollout"]["max_staleness"],
         num_domains=len({source.get("domain") for source in config["data"]["train"]}),
         owed={checkpoint.step: owed for checkpoint in run.all_checkpoints() if (owed := _owed_by(checkpoint)) is not None},
+        defers=config["rollout"].get("long_rounds", False),  # Earlier versions have it not.
         on_segment=on_segment,
     )
     if not found.violations and run.metrics_path.exists():

@@ -41,7 +41,7 @@ export class TimeView {
 
   update() { this.canvas.redraw(); }
 
-  get whole() { return [0, Math.max(this.store.nowS, 0.001) * 1.01]; }
+  get whole() { return [0, (this.store.nowS + 0.001) * 1.01]; } // Marks are told to the millisecond, and may be rounded up.
   get window() { return this.from === null ? this.whole : [this.from, this.to]; }
 
   look(from, to) {

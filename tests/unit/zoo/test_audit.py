@@ -165,6 +165,16 @@ def test_a_group_that_waits_while_others_of_its_domain_are_drawn_is_lost_unless_
     ]
 
 
+def test_a_group_that_was_put_off_to_a_long_round_may_wait_and_is_lost_if_a_checkpoint_has_it_not(run: Writer) -> None:
+    run.admit(0)
+    run.send_back(0)
+    run.play_steps(range(1, 3), since=0)
+    assert run.audit(defers=True).violations == []
+    assert run.audit(defers=True, owed={2: set[int]()}).violations == [
+        "lost: group 0 (p/0) was open at step 2, and its checkpoint has it not"
+    ]
+
+
 def test_a_group_that_was_open_at_an_interruption_and_waits_is_lost_unless_a_later_checkpoint_has_it(run: Writer) -> None:
     run.admit(0)
     run.journal.stepped(version=1)
