@@ -439,8 +439,10 @@ def compare(run: Run, calm: Run, verdict: Verdict) -> None:
     if code := calm.wait():
         verdict.problems.append(f"the undisturbed run ended with {code}: {calm.lines[-3:]}")
         return
-    ours, theirs = (path / f"checkpoints/step-{verdict.num_steps:06d}/model.safetensors" for path in (run.path, calm.path))
-    if not ours.exists() or ours.read_bytes() != theirs.read_bytes():
+    folders = [path / f"checkpoints/step-{verdict.num_steps:06d}" for path in (run.path, calm.path)]
+    # Ranks write a model together, each a file of its own.
+    ours, theirs = ({path.name: path.read_bytes() for path in folder.glob("model*.safetensors")} for folder in folders)
+    if not ours or ours != theirs:
         verdict.problems.append("other weights than those of the undisturbed run")
 
 

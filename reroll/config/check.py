@@ -25,12 +25,7 @@ from reroll.config.data import ImportSourceConfig
 from reroll.config.elastic import elastic_violations
 from reroll.config.host import adapter_base, is_path, model_card, model_folder, num_visible_gpus, parse_devices
 from reroll.config.imports import ObjectPath
-from reroll.config.parts import (
-    ELASTIC,
-    Devices,
-    DeviceSelectionConfig,
-    ModelConfig,
-)
+from reroll.config.parts import ELASTIC, Devices, DeviceSelectionConfig, ModelConfig
 from reroll.config.pipeline import PipelineConfig
 from reroll.config.registry import load_entry, package_violations
 from reroll.config.reward_hosted import HostedJudgeConfig

@@ -7,12 +7,7 @@ from pathlib import Path
 
 from reroll.config.data import EnvSourceConfig, SourceConfig
 from reroll.config.registry import package_violations
-from reroll.config.rewards import (
-    EnvRewardConfig,
-    ImportRewardConfig,
-    RewardConfig,
-    walk,
-)
+from reroll.config.rewards import EnvRewardConfig, ImportRewardConfig, RewardConfig, walk
 from reroll.config.tree import RlvrConfig
 from reroll.errors import Violation
 

@@ -14,14 +14,7 @@ from pydantic import Field
 from reroll.config.base import Node
 from reroll.config.cluster import MachinesConfig
 from reroll.config.data import SourcesConfig
-from reroll.config.parts import (
-    CheckpointConfig,
-    FixedModelConfig,
-    LocalRuntimeConfig,
-    PolicyConfig,
-    RunConfig,
-    RuntimeConfig,
-)
+from reroll.config.parts import CheckpointConfig, FixedModelConfig, LocalRuntimeConfig, PolicyConfig, RunConfig, RuntimeConfig
 from reroll.config.registry import entry_names, load_entry
 from reroll.config.reward_hosted import HostedJudgeConfig
 from reroll.errors import Violation

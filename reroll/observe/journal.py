@@ -16,7 +16,7 @@ import gzip
 import json
 import time
 import zlib
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -406,6 +406,10 @@ class _Segment:
             raise
 
 
+Rewards = Mapping[int, Mapping[int, float]]
+"""Of samples, by the number of their group and their index."""
+
+
 class RecordedSamples:
     """Samples that a run scored and, as far as its checkpoint knows, did not train on: they need not be drawn again."""
 
@@ -414,15 +418,38 @@ class RecordedSamples:
         self._text_of = text_of
         self._found: dict[tuple[int, str], dict[int, Event]] = {}
         """By a group's number and prompt: ended samples by their index."""
+        self._trained: dict[int, Rewards] = {}
+        """By the version that a step gave."""
         prompts: dict[int, str] = {}
+        ended: defaultdict[int, dict[int, float]] = defaultdict(dict)
+        taken: Sequence[int] = ()
         is_same = False
         for event in events:
             if event.state in (BEGUN, CONTINUED):
                 is_same = event.detail["config"] == config
+                if event.state == BEGUN:
+                    ended.clear()
             elif event.state == SampleState.QUEUED:
                 prompts[event.group] = event.detail["prompt"]
+                ended[event.group].pop(event.index, None)
             elif event.state == SampleState.DONE and is_same and event.group in prompts and "versions" in event.detail:
                 self._found.setdefault((event.group, prompts[event.group]), {})[event.index] = event
+                ended[event.group][event.index] = event.detail["reward"]
+            elif event.state == TAKEN:
+                taken = event.detail["groups"]
+            elif event.state == STEPPED:
+                self.stepped(event.detail["version"], {number: ended[number] for number in taken})
+
+    def stepped(self, version: int, rewards: Rewards) -> bool:
+        """A step trained on samples with these rewards. False if it once trained on others (one had failed that now did not):
+        what the weights of that time wrote is lost, and not taken any more."""
+        if self._trained.setdefault(version, rewards) == rewards:
+            return True
+        self._trained = {earlier: found for earlier, found in self._trained.items() if earlier < version} | {version: rewards}
+        for samples in self._found.values():
+            for index in [index for index, event in samples.items() if Versions(*event.detail["versions"]).newest >= version]:
+                del samples[index]
+        return False
 
     def __len__(self) -> int:
         return sum(map(len, self._found.values()))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -194,11 +194,17 @@ class PartialSamples:
 
     def forget_older(self, version: int) -> None:
         """Samples with tokens of weights before this version will never be trained on."""
-        for samples in list(self._groups.values()):
-            for sample_id, turns in list(samples.items()):
-                versions = _versions(turns)
-                if versions is not None and versions.oldest < version:
-                    self.forget(sample_id)
+        for sample_id, turns in [item for samples in self._groups.values() for item in samples.items()]:
+            if (versions := _versions(turns)) and versions.oldest < version:
+                self.forget(sample_id)
+
+    def forget_lost(self, version: int, *, in_flight: Container[int]) -> None:
+        """Weights of this version and later ones are lost: forget what they wrote, in the file too. These groups have none."""
+        others = [samples for group, samples in self._groups.items() if int(group) not in in_flight]
+        for sample_id, turns in [item for samples in others for item in samples.items()]:
+            if (versions := _versions(turns)) and versions.newest >= version:
+                self.forget(sample_id)
+        self._num_bytes_left = 0
 
     def flush(self) -> None:
         """Hand all that was added to the operating system."""

@@ -10,13 +10,7 @@ from pathlib import Path
 from reroll.config.agents import AgentConfig
 from reroll.config.envs import EnvDomainConfig, InlineEnvsConfig
 from reroll.config.imports import import_object
-from reroll.config.parts import (
-    EmbeddedEngineConfig,
-    EngineConfig,
-    EvalConfig,
-    PolicyConfig,
-    RolloutConfig,
-)
+from reroll.config.parts import EmbeddedEngineConfig, EngineConfig, EvalConfig, PolicyConfig, RolloutConfig
 from reroll.config.tree import RlvrConfig
 from reroll.envs.actions import ParsedEnv
 from reroll.envs.cluster import EnvCluster

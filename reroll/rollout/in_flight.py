@@ -57,6 +57,9 @@ class GroupInFlight:
         """The usable samples, by index."""
         return {index: one for index, one in enumerate(self.trajectories) if one is not None and one.is_usable}
 
+    def rewards(self) -> dict[int, float]:
+        return {index: one.reward for index, one in self.ended_samples().items()}
+
     def whole(self) -> list[int]:
         """Indices of the samples that have not failed, ended or not."""
         return [index for index, one in enumerate(self.trajectories) if one is None or one.is_usable]

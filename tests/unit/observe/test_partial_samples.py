@@ -110,6 +110,18 @@ def test_samples_that_can_no_longer_be_trained_on_are_forgotten(tmp_path: Path) 
     assert [tokens.num_tokens(f"{number}.0") for number in range(3)] == [0, 2, 2]
 
 
+def test_what_lost_weights_wrote_is_forgotten_also_by_the_next_life(tmp_path: Path) -> None:
+    tokens = PartialSamples(tmp_path, config="c")
+    for number, version in enumerate((1, 2, 3)):
+        write(tokens, ask(f"{number}.0.0"), 7, version=version)
+    tokens.flush()
+    tokens.forget_lost(2, in_flight={2})
+    assert [tokens.num_tokens(f"{number}.0") for number in range(3)] == [1, 0, 1]
+    write(tokens, ask("4.0.0"), 7, version=1)
+    tokens.flush()
+    assert [opened(tmp_path).num_tokens(f"{number}.0") for number in range(5)] == [1, 0, 1, 0, 1]
+
+
 def test_a_torn_end_is_left_out_and_what_comes_before_it_is_not(tmp_path: Path) -> None:
     tokens = PartialSamples(tmp_path, config="c")
     for id in (7, 8, 9):

@@ -124,3 +124,35 @@ async def test_a_run_that_goes_on_with_nothing_draws_its_own_samples(tmp_path):
             await process.scheduler.close()
         played.update(process.played)
     assert min(played.values()) == 2
+
+
+async def test_where_a_sample_fails_in_one_life_alone_what_later_weights_wrote_in_it_is_not_trained_on(tmp_path):
+    """The step that is trained again learns from other samples than the first time: the weights after it are others, too."""
+    fails = True
+
+    class Mortal(Process):
+        async def episode(self, prompt, id, seed):
+            trajectory = await super().episode(prompt, id, seed)
+            if fails and id == "5.1":
+                return replace(trajectory, status=Status.FAILED, reason="its environment hung")
+            return trajectory
+
+    with Journal(tmp_path, text_of=lambda ids: "x") as journal:
+        first = Mortal(journal, random.Random(0), None, prompts_per_step=4)
+        await first.run(4)
+        await first.scheduler.close()
+    fails = False
+    drawn = []
+    for _ in range(2):
+        with Journal(tmp_path, text_of=lambda ids: "x") as journal:
+            again = Mortal(journal, random.Random(0), None, prompts_per_step=4)
+            await again.run(3)
+            await again.scheduler.close()
+        drawn.append({id for id, _ in again.played})
+    drawn_again, drawn_last = drawn
+    first_step, later = ({f"{group}.{index}" for group in groups for index in range(3)} for groups in (range(4), range(8, 12)))
+    assert not drawn_again & first_step
+    assert "5.1" in drawn_again
+    assert later <= drawn_again
+    assert not later & drawn_last  # It learned from the same as the one before.
+    assert audit(tmp_path, max_staleness=0).violations == []
