@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from gpu_work import WORDS, Work
+from report import arguments
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from reroll.models.load import save_model
@@ -35,6 +36,15 @@ def add_sizes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--siblings", type=int, default=default.siblings)
     parser.add_argument("--prompt-tokens", type=int, default=default.prompt_tokens)
     parser.add_argument("--tokens", type=int, default=default.tokens, help="of each answer")
+
+
+def halves_of_a_step(doc: str | None) -> argparse.Namespace:
+    """What a benchmark that times the halves of a step was asked for."""
+    parser = arguments(doc)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--micro-batch-tokens", type=int, default=16_384)
+    add_sizes(parser)
+    return parser.parse_args()
 
 
 def add_work(parser: argparse.ArgumentParser) -> None:

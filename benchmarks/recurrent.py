@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_shapes import add_sizes, device_here, work_from, write_model
+from gpu_shapes import device_here, halves_of_a_step, work_from, write_model
 from gpu_work import Work
 from halves import Learner, Writer, batch_of, forget_peak, peak_gib
-from report import arguments, report
+from report import report
 from transformers import AutoConfig, AutoModelForCausalLM
 
 LARGE: dict[str, Any] = {
@@ -57,11 +57,7 @@ PERIOD = 4
 
 
 def main() -> None:
-    parser = arguments(__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--micro-batch-tokens", type=int, default=16_384)
-    add_sizes(parser)
-    args = parser.parse_args()
+    args = halves_of_a_step(__doc__)
     work, rows = work_from(args), []
     for name, sizes in models().items():
         gc.collect()

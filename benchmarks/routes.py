@@ -13,10 +13,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from gpu_shapes import TINY, add_sizes, device_here, work_from, write_model
+from gpu_shapes import TINY, device_here, halves_of_a_step, work_from, write_model
 from gpu_work import Work
 from halves import Learned, Learner, Writer, batch_of
-from report import arguments, report
+from report import report
 
 from reroll_zoo.plan.known import KNOWN
 
@@ -35,11 +35,7 @@ WAYS = (False, True)
 
 
 def main() -> None:
-    parser = arguments(__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--micro-batch-tokens", type=int, default=16_384)
-    add_sizes(parser)
-    args = parser.parse_args()
+    args = halves_of_a_step(__doc__)
     work, sizes = work_from(args), LARGE if device_here() == "cuda" else SMALL
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder), sizes)
