@@ -438,14 +438,16 @@ class RecordedSamples:
             elif event.state == TAKEN:
                 taken = event.detail["groups"]
             elif event.state == STEPPED:
-                self.stepped(event.detail["version"], {number: ended[number] for number in taken})
+                version, rewards = event.detail["version"], {number: ended[number] for number in taken}
+                self.stepped(version, rewards)
+                self._trained[version] = rewards
 
     def stepped(self, version: int, rewards: Rewards) -> bool:
         """A step trained on samples with these rewards. False if it once trained on others (one had failed that now did not):
         what the weights of that time wrote is lost, and not taken any more."""
-        if self._trained.setdefault(version, rewards) == rewards:
+        if self._trained.pop(version, rewards) == rewards:
             return True
-        self._trained = {earlier: found for earlier, found in self._trained.items() if earlier < version} | {version: rewards}
+        self._trained = {earlier: found for earlier, found in self._trained.items() if earlier < version}
         for samples in self._found.values():
             for index in [index for index, event in samples.items() if Versions(*event.detail["versions"]).newest >= version]:
                 del samples[index]

@@ -151,15 +151,16 @@ class RolloutScheduler:
         """Call after these groups were trained on and weights of `version` were pushed. Their slots free only now, or new
         samples would be stale from the start."""
         outdated = self._admission.release([group.number for group in groups], version=version)
-        rewards = {group.number: self._flights[group.number].rewards() for group in groups}
+        if self._recorded is not None:
+            rewards = {group.number: self._flights[group.number].rewards() for group in groups}
+            if not self._recorded.stepped(version, rewards):
+                self._journal.partial.forget_lost(version, in_flight=self._flights)
         for group in groups:
             self._record(self._flights.pop(group.number), SampleState.TRAINED, version=version)
             self._meter.trained_groups[group.prompt.domain] += 1
             self._prompts.record_rewards(group.prompt, group.rewards)
         self._stop(outdated, QUEUED_AGAIN)
         self._journal.partial.forget_older(version - self._config.max_staleness)
-        if self._recorded is not None and not self._recorded.stepped(version, rewards):
-            self._journal.partial.forget_lost(version, in_flight=self._flights)
         self._admit()
         self._journal.stepped(version=version)  # The groups must be marked before a checkpoint of this step.
 
