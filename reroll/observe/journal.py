@@ -560,15 +560,3 @@ def read_stored(event: Event, *, text_of: Decode) -> Trajectory | None:
         return None
     prompt_ids, shown = decode_ids(prompt[: stored.prompt_size]), prompt[stored.prompt_size :]
     return decode(data, id=event.sample_id, prompt_ids=prompt_ids, shown=shown, text_of=text_of)
-
-
-def damage_of(segment: Path) -> str | None:
-    """What is wrong with a segment's events, in words. A last line that a crash tore is no damage."""
-    num_good = sum(1 for _ in _read_lines(segment))
-    with open_events(segment) as file:
-        num_lines = sum(1 for _ in file)
-    if num_good < num_lines - 1:
-        return (
-            f"damaged: {segment} line {num_good + 1} does not match its checksum, and {num_lines - num_good - 1} lines follow"
-        )
-    return None

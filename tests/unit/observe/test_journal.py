@@ -21,7 +21,6 @@ from reroll.observe.journal import (
     Journal,
     RecordedSamples,
     SampleState,
-    damage_of,
     read_events,
     read_journal,
     read_stored,
@@ -29,6 +28,7 @@ from reroll.observe.journal import (
 )
 from reroll.observe.trajectory_bytes import decode, encode, encode_all, encode_ids, encode_prompt
 from reroll.types import Completion, FinishReason, Request, SamplingParams, Status, Trajectory, Turn, Versions
+from reroll_zoo.audit.audit import damage_of
 
 
 def text_of(ids: object) -> str:
