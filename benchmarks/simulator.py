@@ -290,15 +290,16 @@ def full_rows() -> list[dict[str, Any]]:
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("parts", nargs="*", default=["overlap", "long_tail", "run", "scale", "full"])
+    parser.add_argument("--games", nargs="+", choices=list(GAMES), default=list(GAMES), help="for `run`")
     parser.add_argument("--seconds", type=float, default=90, help="of the real runs, after they have warmed up")
-    parser.add_argument("--gpus", type=int, nargs="+", default=[8, 64, 512, 4096])
-    parser.add_argument("--samples-per-gpu", type=int, default=25, help="in flight: 25 make 102,400 on 4,096 GPUs")
+    parser.add_argument("--gpus", type=int, nargs="+", default=[8, 64, 512, 4096, 16384])
+    parser.add_argument("--samples-per-gpu", type=int, default=25, help="in flight: 25 make 409,600 on 16,384 GPUs")
     given = parser.parse_args()
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         rows += overlap_rows(Path(folder)) if "overlap" in given.parts else []
         rows += long_tail_rows() if "long_tail" in given.parts else []
-        for index, game in enumerate(GAMES if "run" in given.parts else ()):
+        for index, game in enumerate(given.games if "run" in given.parts else ()):
             rows += run_rows(Path(folder) / str(index), game, given.seconds)
     if rows:
         report("simulator", rows, title="Predicted beside measured", note="measured beside other load", save=given.save)
