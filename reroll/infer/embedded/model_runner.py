@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -61,6 +61,10 @@ class PackedWeights(Protocol):
         """Make it anew."""
 
 
+Quantize = Callable[[PreTrainedModel], Mapping[str, Callable[[Tensor], None]]]
+"""Has layers hold their weights in fewer bits; gives, by the name of each weight that went, what takes a new one."""
+
+
 class ModelRunner:
     """Runs the model on packed tokens, and takes new weights.
 
@@ -71,7 +75,7 @@ class ModelRunner:
     Where the model has an adapter, that alone may be given: the rest is frozen, and stays.
     """
 
-    def __init__(self, model: PreTrainedModel, *, notes_routes: bool = False) -> None:
+    def __init__(self, model: PreTrainedModel, *, notes_routes: bool = False, quantize: Quantize | None = None) -> None:
         """With `notes_routes` it tells which experts its tokens go to."""
         self.model = model
         self.routes: RouteShape | None = route_shape(model) if notes_routes else None
@@ -83,6 +87,7 @@ class ModelRunner:
         self.address_version = 0
         """Counts up whenever a weight has moved in memory."""
         self._own = set(self._parameters)
+        self._quantized = quantize(model) if quantize else {}
         pack_linears = load_entry("reroll.kernels", "cpu")
         self._packed: list[PackedWeights] = pack_linears(model, if_exact=can_be_exact(model)) if pack_linears else []
 
@@ -166,6 +171,8 @@ class ModelRunner:
         given = self._checker.part(weights)
         if not given:
             return
+        for name in given.keys() & self._quantized:
+            self._quantized[name](given.pop(name))
         for name in given.keys() - self._own:  # It is the trainer's: what is written here must not show there.
             self._parameters[name].data = torch.empty_like(self._parameters[name])
             self.address_version += 1
@@ -174,6 +181,9 @@ class ModelRunner:
         self._own |= given.keys()
 
     def _take(self, name: str, parameter: nn.Parameter, given: Tensor) -> None:
+        if name in self._quantized:
+            self._quantized[name](given)
+            return
         if name in self._own and (given.dtype, given.device) != (self.dtype, self.device):
             with torch.no_grad():
                 parameter.copy_(given)
