@@ -189,8 +189,8 @@ class EngineConfig(KindConfig):
     max_running: int = Field(default=64, ge=1)
     """Sequences decoded together."""
     precision: Literal["same", "fp32", "bf16", "fp8"] = "same"
-    """`same` follows the policy's precision; equal ones on one device share the trainer's parameters. fp8 (docs/engines.md#fp8):
-    layers hold 8-bit codes of their weights, made at every push, and samples are weighed by how far trainer and engine differ."""
+    """`same` follows the policy's precision; equal ones on one device share the trainer's parameters. fp8 (docs/engines.md):
+    layers hold 8-bit codes of their weights, made at every push, and samples are weighed by trainer / engine."""
     sleep: bool = False
     """While another role holds its device: true frees the KV cache, and requests in flight are prefilled again when the engine
     is back; false only pauses."""

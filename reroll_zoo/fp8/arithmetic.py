@@ -61,4 +61,4 @@ def _cut(tensor: Tensor, *, dim: int) -> Tensor:
     """A dimension as blocks of 128, the last filled up with zeros."""
     spare = -tensor.shape[dim] % BLOCK
     filled = pad(tensor, [0, 0] * (tensor.ndim - 1 - dim) + [0, spare])
-    return filled.unflatten(dim, (-1, BLOCK))
+    return filled.view(*filled.shape[:dim], -1, BLOCK, *filled.shape[dim + 1 :])

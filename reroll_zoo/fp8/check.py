@@ -22,9 +22,9 @@ _TRUNCATED = {"level": "token", "mode": "truncate", "high": 2.0}
 
 
 def preset(tree: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a config that draws in fp8 stands for where it does not say otherwise: samples are weighed by trainer / engine, token
-    by token, as the preset `tis` has it. Not where ratios are taken against the engine's log-probs already, and not where
-    nothing is learned from advantages."""
+    """What a config that draws in fp8 stands for where it does not say otherwise: tokens are weighed by trainer / engine, as
+    the preset `tis` has it. Not where ratios are taken against the engine's log-probs already, and not where nothing is learned
+    from advantages."""
     engine, rollout = tree.get("engine"), tree.get("rollout")
     if not isinstance(engine, Mapping) or engine.get("precision") != "fp8":
         return {}

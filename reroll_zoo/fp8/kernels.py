@@ -213,9 +213,8 @@ def _multiply(
     if EVEN:
         before, size = tl.multiple_of(before, 16), tl.multiple_of(size, 16)
     own = first + column_tile * COLUMNS % BLOCK + tl.arange(0, COLUMNS)
-    if HAS_BIAS:
-        if split == 0:
-            total += tl.load(bias + before + own, mask=own < size, other=0.0).to(tl.float32)[:, None]
+    if HAS_BIAS:  # The first part of a sum has it.
+        total += tl.load(bias + before + own, mask=(own < size) & (split == 0), other=0.0).to(tl.float32)[:, None]
     start = (split.to(tl.int64) * num_columns + before) * num_rows
     targets = parts + start + rows.to(tl.int64)[None, :] * size + own[:, None]
     tl.store(targets, total.to(parts.dtype.element_ty), mask=has_row[None, :] & (own[:, None] < size))

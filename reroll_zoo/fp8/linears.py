@@ -35,7 +35,7 @@ def quantize(model: PreTrainedModel) -> Mapping[str, TakesWeight]:
 
 def quantize_linears(model: PreTrainedModel) -> Mapping[str, TakesWeight]:
     """`quantize` without questions: on a CPU too, where plain PyTorch computes the same, slowly."""
-    names = {parameter: name for name, parameter in model.named_parameters()}
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
     inside = set(model.base_model.modules())
     takers: dict[str, TakesWeight] = {}
     for siblings in sibling_linears(model):
@@ -62,12 +62,12 @@ def _why_not(model: PreTrainedModel) -> str | None:
     return None
 
 
-def _replace(linear: Fp8Linear, index: int, sibling: SiblingLinear, names: Mapping[Tensor, str]) -> dict[str, TakesWeight]:
+def _replace(linear: Fp8Linear, index: int, sibling: SiblingLinear, names: Mapping[int, str]) -> dict[str, TakesWeight]:
     """Put a slice of a product in the place of a layer, whose parameters are emptied."""
     layer = sibling.layer
-    takers: dict[str, TakesWeight] = {names[layer.weight]: partial(linear.take_weight, index)}
+    takers: dict[str, TakesWeight] = {names[id(layer.weight)]: partial(linear.take_weight, index)}
     if layer.bias is not None:
-        takers[names[layer.bias]] = partial(linear.take_bias, index)
+        takers[names[id(layer.bias)]] = partial(linear.take_bias, index)
     setattr(sibling.owner, sibling.attribute, Fp8Slice(linear, index))
     for parameter in layer.parameters():
         parameter.data = parameter.new_empty(1).expand(parameter.shape)
@@ -75,8 +75,8 @@ def _replace(linear: Fp8Linear, index: int, sibling: SiblingLinear, names: Mappi
 
 
 class Fp8Linear(SiblingProduct):
-    """One or several linear layers over the same input. Codes of their weights lie over one another, each from a whole block on,
-    at addresses that never change."""
+    """One or several linear layers over the same input. The codes of their weights lie over one another, each from a whole
+    block on, at addresses that never change."""
 
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
         super().__init__()
@@ -90,9 +90,7 @@ class Fp8Linear(SiblingProduct):
         self._scales = torch.ones(sum(blocks), num_blocks(self._width), device=device)
         before = [sum(self._sizes[:index]) for index in range(len(blocks))]
         places = [
-            (before[index], size, block * BLOCK)
-            for index, size in enumerate(self._sizes)
-            for block in range(num_blocks(size))
+            (before[index], size, block * BLOCK) for index, size in enumerate(self._sizes) for block in range(num_blocks(size))
         ]
         self._places = torch.tensor(places, dtype=torch.int32, device=device)
         has_bias = any(layer.bias is not None for layer in layers)
@@ -128,7 +126,7 @@ class Fp8Linear(SiblingProduct):
     def outputs(self, x: Tensor) -> tuple[Tensor, ...]:
         rows = x.reshape(-1, self._width).contiguous()
         flat = self._on_gpu(rows) if rows.is_cuda else self._anywhere(rows)
-        parts = flat.split([len(rows) * size for size in self._sizes])
+        parts = torch.split(flat, [len(rows) * size for size in self._sizes])
         return tuple(part.view(*x.shape[:-1], size) for part, size in zip(parts, self._sizes, strict=True))
 
     def _on_gpu(self, rows: Tensor) -> Tensor:
@@ -150,7 +148,7 @@ class Fp8Linear(SiblingProduct):
         starts = [first * BLOCK for first in self._firsts]
         parts = [whole[:, start : start + size] for start, size in zip(starts, self._sizes, strict=True)]
         if self._bias is not None:
-            parts = [part + bias for part, bias in zip(parts, self._bias.split(self._sizes), strict=True)]
+            parts = [part + bias for part, bias in zip(parts, torch.split(self._bias, self._sizes), strict=True)]
         return torch.cat([part.to(rows.dtype).flatten() for part in parts])
 
 

@@ -190,8 +190,8 @@ def engine_memory(
     on_cpu: bool = False,
     cache_bytes: int | None = None,
 ) -> RoleMemory:
-    """The embedded engine: weights unless they are the trainer's own, the cache of what runs, and one step's work. `in_fp8`: the
-    codes of its linear layers are its own in any case, and stand in the place of their weights.
+    """The embedded engine: weights unless they are the trainer's own, the cache of what runs, and one step's work. `in_fp8`:
+    the codes of its linear layers are its own in any case, and stand in the place of their weights.
 
     Of the `num_requests` of a step at most `max_running` run together, each up to `longest` tokens. `cache_bytes`: the budget
     of the cache, which on a GPU is allocated once and holds the contexts that are kept too.

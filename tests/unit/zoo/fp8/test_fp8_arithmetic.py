@@ -121,11 +121,17 @@ def test_the_kernels_codes_and_scales_are_those_of_the_arithmetic(shape: tuple[i
     assert torch.equal(scales, expected[1])
 
 
-TILINGS = [None, (16, 64, 1), (16, 128, 2), (64, 64, 3), (128, 128, 1)]
-
-
-@pytest.mark.parametrize("tiling", TILINGS)
-@pytest.mark.parametrize(("sizes", "width", "num_rows"), [((256,), 384, 3), ((200, 72, 128), 300, 37), ((64, 64), 128, 130)])
+@pytest.mark.parametrize(
+    ("sizes", "width", "num_rows", "tiling"),
+    [
+        ((256,), 384, 3, None),
+        ((256,), 384, 3, (16, 128, 2)),
+        ((200, 72, 128), 300, 37, (16, 64, 3)),
+        ((200, 72, 128), 300, 37, None),
+        ((64, 64), 128, 70, (32, 64, 1)),
+        ((64, 64), 128, 130, (128, 128, 1)),
+    ],
+)
 def test_the_kernels_product_is_that_of_the_numbers_that_codes_stand_for(
     sizes: tuple[int, ...], width: int, num_rows: int, tiling: tuple[int, int, int] | None
 ) -> None:
