@@ -124,8 +124,8 @@ def told(tiling: Any) -> str:
 
 
 def micros(work: Callable[[], object]) -> float:
-    """Of one of 20 in a CUDA graph, the median of five tries. Each is preceded by what empties the cache of the GPU, as the other
-    layers do between two uses of one; the time of that is taken off."""
+    """Of one of 20 in a CUDA graph, the median of five tries. Each is preceded by what empties the cache of the GPU, as the
+    other layers do between two uses of one; the time of that is taken off."""
     flush = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
     both, alone = graph_of(lambda: (flush.zero_(), work())), graph_of(flush.zero_)
     return statistics.median(seconds(both) - seconds(alone) for _ in range(5)) / 20 * 1e6
