@@ -18,6 +18,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ import numpy as np
 import torch
 from gpu_shapes import SHAPES, default_shape, device_here, write_model
 from report import arguments, report
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import linear as plain_linear
 
 from reroll.config.load import parse_config
@@ -83,6 +84,7 @@ def products(shape: dict[str, Any]) -> list[Row]:
                     "times_bf16": plain_us / fp8_us,
                     "of it quantizing_us": micros(lambda: kernels.quantized_rows(x)),  # noqa: B023
                     "product_us": micros(multiplying(fp8, codes, taken)),
+                    "scaled_mm_us": scaled_mm_micros(fp8, codes),
                     "tiling": told(taken),
                     "best_us": others[best],
                     "best": told(best),
@@ -92,10 +94,10 @@ def products(shape: dict[str, Any]) -> list[Row]:
     return rows
 
 
-def multiplying(fp8: Fp8Linear, codes: Any, tiling: Any) -> Callable[[], object]:
+def multiplying(fp8: Fp8Linear, codes: tuple[Tensor, Tensor], tiling: Any) -> Callable[[], Tensor]:
     from reroll_zoo.fp8 import kernels
 
-    def multiply() -> object:
+    def multiply() -> Tensor:
         return kernels.product(
             codes,
             (fp8._codes, fp8._scales),
@@ -108,6 +110,23 @@ def multiplying(fp8: Fp8Linear, codes: Any, tiling: Any) -> Callable[[], object]
         )
 
     return multiply
+
+
+def scaled_mm_micros(fp8: Fp8Linear, codes: tuple[Tensor, Tensor]) -> float:
+    """Of PyTorch's own product of the same codes, where this build has it for such blocks; the layouts of scales that it takes
+    differ from version to version."""
+    (rows, scales), weight, own = codes, fp8._codes, fp8._scales
+    expected = multiplying(fp8, codes, None)()
+    padded = torch.zeros(len(own), -(-own.shape[1] // 4) * 4, device=own.device)
+    padded[:, : own.shape[1]] = own
+    for of_weight in (own.t(), own.t().contiguous(), padded[:, : own.shape[1]].t(), padded.t()):
+        arguments = rows, weight.t(), scales.t().contiguous().t(), of_weight
+        with suppress(RuntimeError, ValueError):
+            product = torch._scaled_mm(*arguments, out_dtype=torch.bfloat16)
+            parts = torch.cat([part.flatten() for part in product.split(fp8._sizes, 1)])
+            if (parts.float() - expected.float()).norm() < 0.01 * expected.float().norm():
+                return micros(lambda: torch._scaled_mm(*arguments, out_dtype=torch.bfloat16))  # noqa: B023
+    return math.nan
 
 
 def tilings(num_rows: int) -> list[Any]:
