@@ -291,7 +291,9 @@ def curve(folder: Path, precision: str, *, steps: int, seed: int) -> Row:
     model = make_tiny(folder / "model", family="qwen3", hidden=128, layers=4, seed=seed)
     devices = 0 if torch.cuda.is_available() else "cpu"
     (folder / "fp8_curve_rewards.py").write_text(REWARD)
-    (folder / "digits.jsonl").write_text("".join(json.dumps({"prompt": f"say {digit}"}) + "\n" for digit in range(10)))
+    (folder / "digits.jsonl").write_text(
+        "".join(json.dumps({"prompt": f"say {digit}", "answer": str(digit)}) + "\n" for digit in range(10))
+    )
     tree = {
         "pipeline": "rlvr",
         "run": {"name": precision, "runs_dir": str(folder / "runs"), "steps": steps, "seed": seed},
@@ -299,7 +301,7 @@ def curve(folder: Path, precision: str, *, steps: int, seed: int) -> Row:
             "model": str(model),
             "devices": devices,
             "strategy": {"kind": "torch", "precision": "bf16"},
-            "optim": {"lr": 3e-3},
+            "optim": {"lr": 1e-3},
         },
         "engine": {"devices": devices, "precision": precision},
         "old_policy": "trainer",

@@ -110,7 +110,8 @@ class Fp8Linear(SiblingProduct):
         if given.is_cuda:
             from reroll_zoo.fp8.kernels import quantize_weight_into
 
-            quantize_weight_into(codes, scales, given)
+            with torch.cuda.device_of(codes):  # Which is each thread's own, and kernels are launched on it.
+                quantize_weight_into(codes, scales, given)
         else:
             ours = quantized_weight(given)
             codes.copy_(ours[0])

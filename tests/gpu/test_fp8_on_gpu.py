@@ -109,15 +109,16 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return str(make_tiny(tmp_path / "model", family=request.param, hidden=256, layers=4, initializer_range=0.06))
 
 
-def test_a_model_computes_what_it_computes_on_a_cpu(folder: str) -> None:
+def test_a_model_computes_what_it_computes_in_plain_pytorch(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to sums in another order: a number that falls on the border between two codes may get either."""
     ids = torch.randint(4, 90, (200,))
-    results = []
-    for device in ("cuda", "cpu"):
-        model = load_model(folder, dtype=torch.bfloat16, device=device)
-        quantize_linears(model)
-        results.append(packed(model, ids))
-    plain = packed(load_model(folder, dtype=torch.float32, device="cpu"), ids)
-    assert (results[0] - results[1]).norm() < 0.5 * (results[1] - plain).norm() + 0.01 * plain.norm()
+    plain = packed(load_model(folder, dtype=torch.bfloat16, device="cuda"), ids)
+    model = load_model(folder, dtype=torch.bfloat16, device="cuda")
+    quantize_linears(model)
+    ours = packed(model, ids)
+    monkeypatch.setattr(Fp8Linear, "_on_gpu", Fp8Linear._anywhere)
+    expected = packed(model, ids)
+    assert (ours - expected).norm() < 0.6 * (expected - plain).norm()
 
 
 def written(engine: EmbeddedEngine, requests: list[Request]) -> dict[str, Any]:
