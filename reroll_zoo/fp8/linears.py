@@ -110,7 +110,7 @@ class Fp8Linear(SiblingProduct):
         if given.is_cuda:
             from reroll_zoo.fp8.kernels import quantize_weight_into
 
-            with torch.cuda.device_of(codes):  # Which is each thread's own, and kernels are launched on it.
+            with torch.cuda.device(codes.device):  # Which is each thread's own, and kernels are launched on it.
                 quantize_weight_into(codes, scales, given)
         else:
             ours = quantized_weight(given)
