@@ -170,12 +170,12 @@ def pack(samples: Sequence[Sample], *, temperature: float = 1.0) -> Batch:
         logp=concat("logp"),
         turn=concat("turn"),
         advantage=concat("loss_mask").float(),
-        num_loss_tokens=sum(int(sample.loss_mask.sum()) for sample in samples),
-        num_sequences=sum(bool(sample.loss_mask.any()) for sample in samples),
+        num_loss_tokens=0,
+        num_sequences=0,
         version=None if any(sample.version is None for sample in samples) else concat("version"),
         routes=_routes(samples),
         temperature=temperature,
-    )
+    ).recount()
 
 
 def _routes(samples: Sequence[Sample]) -> Tensor | None:

@@ -155,10 +155,9 @@ class SharedPrefixAttention:
         bounds, places = self._cu_seqlens.tolist(), self._shared.index.numpy()
         index = np.concatenate([places[bounds[number] : bounds[number + 1]] for number in self._shared.sequences.tolist()])
         order = np.argsort(index, kind="stable")  # Quick where much is in order already.
-        counts = np.bincount(index, minlength=len(self._shared.first))
+        counts = _bounds(torch.from_numpy(np.bincount(index, minlength=len(self._shared.first))))
         device = self._cu_seqlens.device
-        index, order, counts = (torch.from_numpy(each) for each in (index, order, counts))
-        return index.to(device), order.to(device), _bounds(counts).to(device)
+        return torch.from_numpy(index).to(device), torch.from_numpy(order).to(device), counts.to(device)
 
 
 def _bounds(lengths: Tensor) -> Tensor:
