@@ -51,10 +51,8 @@ def max_gap(config: RlvrConfig) -> float:
     """What trainer and engine may be apart by: the coarser precision of the two decides."""
     if config.guard.max_gap is not None:
         return config.guard.max_gap
-    limit = MAX_GAP[config.policy.strategy.precision]
-    if not isinstance(config.engine, EmbeddedEngineConfig):
-        return FOR_OTHER_ENGINES * limit
-    return limit if config.engine.precision == "same" else max(limit, MAX_GAP[config.engine.precision])
+    limit = max(MAX_GAP[config.policy.strategy.precision], MAX_GAP.get(config.engine.precision, 0.0))
+    return limit if isinstance(config.engine, EmbeddedEngineConfig) else FOR_OTHER_ENGINES * limit
 
 
 def alarm_of(stats: Stats, config: RlvrConfig) -> Alarm | None:

@@ -156,7 +156,7 @@ class ModelRunner:
         A tied one may have other names too.
         """
         received = self._checker.received
-        given = self._checker.rest(weights)
+        given = self._unquantized(self._checker.rest(weights))
         for name, tensor in given.items():
             self._take(name, self._parameters[name], tensor)
         if self.eye is not None:
@@ -168,11 +168,9 @@ class ModelRunner:
 
     def load_part(self, weights: Mapping[str, Tensor]) -> None:
         """Copy these into the model's own memory; `load` completes them."""
-        given = self._checker.part(weights)
+        given = self._unquantized(self._checker.part(weights))
         if not given:
             return
-        for name in given.keys() & self._quantized:
-            self._quantized[name](given.pop(name))
         for name in given.keys() - self._own:  # It is the trainer's: what is written here must not show there.
             self._parameters[name].data = torch.empty_like(self._parameters[name])
             self.address_version += 1
@@ -180,10 +178,13 @@ class ModelRunner:
             torch._foreach_copy_([self._parameters[name] for name in given], list(given.values()))
         self._own |= given.keys()
 
+    def _unquantized(self, given: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Take those at once that are held in fewer bits; the others."""
+        for name in given.keys() & self._quantized:
+            self._quantized[name](given.pop(name))
+        return given
+
     def _take(self, name: str, parameter: nn.Parameter, given: Tensor) -> None:
-        if name in self._quantized:
-            self._quantized[name](given)
-            return
         if name in self._own and (given.dtype, given.device) != (self.dtype, self.device):
             with torch.no_grad():
                 parameter.copy_(given)

@@ -70,8 +70,8 @@ def test_a_push_makes_the_codes_anew(tmp_path: Path, way: str) -> None:
     pushed = dict(load(other, torch.bfloat16 if way == "of another precision" else torch.float32).named_parameters())
     if way == "in parts":
         names = sorted(pushed)
-        runner.load_part({name: pushed[name] for name in names[::2]})
-        runner.load_part({name: pushed[name] for name in names[1::2]})
+        runner.load_part({name: pushed[name] for name in names if "_proj" in name})
+        runner.load_part({name: pushed[name] for name in names if "_proj" not in name})
         runner.load({})
     else:
         runner.load(pushed)
