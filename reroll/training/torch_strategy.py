@@ -60,7 +60,7 @@ class TorchStrategy(Strategy):
         self._parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         self._masters, self._beside = self._make_masters()
         for name in self._beside:
-            self._parameters[name].register_post_accumulate_grad_hook(partial(_take_gradient, self._masters[name]))
+            self._parameters[name].register_post_accumulate_grad_hook(partial(_take_gradient, self._masters[name]))  # type: ignore[no-untyped-call]
         if config.gradient_checkpointing:
             enable_gradient_checkpointing(model)
         self._optimizer = adamw(self._masters.values(), optim)

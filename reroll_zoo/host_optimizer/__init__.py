@@ -4,6 +4,8 @@ fp32 masters and moments lie in page-locked host memory (`memory`). A step takes
 piece (`stream`), where the same kernel works on them as if they had lain there: to the same bits, and in the same files.
 """
 
-from reroll_zoo.host_optimizer.strategy import HostOptimizerStrategy
-
-__all__ = ["HostOptimizerStrategy"]
+PIECE_VALUES = 2**25
+"""Of each tensor in a piece: 128 MiB in fp32. A multiple of what kernels take at once, so that no value is computed
+differently for where its tensor is cut."""
+NUM_SLOTS = 3
+"""Pieces on the device: on its way in, at work, on its way out."""

@@ -13,8 +13,9 @@ from torch.optim.adamw import adamw
 
 from reroll.training.base import Strategy
 from reroll.training.torch_strategy import TorchStrategy
+from reroll_zoo.host_optimizer import PIECE_VALUES
 from reroll_zoo.host_optimizer.memory import host_tensors
-from reroll_zoo.host_optimizer.stream import PIECE_VALUES, Piece, take_through
+from reroll_zoo.host_optimizer.stream import Piece, take_through
 
 MASTER, MOMENTS = "master", ("exp_avg", "exp_avg_sq")
 

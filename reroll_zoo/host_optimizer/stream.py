@@ -9,11 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-PIECE_VALUES = 2**25
-"""Of each tensor in a piece: 128 MiB in fp32. A multiple of what kernels take at once, so that no value is computed
-differently for where its tensor is cut."""
-NUM_SLOTS = 3
-"""Pieces on the device: on its way in, at work, on its way out."""
+from reroll_zoo.host_optimizer import NUM_SLOTS
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from reroll.types import Sample
 from reroll_zoo.deepspeed.config import DeepspeedConfig
 from reroll_zoo.fsdp2.config import Fsdp2StrategyConfig
 from reroll_zoo.fsdp2.strategy import Fsdp2Strategy
-from reroll_zoo.host_optimizer import HostOptimizerStrategy
+from reroll_zoo.host_optimizer.strategy import HostOptimizerStrategy
 from reroll_zoo.ranks.empty_model import skeleton
 from reroll_zoo.ranks.group import join_process_group
 from reroll_zoo.tiny_models import make_tiny

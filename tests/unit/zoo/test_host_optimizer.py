@@ -16,8 +16,9 @@ from reroll.tokens.batch import Batch, pack
 from reroll.training.loss import SFT_LOSS
 from reroll.training.torch_strategy import TorchStrategy
 from reroll.types import Sample
-from reroll_zoo.host_optimizer import HostOptimizerStrategy, memory, stream
+from reroll_zoo.host_optimizer import memory, stream
 from reroll_zoo.host_optimizer.memory import host_tensors
+from reroll_zoo.host_optimizer.strategy import HostOptimizerStrategy
 from reroll_zoo.tiny_models import make_tiny
 
 KINDS: dict[str, type[TorchStrategy]] = {"gpu": TorchStrategy, "host": HostOptimizerStrategy}
@@ -198,5 +199,5 @@ def test_pieces_go_through_in_order_though_slots_are_few() -> None:
 
 
 def test_a_host_without_room_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ModelError, match="no room for .* GiB more of optimizer state"):
+    with pytest.raises(ModelError, match=r"no room for .* GiB more of optimizer state"):
         host_tensors({0: torch.Size((2**50,))}, pinned=False)
