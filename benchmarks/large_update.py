@@ -2,6 +2,7 @@
 
 The weights are drawn where they are used, so that no folder is written or read. `full` trains all of them, with the optimizer
 where the planner puts it; `lora` an adapter. Two micro-batches and more, so that gradients are summed beside activations.
+`--cases` without any: how long page-locked memory takes to get, alone.
 `python benchmarks/large_update.py [--shape 8b] [--cases lora full] [--prompts 4 --siblings 4 --tokens 412] [--rounds 2]`;
 `--set policy.strategy.micro_batch_tokens=4096` and the like for both. Without a GPU: `--shape tiny --prompts 2 --siblings 2
 --tokens 8 --set policy.strategy.optimizer=host`
@@ -129,13 +130,14 @@ def pinning_s(gib: float = 4.0) -> float:
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--cases", nargs="*", choices=CASES, default=list(CASES))
     add_work(parser)
     parser.set_defaults(prompts=4, siblings=4, tokens=412)
     args = parser.parse_args()
     shape, work = args.shape or ("8b" if torch.cuda.is_available() else default_shape()), work_from(args)
     common = ["policy.strategy.micro_batch_tokens=2048", "policy.strategy.logprob_chunk=2048", "engine.sleep=true", *args.set]
     facts: dict[str, object] = {"pinning_s_per_gib": pinning_s()} if torch.cuda.is_available() else {}
+    print(json.dumps(facts), flush=True)
     rows: list[dict[str, object]] = []
     with tempfile.TemporaryDirectory() as scratch, drawn_weights():
         write_card(Path(scratch), SHAPES[shape])
@@ -147,6 +149,8 @@ def main() -> None:
             row = measured(setting, rounds=args.rounds)
             rows.append({"case": case, "optimizer": setting.config.policy.strategy.optimizer} | row)
             print(json.dumps(rows[-1] | facts), flush=True)
+    if not rows:
+        return
     report(
         f"large_update_{shape}",
         rows,
