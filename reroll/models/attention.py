@@ -34,15 +34,7 @@ except ImportError:
 IMPLEMENTATION = "reroll"
 """The name under which transformers knows our attention. No mask function is registered: transformers then builds no mask."""
 
-_IGNORED = {
-    "dropout",
-    "position_ids",
-    "use_cache",
-    "is_causal",
-    "output_attentions",
-    "output_hidden_states",
-    "reroll_routing",
-}
+_IGNORED = {"dropout", "position_ids", "use_cache", "is_causal", "output_attentions", "output_hidden_states", "reroll_routing"}
 """What models also pass that changes nothing here. Dropout never applies: log-probs of a policy must be reproducible."""
 
 _SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}

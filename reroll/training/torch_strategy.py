@@ -42,6 +42,8 @@ class TorchStrategy(Strategy):
     """
 
     holds_whole = True
+    maps_state = False
+    """Whether a saved state is mapped from its file, because it is copied where it belongs."""
 
     def __init__(
         self,
@@ -127,7 +129,7 @@ class TorchStrategy(Strategy):
 
     def load(self, folder: Path) -> None:
         self._offload.wait_for_prefetch()
-        state = read_state(folder / STATE_FILE, strategy="torch", device=self._state_device)
+        state = read_state(folder / STATE_FILE, strategy="torch", device=None if self.maps_state else self.device)
         refuse_other_adapter(self._model, folder)
         # A run in fp32 saves no masters: its weights are them, and a run in bf16 goes on from them as they are.
         saved = self._saved_parameters(folder, dtype=self._model.dtype if state["masters"] else torch.float32)
@@ -165,8 +167,6 @@ class TorchStrategy(Strategy):
         with nullcontext() if needs.adapter else without_adapter(self._model):
             return predict(self._model, batch, needs, chunk=self._config.logprob_chunk)
 
-    # Where masters and moments lie
-
     def _make_masters(self) -> tuple[dict[str, nn.Parameter], Mapping[str, Tensor]]:
         """What the optimizer works on, with its gradients; and the values of those that are not the model's own."""
         masters = {
@@ -191,18 +191,12 @@ class TorchStrategy(Strategy):
                 if key != "step":  # One number.
                     state[key] = self._offload.moved((name, key), value, where)
 
-    @property
-    def _state_device(self) -> torch.device | None:
-        """Where `trainer.pt` is read to; None: it is mapped."""
-        return self.device
-
     def _load_optimizer(self, saved: dict[str, Any]) -> None:
         self._optimizer.load_state_dict(saved)
 
 
-def _take_gradient(master: nn.Parameter, parameter: Tensor) -> None:
+def _take_gradient(master: nn.Parameter, parameter: Any) -> None:
     """Add a gradient to the sum the moment it is there: of all of them in the model's precision, one is held at a time."""
-    assert parameter.grad is not None
     if master.grad is None:
         master.grad = parameter.grad.float()
     else:

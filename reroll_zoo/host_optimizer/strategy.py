@@ -27,6 +27,8 @@ class HostOptimizerStrategy(TorchStrategy):
     gradients. A checkpoint is written while the run stands still: there is no room for a copy of what lies on the host.
     """
 
+    maps_state = True  # There is no room for a second one.
+
     def _make_masters(self) -> tuple[dict[str, nn.Parameter], Mapping[str, Tensor]]:
         apart = {name: one for name, one in self._parameters.items() if one.dtype != torch.float32}
         sizes = {(name, key): one.shape for name, one in self._parameters.items() for key in MOMENTS}
@@ -70,10 +72,6 @@ class HostOptimizerStrategy(TorchStrategy):
 
     def stage(self, folder: Path) -> Callable[[], list[Path]]:
         return Strategy.stage(self, folder)
-
-    @property
-    def _state_device(self) -> torch.device | None:
-        return None  # There is no room for a second one.
 
     def _load_optimizer(self, saved: dict[str, Any]) -> None:
         self._optimizer.load_state_dict({"state": {}, "param_groups": saved["param_groups"]})
