@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 
 import torch
 from torch import Tensor
@@ -42,7 +41,7 @@ class PackedPages:
         self._tables = tables.to(self._device)
         self._starts = (lengths - self._queries).to(torch.int32).to(self._device)
         self._bounds = query_bounds.to(torch.int32)
-        self._blocks = cache(self._cut)
+        self._blocks: dict[int, tuple[Tensor, Tensor]] = {}
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring, quick: Callable[..., Tensor]) -> Tensor:
         """query [T, H, D], key and value [U, H_kv, D] -> [T, H, D], with the gradient of `quick`."""
@@ -56,7 +55,7 @@ class PackedPages:
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, *, scoring: Scoring) -> Tensor:
         keys, values = (each.index_select(0, self._sources).view(-1, PAGE, *each.shape[1:]) for each in (key, value))
-        block_sequence, block_first = self._blocks(tokens_per_block(query.shape[1], key.shape[1], rows=READING_ROWS))
+        block_sequence, block_first = self._cut(tokens_per_block(query.shape[1], key.shape[1], rows=READING_ROWS))
         return attend(
             query,
             keys,
@@ -72,7 +71,9 @@ class PackedPages:
 
     def _cut(self, num_tokens: int) -> tuple[Tensor, Tensor]:
         """The work of each program, which takes this many neighbouring tokens: its sequence, and its first token there."""
-        counts = -(-self._queries // num_tokens)
-        sequence = torch.arange(len(counts)).repeat_interleave(counts)
-        first = (torch.arange(len(sequence)) - (counts.cumsum(0) - counts).repeat_interleave(counts)) * num_tokens
-        return sequence.to(torch.int32).to(self._device), first.to(torch.int32).to(self._device)
+        if num_tokens not in self._blocks:
+            counts = -(-self._queries // num_tokens)
+            sequence = torch.arange(len(counts)).repeat_interleave(counts)
+            first = (torch.arange(len(sequence)) - (counts.cumsum(0) - counts).repeat_interleave(counts)) * num_tokens
+            self._blocks[num_tokens] = sequence.to(torch.int32).to(self._device), first.to(torch.int32).to(self._device)
+        return self._blocks[num_tokens]
