@@ -227,8 +227,8 @@ class EmbeddedEngineConfig(EngineConfig):
     """`same` follows the policy's precision. Equal precision on one device shares the trainer's parameters."""
     cache_gib: float | None = Field(default=None, gt=0)
     """Memory for the keys and values of each engine, allocated once. When it is full, waiting requests wait and the youngest
-    running ones give way; both then write what they would have written. null: as needed, up to 70 % of what the GPU has free
-    when the engine first reads; on a CPU, all there is."""
+    running ones give way; both then write what they would have written. null: what the requests of a step may come to need,
+    and later more, up to 70 % of what the GPU has free when the engine first reads; on a CPU, all there is."""
     draft: Literal["off", "auto", "always"] = "off"
     """Whether steps check guesses at the next tokens, taken from siblings, earlier answers to the same prompt and the context:
     the same tokens in fewer steps. auto: where few run and the engine measures that it is quicker; always: at any price."""

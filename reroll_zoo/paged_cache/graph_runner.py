@@ -6,9 +6,11 @@ that nobody reads and belong to no sequence; padding rows draw tokens that nobod
 
 from __future__ import annotations
 
+import gc
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -280,9 +282,22 @@ class GraphRunner:
         if self._memory_pool is None:
             self._memory_pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._memory_pool, stream=stream, capture_error_mode="thread_local"):
+        capture = torch.cuda.graph(graph, pool=self._memory_pool, stream=stream, capture_error_mode="thread_local")
+        with _nothing_collected(), capture:
             sampled, logits = self._forward(size, int_inputs, float_inputs)
         return _Graph(graph, int_inputs, float_inputs, sampled, logits)
+
+
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """Python's collector waits: a dead engine's graph lies in a cycle, and to free it would break the capture off."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _padded(number: int, *, fine: bool) -> int:
