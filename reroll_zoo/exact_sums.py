@@ -27,7 +27,6 @@ from torch.overrides import TorchFunctionMode
 from reroll.errors import ModelError
 from reroll.models import fused
 from reroll.models.attention import Scoring
-from reroll.models.exact import Attention
 
 TILE = 16
 """Rows of a product where the sums of a row depend on how many rows there are. Fewer are filled up with zeros."""
@@ -269,7 +268,7 @@ def _gelu_erf_value(x: Tensor) -> Tensor:
     return (wide * math.sqrt(0.5)).erf_().add_(1).mul_(wide).mul_(0.5).to(x.dtype)
 
 
-def attend_causal(query: Tensor, key: Tensor, value: Tensor, scoring: Scoring, quick: Attention) -> Tensor:
+def attend_causal(query: Tensor, key: Tensor, value: Tensor, scoring: Scoring, quick: Callable[..., Tensor]) -> Tensor:
     """Causal attention of right-padded rows [N, heads, L, D], with the gradient of `quick`."""
     sinks = () if scoring.sinks is None else (scoring.sinks,)
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 _here = threading.local()
 _MARK = "reroll_is_exact"
 
-Attention = Callable[[Tensor, Tensor, Tensor, "Scoring"], Tensor]
-
 
 class ExactArithmetic(Protocol):
     """Forward passes whose sums have a fixed order. Gradients are those of the quick ways."""
@@ -35,7 +33,9 @@ class ExactArithmetic(Protocol):
     def exact_functions(self) -> AbstractContextManager[Any]:
         """Inside, what a model calls of torch's functions is exact."""
 
-    def attend_causal(self, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring, quick: Attention) -> Tensor:
+    def attend_causal(
+        self, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring, quick: Callable[..., Tensor]
+    ) -> Tensor:
         """Causal attention of right-padded rows [N, heads, L, D], with the gradient of `quick`."""
 
     def attend(
@@ -45,9 +45,8 @@ class ExactArithmetic(Protocol):
         the rows looks at."""
 
     def packed_attention(self, query_bounds: Tensor, key_bounds: Tensor, index: Tensor | None) -> Any:
-        """For a GPU: has `attend(query [T, H, D], key, value [U, H_kv, D], scoring, quick)`, with the gradient of `quick`.
-        `query_bounds` [N + 1]: the last tokens of each sequence, which ask. `key_bounds` [N + 1]: its places; `index`: their
-        tokens."""
+        """For a GPU: has `attend(query [T, H, D], key, value [U, H_kv, D], scoring, quick)`. `query_bounds` [N + 1]: the last
+        tokens of each sequence, which ask; `key_bounds` [N + 1]: its places; `index`: their tokens."""
 
 
 @cache
