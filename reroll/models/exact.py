@@ -33,9 +33,7 @@ class ExactArithmetic(Protocol):
     def exact_functions(self) -> AbstractContextManager[Any]:
         """Inside, what a model calls of torch's functions is exact."""
 
-    def attend_causal(
-        self, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring, quick: Callable[..., Tensor]
-    ) -> Tensor:
+    def attend_causal(self, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring, quick: Any) -> Tensor:
         """Causal attention of right-padded rows [N, heads, L, D], with the gradient of `quick`."""
 
     def attend(
