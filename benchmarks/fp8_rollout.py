@@ -6,7 +6,7 @@ stands after it, and the mean distance of the engine's log-probs from those of t
 weights, which dampen no error: those of a trained model are nearer). `curve`: the same short GRPO run from a tiny random model
 with either. `python benchmarks/fp8_rollout.py products engine [--shape 0.6b|4b|8b] [--running 64 512] [--tokens 128]`
 Without a GPU a tiny model tries the engine out, in plain PyTorch, and the run in bf16:
-`python benchmarks/fp8_rollout.py engine curve --running 4 --tokens 8 --rounds 1 --steps 3`
+`python benchmarks/fp8_rollout.py engine curve --running 4 --tokens 8 --rounds 1 --steps 5`
 """
 
 from __future__ import annotations

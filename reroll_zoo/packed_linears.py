@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from reroll.models import exact
+from reroll_zoo.exact_sums import packed_row_step
 
 _FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Siblings that read the same input in the families we know: one product serves them all."""
@@ -111,7 +111,7 @@ def pack_linears(model: nn.Module, *, if_exact: bool = False) -> list[PackedLine
         return packed
     for siblings in sibling_linears(model):
         layers = [sibling.layer for sibling in siblings]
-        step = exact.arithmetic().packed_row_step(_product_of, *_kind_of(layers)) if if_exact else 1
+        step = packed_row_step(_product_of, *_kind_of(layers)) if if_exact else 1
         if not step:
             continue
         product = PackedLinear(layers, row_step=step)
@@ -152,7 +152,7 @@ def _kind_of(layers: Sequence[nn.Linear]) -> tuple[tuple[int, ...], int, torch.d
     return tuple(layer.out_features for layer in layers), first.in_features, first.weight.dtype, first.bias is not None
 
 
-def _product_of(layers: Sequence[nn.Linear]) -> exact.Product:
+def _product_of(layers: Sequence[nn.Linear]) -> Callable[[Tensor], Tensor]:
     return PackedLinear(layers).product
 
 

@@ -157,7 +157,7 @@ class PolicyConfig(ModelConfig):
 
     exact: bool = False
     """Trainer and embedded engine give every token log-probs that are equal to the bit, in fp32 and in bf16, whatever it is
-    computed together with; the run ends if a single one differs. On a CPU, in one process."""
+    computed together with; the run ends if a single one differs. In one process; docs/engines.md."""
     replay_routes: bool | None = None
     """Of a model with experts: whether an update sends each token to the experts that it went to in the engine, instead of
     choosing anew. null: where the engine can tell of them (embedded) and the family is known (docs/moe.md)."""
