@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from operator import attrgetter
 from typing import TypeVar
 
@@ -255,8 +255,7 @@ class InferCluster:
 
     def _note_loads(self) -> None:
         """Call when a worker has become ready."""
-        self._loads = [(worker.load, worker.rank) for worker in self._states if worker.is_ready]
-        heapify(self._loads)
+        self._loads = sorted((worker.load, worker.rank) for worker in self._states if worker.is_ready)
 
     def _least_loaded(self) -> WorkerState:
         while self._loads:

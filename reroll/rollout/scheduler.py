@@ -295,8 +295,7 @@ class RolloutScheduler:
     def _take_up_tokens(self, admitted: AdmittedGroup[Prompt], id: str) -> int:
         """How many kept tokens the sample continues from. They are dropped if they come from unfit weight versions."""
         tokens = self._journal.partial
-        versions = tokens.versions(id)
-        if versions is None:
+        if (versions := tokens.versions(id)) is None:
             return 0
         num_tokens = tokens.num_tokens(id)
         if not self._fits(admitted, versions):
