@@ -15,17 +15,29 @@ from contextlib import contextmanager, suppress
 from typing import NoReturn
 
 _PARENT_CHECK_S = 1.0
+_PR_SET_PDEATHSIG = 1
+"""Of `prctl`."""
 _MARK = "REROLL_CHILD"
 """The variable in the environment of a child that says whose it is: a mark, behind those of the processes above it."""
 _MAX_ROUNDS = 20
 
 
-def follow_parent(parent_pid: int | None = None) -> None:
-    """Let this process die with its parent, even while user code hangs, and what it started with it if it is marked.
+def go_on_without_parent() -> None:
+    """Have the kernel let this process go on when its parent ends, if a signal has stopped it: then it can see that, and leave.
 
-    `parent_pid` is for a parent that may have ended already.
+    It would not be killed, since what it has started would stay. Nor does it matter to one that goes on anyway, as when not the
+    parent but the thread ends that started it.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)
+
+
+def follow_parent(parent_pid: int | None = None) -> None:
+    """Let this process die with its parent, even while user code hangs or a signal stops it, and what it started with it if it
+    is marked. `parent_pid` is for a parent that may have ended already. To be called by the main thread.
     """
     parent_pid = parent_pid or os.getppid()
+    go_on_without_parent()
 
     def watch() -> None:
         while os.getppid() == parent_pid:
