@@ -156,7 +156,7 @@ def test_a_sample_whose_tokens_engines_told_of_is_kept_to_the_bit(tmp_path: Path
     with Journal(tmp_path) as journal:
         turn, _ = journal.partial.turn(request)
         journal.partial.add(request.id, turn, np.array(wrote.token_ids[:2], np.uint32), np.array(wrote.logprobs[:2]), 0)
-        journal.partial.end(request.id, turn, wrote)
+        journal.partial.end(turn, wrote)
         ended = sample("0.0", Turn(prompt_ids=(1, 2, 3), completion=wrote, text=text_of(wrote.token_ids)))
         journal.ended("0.0", ended)
         assert journal.partial.num_tokens("0.0") == 0
@@ -167,7 +167,7 @@ def test_a_sample_whose_tokens_engines_told_of_is_kept_to_the_bit(tmp_path: Path
 def test_of_a_turn_that_is_not_what_engines_told_of_its_own_tokens_are_kept(tmp_path: Path) -> None:
     request = Request(id="0.0.0", prompt_ids=(1, 2, 3), sampling=SamplingParams(max_tokens=9))
     with Journal(tmp_path) as journal:
-        journal.partial.end(request.id, journal.partial.turn(request)[0], completion((7, 8)))
+        journal.partial.end(journal.partial.turn(request)[0], completion((7, 8)))
         journal.ended("0.0", sample())
     *_, event = read_journal(tmp_path)
     assert read_stored(event, text_of=text_of) == sample()
