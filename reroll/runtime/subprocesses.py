@@ -16,8 +16,7 @@ from typing import NoReturn
 
 _PARENT_CHECK_S = 1.0
 _PR_SET_PDEATHSIG = 1
-"""Of `prctl`."""
-_MARK = "REROLL_CHILD"
+MARK = "REROLL_CHILD"
 """The variable in the environment of a child that says whose it is: a mark, behind those of the processes above it."""
 _MAX_ROUNDS = 20
 
@@ -49,7 +48,7 @@ def follow_parent(parent_pid: int | None = None) -> None:
 
 def end_with_all_it_started() -> NoReturn:
     """Leave this process, a child, now; what it started goes first, if it was marked."""
-    if mark := os.environ.get(_MARK, "").rpartition("/")[2]:
+    if mark := os.environ.get(MARK, "").rpartition("/")[2]:
         kill_marked(mark)
     os._exit(1)
 
@@ -97,20 +96,7 @@ def kill_group(pid: int) -> None:
 
 def marked(mark: str, environment: Mapping[str, str]) -> dict[str, str]:
     """A child's environment with a mark, which all that it starts inherits, daemons too. The marks of those above stay."""
-    return {**environment, _MARK: f"{environment.get(_MARK, '')}/{mark}"}
-
-
-def mark_this_process(mark: str) -> None:
-    """In a fork of a marked process: carry this mark in place of the last one, so that `kill_marked` finds it by its own.
-
-    What others see of an environment is what a program was started with: the mark is written over that.
-    """
-    getenv = ctypes.CDLL(None).getenv
-    getenv.restype = ctypes.c_void_p
-    start = getenv(_MARK.encode())
-    assert start is not None, "this process was not started with a mark"
-    last = len(ctypes.string_at(start)) - len(mark)
-    ctypes.memmove(start + last, mark.encode(), len(mark))
+    return {**environment, MARK: f"{environment.get(MARK, '')}/{mark}"}
 
 
 def kill_marked(mark: str) -> None:
@@ -151,7 +137,7 @@ def _other_pids() -> list[int]:
 
 def _marks(pid: int) -> list[bytes]:
     """That the process was given; none if it has ended or is another user's."""
-    sign = f"{_MARK}=".encode()
+    sign = f"{MARK}=".encode()
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             variables = file.read().split(b"\0")

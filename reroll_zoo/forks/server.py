@@ -29,7 +29,7 @@ from reroll.config.registry import entry_names
 from reroll.runtime import process_worker
 from reroll.runtime.cpu import OMP
 from reroll.runtime.starts import Order
-from reroll.runtime.subprocesses import go_on_without_parent, kill_marked, mark_this_process
+from reroll.runtime.subprocesses import MARK, go_on_without_parent, kill_marked
 from reroll_zoo.forks.forks import LOAD, NUMBER
 
 _ARG_START, _ARG_END = 48, 49
@@ -155,7 +155,7 @@ class Server:
                 os.dup2(stderr, stream)
             os.close(stderr)
             os.chdir(order.folder)
-            mark_this_process(order.mark)
+            _mark_this_process(order.mark)
             os.environ.clear()
             os.environ.update(order.environment)
             sys.argv = [process_worker.__file__, str(link), order.name]
@@ -182,6 +182,19 @@ def _show(command: list[str]) -> None:
     start, end = (int(fields[index - 3]) for index in (_ARG_START, _ARG_END))
     text = "\0".join(command).encode()[: end - start - 1]
     ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
+
+
+def _mark_this_process(mark: str) -> None:
+    """In a fork: carry this mark in place of the last one, so that `kill_marked` finds it by its own.
+
+    What others see of an environment is what a program was started with: the mark is written over that.
+    """
+    getenv = ctypes.CDLL(None).getenv
+    getenv.restype = ctypes.c_void_p
+    start = getenv(MARK.encode())
+    assert start is not None, "this process was not started with a mark"
+    last = len(ctypes.string_at(start)) - len(mark)
+    ctypes.memmove(start + last, mark.encode(), len(mark))
 
 
 def _draw_anew() -> None:
