@@ -13,7 +13,7 @@ import struct
 from pathlib import Path
 
 from reroll.observe.files import UNFINISHED_PREFIX, sync
-from reroll.observe.journal import PACKED, packed_form, segments
+from reroll.observe.journal import PACKED, segments
 
 NUM_PLAIN = 2
 """The newest segments stay as they are: one is being written, and a resumed run reads the one before."""
@@ -51,6 +51,11 @@ def _compress(source: Path, target: Path) -> None:
             shutil.copyfileobj(plain, compressed, 1 << 20)
         file.flush()
         os.fsync(file.fileno())
+
+
+def packed_form(segment: Path) -> Path:
+    """Where a segment's events are, once they are packed."""
+    return segment.with_name(segment.name + PACKED)
 
 
 def unpacked_size(segment: Path) -> int:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from reroll.models import exact
+from reroll_zoo.exact_sums import packed_row_step
 
 _FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Siblings that read the same input in the families we know: one product serves them all."""
@@ -104,7 +104,7 @@ def pack_linears(model: nn.Module, *, if_exact: bool = False) -> list[PackedLine
         fused = {name for group in groups for name in group}
         for group in [*groups, *([name] for name in linears if name not in fused)]:
             layers = [linears[name] for name in group]
-            step = exact.arithmetic().packed_row_step(_product_of, *_kind_of(layers)) if if_exact else 1
+            step = packed_row_step(_product_of, *_kind_of(layers)) if if_exact else 1
             if not step:
                 continue
             product = PackedLinear(layers, row_step=step)
@@ -120,7 +120,7 @@ def _kind_of(layers: Sequence[nn.Linear]) -> tuple[tuple[int, ...], int, torch.d
     return tuple(layer.out_features for layer in layers), first.in_features, first.weight.dtype, first.bias is not None
 
 
-def _product_of(layers: Sequence[nn.Linear]) -> exact.Product:
+def _product_of(layers: Sequence[nn.Linear]) -> Callable[[Tensor], Tensor]:
     return PackedLinear(layers).product
 
 

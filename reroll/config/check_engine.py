@@ -67,12 +67,11 @@ def exact_violations(config: PipelineConfig) -> Iterator[Violation]:
     if config.rollout.max_staleness and not engine.reads_again:
         problem = "with a staleness budget, requests in flight go on from what older weights have read"
         yield Violation("policy.exact", problem, "set engine.new_weights to read_again, or rollout.max_staleness to 0")
-    for role, devices in (("policy", policy.devices), ("engine", engine.devices)):
-        gpus = _gpus(devices)
-        if gpus or (gpus is None and num_visible_gpus()):
-            problem = "it runs on CPUs only: no fixed order of sums has been shown on a GPU yet"
-            yield Violation("policy.exact", problem, f"set {role}.devices to cpu, or leave policy.exact out")
-            return
+    chosen = bool(num_visible_gpus())
+    on_gpu = [chosen if gpus is None else bool(gpus) for gpus in map(_gpus, (policy.devices, engine.devices))]
+    if len({*on_gpu}) > 1:
+        problem = "a CPU and a GPU add up in different ways, and policy and engine would not be on the same"
+        yield Violation("policy.exact", problem, "give policy.devices and engine.devices GPUs, or cpu, both")
 
 
 def weights_violations(config: RlvrConfig) -> Iterator[Violation]:

@@ -157,7 +157,7 @@ class PolicyConfig(ModelConfig):
 
     exact: bool = False
     """Trainer and embedded engine give every token log-probs that are equal to the bit, in fp32 and in bf16, whatever it is
-    computed together with; the run ends if a single one differs. On a CPU, in one process."""
+    computed together with; the run ends if a single one differs. In one process; docs/engines.md."""
     replay_routes: bool | None = None
     """Of a model with experts: whether an update sends each token to the experts that it went to in the engine, instead of
     choosing anew. null: where the engine can tell of them (embedded) and the family is known (docs/moe.md)."""
@@ -227,8 +227,8 @@ class EmbeddedEngineConfig(EngineConfig):
     """`same` follows the policy's precision. Equal precision on one device shares the trainer's parameters."""
     cache_gib: float | None = Field(default=None, gt=0)
     """Memory for the keys and values of each engine, allocated once. When it is full, waiting requests wait and the youngest
-    running ones give way; both then write what they would have written. null: as needed, up to 70 % of what the GPU has free
-    when the engine first reads; on a CPU, all there is."""
+    running ones give way; both then write what they would have written. null: what the requests of a step may come to need,
+    and later more, up to 70 % of what the GPU has free when the engine first reads; on a CPU, all there is."""
     draft: Literal["off", "auto", "always"] = "off"
     """Whether steps check guesses at the next tokens, taken from siblings, earlier answers to the same prompt and the context:
     the same tokens in fewer steps. auto: where few run and the engine measures that it is quicker; always: at any price."""

@@ -276,7 +276,8 @@ class Journal:
         if self._max_bytes is not None:
             files = segments(self.folder)
             _keep_newest([path.with_suffix(_TOKENS) for path in files], self._max_bytes)
-            _keep_newest([path if path.exists() else packed_form(path) for path in files], self._max_bytes // _EVENTS_SHARE)
+            events = [path if path.exists() else Path(f"{path}{PACKED}") for path in files]
+            _keep_newest(events, self._max_bytes // _EVENTS_SHARE)
 
 
 def _keep_newest(files: Sequence[Path], max_bytes: int) -> None:
@@ -496,12 +497,7 @@ def open_events(segment: Path) -> BinaryIO:
     try:
         return segment.open("rb")
     except FileNotFoundError:  # Packed, perhaps just now.
-        return cast(BinaryIO, gzip.open(packed_form(segment)))
-
-
-def packed_form(segment: Path) -> Path:
-    """Where a segment's events are, once they are packed."""
-    return segment.with_name(segment.name + PACKED)
+        return cast(BinaryIO, gzip.open(f"{segment}{PACKED}"))
 
 
 def sync_journal(folder: Path) -> None:

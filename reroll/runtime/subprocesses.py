@@ -15,20 +15,17 @@ from contextlib import contextmanager, suppress
 from typing import NoReturn
 
 _PARENT_CHECK_S = 1.0
-_PR_SET_PDEATHSIG = 1
 MARK = "REROLL_CHILD"
 """The variable in the environment of a child that says whose it is: a mark, behind those of the processes above it."""
 _MAX_ROUNDS = 20
 
 
 def go_on_without_parent() -> None:
-    """Have the kernel let this process go on when its parent ends, if a signal has stopped it: then it can see that, and leave.
-
-    It would not be killed, since what it has started would stay. Nor does it matter to one that goes on anyway, as when not the
-    parent but the thread ends that started it.
-    """
+    """Have the kernel let this process go on when its parent ends, if a signal has stopped it, so that it can see that and
+    leave. It is not killed, since what it has started would stay; and one that goes on anyway does not notice, as when not the
+    parent but only the thread ends that started it."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)
+        ctypes.CDLL(None).prctl(1, signal.SIGCONT, 0, 0, 0)  # PR_SET_PDEATHSIG
 
 
 def follow_parent(parent_pid: int | None = None) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from reroll_zoo.host_optimizer import NUM_SLOTS, PIECE_VALUES
 from reroll_zoo.plan.shape import ModelShape
 
 Terms = dict[str, int]
@@ -64,6 +65,8 @@ class Training:
     """Ranks that share the tokens of every sequence."""
     ep: int = 1
     """Ranks that share out the experts of every layer."""
+    host_optimizer: bool = False
+    """Masters and moments live in the host's memory, and visit the device in pieces."""
     offload: bool = False
     """Parameters and optimizer live in the host's memory and visit the device."""
     zero_stage: int | None = None
@@ -93,14 +96,14 @@ def train_memory(shape: ModelShape, how: Training) -> RoleMemory:
         held |= {"fp32 masters": trained * FP32_BYTES // how.zero_ranks}
         working = {"gradients": _zero_gradient_bytes(shape, how, trained=trained), "exchange": ZERO_BUCKET_BYTES}
     elif how.shards is None:
-        masters = 0 if how.value_bytes == FP32_BYTES else trained * FP32_BYTES
-        held |= {"fp32 masters": masters // how.tp}
-        # The sums are fp32; those of the micro-batch under way stand beside them until it has passed.
-        passing = how.value_bytes if masters else 0
-        working["gradients"] = trained * (FP32_BYTES + passing) // how.tp
+        held |= {"fp32 masters": _master_bytes(how, trained=trained) // how.tp}
+        working["gradients"] = trained * FP32_BYTES // how.tp  # Their sums: a micro-batch's own join them one by one.
     else:
         working["gradients"] = trained * FP32_BYTES // how.cut + _layer_bytes(shape, how)
     held["optimizer"] = trained * ADAM_BYTES // (how.zero_ranks if how.zero_stage else how.cut)
+    if how.host_optimizer:
+        held = {"parameters": held["parameters"]}
+        working["optimizer's pieces"] = NUM_SLOTS * 3 * FP32_BYTES * min(PIECE_VALUES, trained)
     if how.offload:  # Below stage 3 DeepSpeed leaves the parameters where they are.
         held = {"parameters": held["parameters"]} if how.zero_stage in (1, 2) else {}
         working["gradients"] = 2 * _layer_bytes(shape, how)
@@ -109,6 +112,19 @@ def train_memory(shape: ModelShape, how: Training) -> RoleMemory:
     if how.has_language_head:
         working["log-prob chunk"] = logprob_bytes(shape, how)
     return RoleMemory(held=_nonzero(held), working=_nonzero(working))
+
+
+def host_memory(shape: ModelShape, how: Training) -> Terms:
+    """What a model under training keeps in the memory of its host, page-locked."""
+    if not how.host_optimizer:
+        return {}
+    trained = how.lora_parameters or parameter_count(shape, has_language_head=how.has_language_head)
+    return _nonzero({"fp32 masters": _master_bytes(how, trained=trained), "optimizer": trained * ADAM_BYTES})
+
+
+def _master_bytes(how: Training, *, trained: int) -> int:
+    """In fp32 the parameters are their own masters."""
+    return 0 if how.value_bytes == FP32_BYTES else trained * FP32_BYTES
 
 
 def answer_memory(shape: ModelShape, how: Training) -> RoleMemory:

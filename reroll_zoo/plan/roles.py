@@ -20,7 +20,7 @@ from reroll.config.parts import (
 from reroll.config.pipeline import PipelineConfig
 from reroll.config.reward_hosted import HostedJudgeConfig
 from reroll.config.rewards import walk
-from reroll.config.strategy import RanksStrategyConfig, StrategyConfig
+from reroll.config.strategy import RanksStrategyConfig, StrategyConfig, TorchStrategyConfig
 from reroll.config.tree import RlvrConfig
 from reroll.errors import ConfigError, Violation
 from reroll.runtime.devices import DeviceMap, Ranks
@@ -37,6 +37,7 @@ from reroll_zoo.plan.memory import (
     Training,
     answer_memory,
     engine_memory,
+    host_memory,
     pooled_engine_memory,
     train_memory,
 )
@@ -64,6 +65,8 @@ class Role:
     left: Terms = field(default_factory=dict)
     """What stays there when another role takes over."""
     how: Training
+    host: Terms = field(default_factory=dict)
+    """What it keeps in its host's memory while it is on a GPU."""
     tp: int = 1
     max_running: int = 0
     shares_weights: bool = False
@@ -184,6 +187,7 @@ class _Reader:
             built={term: count for term, count in memory.held.items() if term != "optimizer"},
             left=left,
             how=how,
+            host=host_memory(shape, how),
             tp=how.tp,
         )
 
@@ -304,6 +308,7 @@ class _Reader:
             ep=sharded.ep if sharded else 1,
             offload=isinstance(strategy, RanksStrategyConfig) and strategy.cpu_offload,
             on_cpu=ranks[0] == ("cpu",),
+            host_optimizer=isinstance(strategy, TorchStrategyConfig) and strategy.optimizer == "host" and ranks[0] != ("cpu",),
         )
 
     def _devices(self, path: str, value: Devices) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 from reroll_zoo.plan.cluster import ClusterConfig
-from reroll_zoo.plan.memory import FP32_BYTES, Training
+from reroll_zoo.plan.memory import FP32_BYTES, Training, host_memory
 from reroll_zoo.plan.shape import ModelShape
 
 
@@ -62,6 +62,12 @@ def train_seconds(shape: ModelShape, how: Training, rows: Rows, cluster: Cluster
     return max(
         compute_s, _shard_seconds(shape, how, tokens_per_rank, cluster, num_devices=num_devices, passes=3)
     ) + _exchange_seconds(shape, how, tokens_per_rank, cluster, passes=2)
+
+
+def optimizer_seconds(shape: ModelShape, how: Training, cluster: ClusterConfig) -> float:
+    """Taking masters and moments through a device, where they lie on its host: in and out go beside each other."""
+    num_bytes = sum(host_memory(shape, how).values())
+    return num_bytes / (cluster.spec.host_gb_s * 1e9 * cluster.efficiency.link)
 
 
 def answer_seconds(shape: ModelShape, how: Training, rows: Rows, cluster: ClusterConfig, *, num_devices: int) -> float:

@@ -274,12 +274,19 @@ class EmbeddedEngine(Engine):
         num_new += reserve * (len(running) + len(newcomers))
         if self.backend.surely_has_room(num_slots=len(running), num_newcomers=len(newcomers), num_new=num_new):
             return True
+        self.backend.foreseen = self._foreseen()
         ends = [sequence.length + reserve for sequence in running]
         others = [(end + reserve, num_shared) for end, num_shared in newcomers]
         while not self.backend.has_room(ends, others):
             if not (self.backend.saves_in_place and self.cached_prefixes.drop_oldest()):
                 return False
         return True
+
+    def _foreseen(self) -> list[int]:
+        """The most tokens of each request that runs or is next, and of the saved prefixes."""
+        next_ = [sequence.request for sequence in (*self._running, *self._waiting)][: self._max_running]
+        ends = [min(self._max_length, len(each.prompt_ids) + each.sampling.max_tokens) for each in next_]
+        return [*ends, min(_MAX_CACHED_BYTES // max(1, self.backend.bytes_per_token), self._max_cached * max(ends))]
 
     def _too_small(self, length: int) -> ModelError:
         return ModelError(

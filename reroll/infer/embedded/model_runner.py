@@ -127,9 +127,9 @@ class ModelRunner:
 
     @property
     def can_be_captured(self) -> bool:
-        """Whether a GPU can run it as a CUDA graph. In fp32, experts (they lie stacked) ask the host for their token counts."""
+        """Whether a GPU can run it as a CUDA graph. In fp32, or exact, experts (they lie stacked) ask the host for counts."""
         has_experts = any(parameter.ndim == 3 for parameter in self._parameters.values())
-        return self.device.type == "cuda" and not (has_experts and self.dtype == torch.float32)
+        return self.device.type == "cuda" and not (has_experts and (self.dtype == torch.float32 or can_be_exact(self.model)))
 
     def noted_routes(self) -> NotedRoutes | None:
         """What notes the experts of one pass, where they are to be noted."""

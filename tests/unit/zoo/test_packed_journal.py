@@ -11,12 +11,12 @@ import pytest
 from reroll.errors import RunFolderError
 from reroll.observe import journal as journal_module
 from reroll.observe.files import UNFINISHED_PREFIX
-from reroll.observe.journal import Journal, SampleState, packed_form, read_journal, read_stored, segments
+from reroll.observe.journal import Journal, SampleState, read_journal, read_stored, segments
 from reroll.observe.run_folder import RunFolder
 from reroll.types import Completion, FinishReason, Status, Trajectory, Turn
 from reroll_zoo import packed_journal
 from reroll_zoo.audit.audit import audit, describe
-from reroll_zoo.packed_journal import NUM_PLAIN, pack, unpacked_size
+from reroll_zoo.packed_journal import NUM_PLAIN, pack, packed_form, unpacked_size
 from reroll_zoo.page.journal_follower import JournalFollower
 from reroll_zoo.replay.recorded_steps import recorded_steps
 
