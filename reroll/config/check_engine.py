@@ -20,11 +20,10 @@ def engine_violations(config: RlvrConfig) -> Iterator[Violation]:
     if (draft := getattr(config.engine, "draft", "off")) != "off":  # Other kinds have drafts of their own, or none.
         card = model_card(config.policy.model) or {}
         if carries_state(card):
-            yield Violation(
-                "engine.draft",
-                f"is {draft}, but a wrong draft cannot be taken back from the state that layers of {card['model_type']} carry",
-                "set it to off",
+            problem = (
+                f"is {draft}, but a wrong draft cannot be taken back from the state that layers of {card['model_type']} carry"
             )
+            yield Violation("engine.draft", problem, "set it to off")
     if config.policy.replay_routes:
         yield from _routes_violations(config)
 
@@ -33,11 +32,8 @@ def _routes_violations(config: RlvrConfig) -> Iterator[Violation]:
     """What keeps the experts that the engine chose from being replayed."""
     where, fix = "policy.replay_routes", "leave it out"
     if not config.engine.tells_routes:
-        yield Violation(
-            where,
-            f"is set, but an engine of kind {config.engine.kind} does not tell here which experts it chose",
-            f"{fix}, or set engine.kind to embedded",
-        )
+        problem = f"is set, but an engine of kind {config.engine.kind} does not tell here which experts it chose"
+        yield Violation(where, problem, f"{fix}, or set engine.kind to embedded")
     card = model_card(config.policy.model)
     why_not_replayed = load_entry("reroll.routes", "families")
     if card is not None and why_not_replayed and (reason := why_not_replayed(card)):
@@ -78,11 +74,8 @@ def weights_violations(config: RlvrConfig) -> Iterator[Violation]:
     """What keeps weights from travelling as asked, as far as it can be told before anything starts."""
     weights, is_local = config.weights, isinstance(config.runtime, LocalRuntimeConfig)
     if is_local and weights.kind not in ("auto", "shared"):
-        yield Violation(
-            "weights.kind",
-            f"is {weights.kind}, but the local runtime is one process, where weights are passed by reference",
-            "leave it out, or set runtime: {kind: processes}",
-        )
+        problem = f"is {weights.kind}, but the local runtime is one process, where weights are passed by reference"
+        yield Violation("weights.kind", problem, "leave it out, or set runtime: {kind: processes}")
     if not is_local and weights.kind == "shared":
         yield Violation("weights.kind", "is shared, but policy and engine run in processes of their own", "set it to auto")
     if weights.delta and is_local:
@@ -106,11 +99,8 @@ def _devices(config: RlvrConfig) -> Iterator[Violation]:
             "set it to auto, or give them GPUs of their own",
         )
     if config.weights.kind == "ipc" and (not set(engine) <= set(policy) or bool(policy) != bool(engine)):
-        yield Violation(
-            "weights.kind",
-            "is ipc, but an engine sits where no rank of the policy does",
-            "set it to auto, or take engine.devices from policy.devices",
-        )
+        problem = "is ipc, but an engine sits where no rank of the policy does"
+        yield Violation("weights.kind", problem, "set it to auto, or take engine.devices from policy.devices")
 
 
 def _gpus(value: Devices) -> tuple[str, ...] | None:

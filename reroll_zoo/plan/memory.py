@@ -17,6 +17,8 @@ GIB = 2**30
 CONTEXT_BYTES = 600 * 2**20
 """What a process takes of a GPU by opening it: driver state and kernels. Stays until the process ends."""
 FP32_BYTES = 4
+CODE_BYTES = 1 + FP32_BYTES / 128**2
+"""Of a weight that an engine holds in fp8: its code, and its part of the scale of its block."""
 ADAM_BYTES = 8
 """Two fp32 moments for each trained parameter."""
 ZERO_BUCKET_BYTES = 4 * 50_000_000
@@ -200,10 +202,12 @@ def engine_memory(
     num_requests: int,
     tp: int = 1,
     shares_weights: bool = False,
+    in_fp8: bool = False,
     on_cpu: bool = False,
     cache_bytes: int | None = None,
 ) -> RoleMemory:
-    """The embedded engine: weights unless they are the trainer's own, the cache of what runs, and one step's work.
+    """The embedded engine: weights unless they are the trainer's own, the cache of what runs, and one step's work. `in_fp8`:
+    the codes of its linear layers are its own in any case, and stand in the place of their weights.
 
     Of the `num_requests` of a step at most `max_running` run together, each up to `longest` tokens. `cache_bytes`: the budget
     of the cache, which on a GPU is allocated once and holds the contexts that are kept too.
@@ -220,8 +224,13 @@ def engine_memory(
     }
     if cache_bytes is not None:
         caches = caches | {"KV cache": min(cache, cache_bytes)} if on_cpu else {"KV cache": cache_bytes}
+    plain = shape.num_parameters - (shape.linear_parameters if in_fp8 else 0)
+    weights = {
+        "weights": 0 if shares_weights else plain * value_bytes // tp,
+        "fp8 codes": int(shape.linear_parameters * CODE_BYTES) if in_fp8 else 0,
+    }
     return RoleMemory(
-        held=_nonzero({"weights": 0 if shares_weights else shape.num_parameters * value_bytes // tp}),
+        held=_nonzero(weights),
         working=_nonzero(caches | {"engine step": (step + logits) // tp}),
     )
 

@@ -129,6 +129,7 @@ class _Clock(Planned):
             num_workers=num_workers,
             tp=engine.tp,
             max_running=engine.max_running * max(1, len(engine.ranks) // num_workers),
+            in_fp8=engine.in_fp8,
         )
 
     def _push_seconds(self) -> float:

@@ -44,7 +44,8 @@ from reroll_zoo.plan.memory import (
 from reroll_zoo.plan.shape import ModelShape, shape_of
 from reroll_zoo.reward_model.config import ModelRewardConfig
 
-VALUE_BYTES = {"fp32": 4, "bf16": 2}
+VALUE_BYTES = {"fp32": 4, "bf16": 2, "fp8": 2}
+"""Of what is computed; an engine's weights in fp8 are counted apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -70,6 +71,8 @@ class Role:
     tp: int = 1
     max_running: int = 0
     shares_weights: bool = False
+    in_fp8: bool = False
+    """Whether its linear layers hold 8-bit codes."""
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -212,6 +215,7 @@ class _Reader:
         engine, policy = config.engine, config.policy
         shape = shape_of(policy.model)
         size = VALUE_BYTES[policy.strategy.precision if engine.precision == "same" else engine.precision]
+        in_fp8 = engine.precision == "fp8"
         ranks, tp = self._seats(engine), engine.gpus_per_worker
         policy_devices = train_ranks(policy.strategy, self._devices("policy", policy.devices))
         shares = (
@@ -230,6 +234,7 @@ class _Reader:
                 longest=self._context(shape, self.longest),
                 num_requests=-(-self._num_rows(config) // len(ranks)),
                 shares_weights=shares,
+                in_fp8=in_fp8,
                 on_cpu=ranks[0] == ("cpu",),
                 cache_bytes=self._cache_bytes(engine),
             )
@@ -254,6 +259,7 @@ class _Reader:
             tp=tp,
             max_running=min(engine.max_running, max(1, room)),
             shares_weights=shares,
+            in_fp8=in_fp8,
         )
 
     def _seats(self, engine: EngineConfig) -> tuple[tuple[str, ...], ...]:

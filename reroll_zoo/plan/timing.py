@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 from reroll_zoo.plan.cluster import ClusterConfig
-from reroll_zoo.plan.memory import FP32_BYTES, Training, host_memory
+from reroll_zoo.plan.memory import CODE_BYTES, FP32_BYTES, Training, host_memory
 from reroll_zoo.plan.shape import ModelShape
 
 
@@ -120,6 +120,7 @@ def generate_seconds(
     num_workers: int,
     tp: int,
     max_running: int,
+    in_fp8: bool = False,
 ) -> float:
     """Reading the prompts once per group, then a token for all that runs in each step, until the longest is written.
 
@@ -136,6 +137,8 @@ def generate_seconds(
     running = written / num_steps
     context = rows.prompt_tokens + rows.written_tokens / 2
     weights = shape.expected_read_parameters(running) * value_bytes
+    if in_fp8:
+        weights -= shape.linear_parameters * (value_bytes - CODE_BYTES)
     read_s = (weights + running * context * shape.kv_bytes_per_token(value_bytes)) / (
         tp * spec.bandwidth_gb_s * 1e9 * efficiency.decode
     )
