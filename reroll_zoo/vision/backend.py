@@ -47,8 +47,7 @@ class VisionBackend(SlotBackend):
         self._slots: list[_Seen] = []
 
     def forward_and_sample(self, starts: Sequence[int], uncached: Sequence[Sequence[int]], **options: Any) -> PendingTokens:
-        if self._eye.looks_both_ways:
-            starts, uncached = zip(*map(self._from_whole_pictures, count(), starts, uncached), strict=True)
+        starts, uncached = zip(*map(self._from_whole_pictures, count(), starts, uncached), strict=True)
         return super().forward_and_sample(starts, uncached, **options)
 
     def _from_whole_pictures(self, slot: int, start: int, tokens: Sequence[int]) -> tuple[int, Sequence[int]]:

@@ -94,8 +94,6 @@ class PackedEye:
         self._family = self._reader.family
         self._base = cast(Any, model.base_model)
         self._trains = trains
-        self.looks_both_ways = self._family.looks_both_ways
-        """Whether all of a picture has to be read in one pass."""
         self._image_id: int = model.config.image_token_id
         self._tower = [parameter for part in self._family.tower(self._base) for parameter in part.parameters()]
         self._cached: OrderedDict[str, Features] = OrderedDict()

@@ -172,13 +172,12 @@ def test_a_step_of_the_trainer_is_one_of_pytorchs_own_optimizer(seeing, prompts)
     plain = louder(AutoModelForImageTextToText.from_pretrained(seeing, dtype=torch.float32, attn_implementation="eager").eval())
     optim = OptimConfig(lr=1e-4)
     strategy = TorchStrategy(ours, load_tokenizer(seeing), TorchStrategyConfig(precision="fp32"), optim, total_steps=10)
-    batch = pack([sft_sample(row, [place > 0 for place in range(len(row))]) for row in prompts])
-    words = (batch.ids < FIRST_ID) & batch.loss_mask
-    strategy.forward_backward(replace_loss(batch, words), SFT_LOSS)
+    batch = pack([sft_sample(row, [place > 0 and token < FIRST_ID for place, token in enumerate(row)]) for row in prompts])
+    strategy.forward_backward(batch, SFT_LOSS)
     strategy.optim_step()
     optimizer = torch.optim.AdamW(plain.parameters(), lr=optim.lr, betas=optim.betas, eps=optim.eps, weight_decay=0.0)
     logp = torch.cat([plain_logp(plain, seeing, row) for row in prompts])
-    places = words.nonzero().squeeze(1)
+    places = batch.loss_mask.nonzero().squeeze(1)
     (-logp[places - 1, batch.ids[places]].sum() / len(places)).backward()
     torch.nn.utils.clip_grad_norm_(plain.parameters(), optim.clip_norm)
     optimizer.step()
@@ -186,11 +185,6 @@ def test_a_step_of_the_trainer_is_one_of_pytorchs_own_optimizer(seeing, prompts)
         want = torch.cat([plain_logp(plain, seeing, row) for row in prompts])
         assert (packed_logp(ours, prompts) - want).abs().max() < 2e-4  # Adam divides by the size of a gradient.
         assert (want - logp).abs().max() > 1e-2
-
-
-def replace_loss(batch, mask):
-    """The batch with this loss mask and what goes with it."""
-    return batch.replace(loss_mask=mask, advantage=torch.ones_like(batch.advantage), num_tokens=int(mask.sum()))
 
 
 def test_what_is_saved_opens_again_with_its_processor(seeing, prompts, tmp_path):
