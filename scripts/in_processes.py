@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -22,7 +22,7 @@ class Lost:
 def in_processes(
     work: Callable[[str], Any], names: Sequence[str], *, at_once: int, limit_s: float, preload: Sequence[str] = ()
 ) -> Iterator[tuple[str, Any]]:
-    """Each name with what `work` makes of it, or with `Lost`, in order. After `limit_s` what is left is lost.
+    """Each name with what `work` makes of it, or with `Lost`, as they come. After `limit_s` what is left is lost.
 
     Processes are forks of one that has imported `preload`. What they print is not shown.
     """
@@ -49,7 +49,7 @@ def in_processes(
             process.join()
 
     with ThreadPoolExecutor(at_once) as threads:
-        for future in [threads.submit(ask, name) for name in names]:
+        for future in as_completed([threads.submit(ask, name) for name in names]):
             yield future.result()
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests" / "unit" / "zoo" / "vision")]  # no packages
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))  # no packages
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "zoo" / "vision"))
 
 from model_families import measure
 from vision_fakes import picture
