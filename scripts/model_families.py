@@ -204,6 +204,12 @@ def _versions(device: str) -> dict[str, str]:
     return {"device": name, "torch": torch.__version__, "transformers": transformers.__version__}
 
 
+def _all(device: str) -> list[str]:
+    """All families, but on a GPU those that are refused."""
+    known = Results.read(RESULTS["cpu"]).measured if device != "cpu" else {}
+    return [family for family in FAMILIES if family not in known or not known[family].refused]
+
+
 def _check_device(device: str) -> None:
     if device == "cpu":
         return
@@ -220,7 +226,7 @@ def main() -> None:
     parser = ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--device", choices=tuple(RESULTS), default="cpu")
     parser.add_argument("--out", type=Path, help="where to write what was measured; default: docs/results")
-    parser.add_argument("--families", nargs="+", default=list(FAMILIES), choices=list(FAMILIES), metavar="FAMILY")
+    parser.add_argument("--families", nargs="+", choices=list(FAMILIES), metavar="FAMILY")
     parser.add_argument("--at-once", type=int, default=len(os.sched_getaffinity(0)), help="processes")
     parser.add_argument("--limit-s", type=float, help="what is not measured by then is left out; default on a GPU: 105")
     parser.add_argument("--page", action="store_true", help="measure nothing, write the page alone")
@@ -229,13 +235,15 @@ def main() -> None:
         _check_device(args.device)
         file = args.out or RESULTS[args.device]
         began = time.monotonic()
-        found = run(args.device, args.families, at_once=args.at_once, limit_s=args.limit_s or LIMITS_S[args.device])
+        found = run(
+            args.device, args.families or _all(args.device), at_once=args.at_once, limit_s=args.limit_s or LIMITS_S[args.device]
+        )
         found.write(file)
         failed = [family for family, one in found.measured.items() if not (one.agrees or one.refused)]
         print(
             f"{len(found.measured)} families in {time.monotonic() - began:.0f} s: {file}; failed: {', '.join(failed) or 'none'}"
         )
-    if args.page or (args.device == "cpu" and args.families == list(FAMILIES)):
+    if args.page or (args.device == "cpu" and not (args.families or args.out)):
         PAGE.write_text(page(*(Results.read(file) for file in RESULTS.values())))
 
 

@@ -30,7 +30,7 @@ def test_what_was_measured_is_read_as_it_was_written_and_stands_in_its_columns(t
     text = page(cpu, gpu)
 
     gaps = ["1e-06", "2e-06", "1e-06", "3e-06", "1e-06", "1e-06", "1e-06"]
-    assert row(text, "llama") == ["llama", *gaps, "4", "1.0", "3e-06", "1.0", 
+    assert row(text, "llama") == ["llama", *gaps, "4", "1.0", "3e-06", "1.0", "sp"]
     assert row(text, "qwen2")[-3] == "**engine**"
     assert "GPU 9000" in text
     assert "GPU 9000" not in page(cpu, Results.read(tmp_path / "none.json"))
