@@ -184,7 +184,7 @@ _KINDS = {
 
 def _processor(family: str, size: int, patch: int, splits: bool) -> Any:
     if family == "gemma3":
-        crops = {
+        crops: dict[str, Any] = {
             "do_pan_and_scan": splits,
             "pan_and_scan_min_crop_size": 8,
             "pan_and_scan_max_num_crops": _MAX_TILES,
