@@ -6,7 +6,7 @@ import json
 import random
 import string
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Any, Literal
 
 WARM_UP = 2
 """Training steps that are run and not counted: kernels are compiled, graphs captured."""
@@ -65,3 +65,8 @@ def prompts(work: Work) -> list[str]:
 
 def reward_of(text: str) -> float:
     return text.count("e") / 100
+
+
+def score(prompt: object, trajectory: Any) -> float:
+    """The same, as reroll asks: a module that loads nothing is imported in a moment by every process that judges."""
+    return reward_of(trajectory.text)

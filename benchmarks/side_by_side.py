@@ -7,6 +7,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,13 +65,25 @@ def compete(contestants: list[Contestant], *, rounds: int) -> dict[str, dict[str
     }
 
 
-def run_once(contestant: Contestant, *, settle_s: float = SETTLE_S) -> dict[str, float]:
-    """What the contestant printed after RESULT. It starts when what the last one left behind has settled."""
+def run_once(contestant: Contestant, *, settle_s: float = SETTLE_S, shows: bool = False) -> dict[str, float]:
+    """What the contestant printed after RESULT. It starts when what the last one left behind has settled. If it `shows`, its
+    other lines are printed as they come, each with the seconds since it began."""
     time.sleep(settle_s)
-    env = os.environ | dict(contestant.env)
-    done = subprocess.run([str(contestant.python), *contestant.command], capture_output=True, text=True, env=env)
-    for line in done.stdout.splitlines():
-        if line.startswith("RESULT "):
-            result: dict[str, float] = json.loads(line.removeprefix("RESULT "))
-            return result
-    raise SystemExit(f"{contestant.name} failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+    began_s = time.time()
+    env = os.environ | dict(contestant.env) | {"REROLL_BEGAN_S": str(began_s)}
+    lines: list[str] = []
+    with tempfile.TemporaryFile("w+") as errors:
+        command = [str(contestant.python), *contestant.command]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=env)
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("RESULT "):
+                result: dict[str, float] = json.loads(line.removeprefix("RESULT "))
+                process.wait()
+                return result
+            lines.append(line)
+            if shows:
+                print(f"{time.time() - began_s:7.1f} s {contestant.name}: {line}", end="", flush=True)
+        process.wait()
+        errors.seek(0)
+        raise SystemExit(f"{contestant.name} failed:\n{''.join(lines)[-2000:]}\n{errors.read()[-4000:]}")

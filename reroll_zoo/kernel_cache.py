@@ -66,6 +66,8 @@ class KernelCache:
     def fetch(self, model: str, device: torch.device) -> threading.Thread:
         """Begin to get the kernels ready that this model needed before; what is compiled from now on is noted for it."""
         lines = self._lines(model)
+        if str(device) == "cuda":
+            device = torch.device("cuda", torch.cuda.current_device())
         with self._lock:
             self._model, self._noted[model] = model, set(lines)
             self._num_known += len(lines)

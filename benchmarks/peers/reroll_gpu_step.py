@@ -1,5 +1,7 @@
 """GRPO steps with reroll on the shared work for a GPU. Usage: reroll_gpu_step.py MODEL_FOLDER MAP WORK [key=value ...]
 
+With REROLL_PROFILE=FILE the last step is profiled, and what it did is written there.
+
 Times of a step's parts, and the GPU's memory in each: the driver's number, so that all processes count. Beside it stand what
 this process allocated at most, and what the planner foretells, both without what CUDA itself takes.
 """
@@ -22,7 +24,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import torch
-from gpu_work import WARM_UP, Work, prompts, reward_of, work_of
+from gpu_work import WARM_UP, Work, prompts, work_of
+from step_timeline import timeline
+from timed_pipeline import MARKS, STACKS, mark
 
 from reroll.config.load import load_config
 from reroll.pipeline.run import train
@@ -30,6 +34,7 @@ from reroll_zoo.plan.plan import cluster_here, make_plan
 
 MAPS: dict[str, dict[str, Any]] = {
     "embedded": {},
+    "embedded-exact": {"policy": {"exact": True}},
     "embedded-processes": {"runtime": {"kind": "processes"}},
     "embedded-ipc": {"runtime": {"kind": "ray"}, "weights": {"kind": "ipc"}},
     "vllm": {"engine": {"kind": "vllm"}},
@@ -47,10 +52,6 @@ MAPS: dict[str, dict[str, Any]] = {
 PARTS = ("wait", "swap", "train", "push")
 
 
-def score(prompt: object, trajectory: object) -> float:
-    return reward_of(trajectory.text)  # type: ignore[attr-defined]
-
-
 def tree_of(folder: str, device_map: str, scratch: Path, work: Work) -> dict[str, Any]:
     (scratch / "prompts.jsonl").write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts(work)))
     chosen = MAPS[device_map]
@@ -58,7 +59,7 @@ def tree_of(folder: str, device_map: str, scratch: Path, work: Work) -> dict[str
     pool = {"max_model_len": length, "gpu_memory_utilization": 0.3} if "kind" in chosen.get("engine", {}) else {}
     devices = 0 if work.device == "cuda" else "cpu"
     return {
-        "pipeline": "rlvr",
+        "pipeline": "timed_pipeline:TimedPipeline",
         "algorithm": "grpo",
         "run": {"name": "step", "runs_dir": str(scratch), "steps": work.steps},
         "policy": {
@@ -70,8 +71,10 @@ def tree_of(folder: str, device_map: str, scratch: Path, work: Work) -> dict[str
         },
         "engine": {"devices": devices, "max_running": work.num_samples, **pool, **chosen.get("engine", {})},
         **{key: value for key, value in chosen.items() if key in ("runtime", "weights")},
+        # A replica is a hundredth of a long run, and all of one that takes half a minute.
+        "checkpoint": {"replica_share": 0},
         "data": {"train": [{"kind": "jsonl", "path": str(scratch / "prompts.jsonl")}]},
-        "rewards": {"default": {"kind": "import", "path": "reroll_gpu_step:score"}},
+        "rewards": {"default": {"kind": "import", "path": "gpu_work:score"}},
         "rollout": {
             "prompts_per_step": work.prompts,
             "group_size": work.siblings,
@@ -148,21 +151,30 @@ def planned_gib(config: Any) -> float:
 
 
 def main() -> None:
+    mark("imports")
     folder, device_map, argument, *overrides = sys.argv[1:]
-    work = work_of(argument)
-    here = Path(__file__).parent
+    work, report = work_of(argument), os.environ.get("REROLL_PROFILE")
+    overrides += [f"run.profile_steps=[{work.steps}]"] if report else []
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "step.yaml"
         file.write_text(json.dumps(tree_of(folder, device_map, Path(scratch), work)))  # JSON is YAML.
         config = load_config(file, overrides)
         watch = Watch(Path(scratch) / "step" / "metrics.jsonl")
-        train(config, code_folder=here)
+        train(config, code_folder=Path(__file__).parents[1])
+        mark("end")
         time.sleep(0.2)
         watch.close()
-    steady = [row for _, row in watch.rows[WARM_UP:]]
+        if report:
+            Path(report).write_text("\n".join(timeline(Path(scratch) / "step", work.steps, STACKS)) + "\n")
+    steady = [row for _, row in watch.rows[WARM_UP : work.steps - bool(report)]]
     seconds = {f"{part}_s": statistics.median(row[f"time/{part}_s"] for row in steady) for part in PARTS}
     seconds["busy_s"] = statistics.median(row["engine/busy_s"] for row in steady)
     seconds["first_s"] = watch.rows[0][1]["time/step_s"]
+    began_s = float(os.environ.get("REROLL_BEGAN_S", "nan"))
+    ends = [began_s, *MARKS.values()]
+    phases = {name: round(end - start, 1) for name, start, end in zip(MARKS, ends, ends[1:], strict=False)}
+    threads = {"threads": steady[-1]["machine/threads"], "core_wait": steady[-1]["machine/core_wait"]}
+    print(f"phases: {phases}, {threads}, cores {steady[-1]['machine/cores']}", flush=True)
     gap = statistics.median(row["train/sampler_gap"] for row in steady)
     step_s = statistics.median(row["time/step_s"] for row in steady)
     memory = watch.gib() | {"planned_gib": planned_gib(config)}

@@ -108,6 +108,8 @@ class Batch:
 
     def select(self, indices: Sequence[int]) -> Batch:
         """These sequences, in this order; global denominators kept."""
+        if list(indices) == list(range(len(self))):
+            return self
         bounds = self.cu_seqlens.tolist()
         rows = torch.cat([torch.arange(bounds[i], bounds[i + 1]) for i in indices]).to(self.ids.device)
         lengths = [bounds[i + 1] - bounds[i] for i in indices]
@@ -144,9 +146,8 @@ class Batch:
     @property
     def _is_trained(self) -> Tensor:
         """[N] bool: whether a sequence has a token in the loss."""
-        trained = torch.zeros(len(self), dtype=torch.bool, device=self.ids.device)
-        trained[self.sequence_index[self.loss_mask]] = True
-        return trained
+        num_before = torch.cat([self.cu_seqlens.new_zeros(1), self.loss_mask.cumsum(0)])
+        return num_before[self.cu_seqlens].diff() > 0
 
     def _tensors(self, axis: str | None = None) -> dict[str, Tensor]:
         """The fields that are tensors, by name: all, or those whose first axis counts this."""
@@ -169,12 +170,12 @@ def pack(samples: Sequence[Sample], *, temperature: float = 1.0) -> Batch:
         logp=concat("logp"),
         turn=concat("turn"),
         advantage=concat("loss_mask").float(),
-        num_loss_tokens=sum(int(sample.loss_mask.sum()) for sample in samples),
-        num_sequences=sum(bool(sample.loss_mask.any()) for sample in samples),
+        num_loss_tokens=0,
+        num_sequences=0,
         version=None if any(sample.version is None for sample in samples) else concat("version"),
         routes=_routes(samples),
         temperature=temperature,
-    )
+    ).recount()
 
 
 def _routes(samples: Sequence[Sample]) -> Tensor | None:

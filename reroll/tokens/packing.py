@@ -41,6 +41,8 @@ def mini_batches(batch: Batch, num: int, *, seed: int) -> list[Batch]:
     are parted, and none where they are of one size that divides a part's. A batch of fewer units gives as many parts as it has.
     """
     num_units = len(batch) // batch.unit_size
+    if min(num, num_units) == 1:
+        return [batch.recount()]
     shuffled = torch.randperm(num_units, generator=torch.Generator().manual_seed(seed)).tolist()
     place = {unit: number for number, unit in enumerate(shuffled)}
     leader = {unit: min(group) for group in same_prompt(batch) for unit in group}

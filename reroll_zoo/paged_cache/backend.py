@@ -25,6 +25,10 @@ _FIRST_PAGES = 256
 _SHARE_OF_FREE = 0.7
 """Of the device's free memory when the first page is taken: what a cache without a budget of its own may grow to."""
 
+_SHARE_AT_ONCE = 0.5
+"""Of that: what it takes at once, where so much is foreseen. Answers are seldom as long as they may be, and the trainer's first
+update is still to come."""
+
 log = logging.getLogger(__name__)
 
 
@@ -86,8 +90,8 @@ class PagedBackend(CacheBackend[SavedPages]):
     """Slot i's tokens are in the pages `_tables[i]`, in order. Full pages may be shared; the last one, if it is being
     written, is its slot's alone.
 
-    With `max_bytes` so much is allocated, once, when the first page is taken. Without, pages double as they are needed, up to
-    a share of what the device had free then, or to what it has.
+    With `max_bytes` so much is allocated, once, when the first page is taken. Without, as much as the requests that are there
+    may come to need; if that was too little pages double, up to a share of what the device had free then, or to what it has.
     """
 
     saves_in_place = True
@@ -246,7 +250,8 @@ class PagedBackend(CacheBackend[SavedPages]):
             self._max_pages = self._affordable_pages()
         old, old_routes, num_pages = self._data, self._routes, self._max_pages
         if self._max_bytes is None:
-            num_pages = min(num_pages, max(_FIRST_PAGES, 2 * self.pool.num_pages))
+            foreseen = min(1 + sum(map(_pages, self.foreseen)), int(_SHARE_AT_ONCE * num_pages))
+            num_pages = min(num_pages, max(_FIRST_PAGES, 2 * self.pool.num_pages, foreseen))
         if num_pages <= self.pool.num_pages:
             return False
         try:

@@ -36,12 +36,13 @@ def packed_logits(model, sequences):
         return logits(model, hidden).float().cpu()
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 0.1)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.02)])
 def test_packed_logits_are_those_of_the_cpu(folder, dtype, tolerance):
-    sequences = [torch.randint(4, 90, (length,)) for length in (3, 60, 1, 9)]
+    generator = torch.Generator().manual_seed(0)
+    sequences = [torch.randint(4, 90, (length,), generator=generator) for length in (3, 60, 1, 9)]
     want = packed_logits(load_model(folder, dtype=torch.float32, device="cpu"), sequences)
     got = packed_logits(load_model(folder, dtype=dtype, device="cuda"), sequences)
-    torch.testing.assert_close(got, want, atol=tolerance, rtol=tolerance)
+    assert (got - want).norm() <= tolerance * want.norm()
 
 
 def test_half_precision_on_a_gpu_differentiates(folder):

@@ -3,7 +3,6 @@
 `scripts/model_families.py --device cuda` does the first two for all families.
 """
 
-import importlib.util
 import sys
 from pathlib import Path
 
@@ -69,13 +68,3 @@ def test_pictures_are_seen_on_a_gpu_as_on_a_cpu_by_trainer_and_engine(tmp_path, 
         logp = logp_of(model, [(*prompt, *completion.token_ids)])[len(prompt) - 1 : -1]
         gap = logp.gather(1, new[:, None])[:, 0] - torch.tensor(completion.logprobs)
         assert gap.abs().max() < tolerance
-
-
-@pytest.mark.skipif(importlib.util.find_spec("fla") is None, reason="needs flash-linear-attention")
-def test_the_kernels_of_flash_linear_attention_are_taken_and_do_what_pytorch_does(tmp_path):
-    found = measure("qwen3_5_text", tmp_path, training=True, half=True, device="cuda")
-    assert found.agrees, found
-    model = load_model(str(tmp_path), dtype=torch.bfloat16, device="cuda")
-    mixers = [module for module in model.modules() if hasattr(module, "chunk_gated_delta_rule")]
-    assert mixers
-    assert all(mixer.chunk_gated_delta_rule.__module__.startswith("fla.") for mixer in mixers)

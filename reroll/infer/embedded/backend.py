@@ -36,6 +36,8 @@ class CacheBackend(ABC, Generic[K]):
 
     saves_in_place: bool = False
     """Whether saved prefixes take room that slots could have."""
+    foreseen: Sequence[int] = ()
+    """Tokens that each slot, and what is saved, may come to hold: who asks for memory had better ask for all of it."""
     bytes_per_state: int = 0
     """What a slot, and a saved prefix, holds beside its tokens: a state, which stands for all of them and cannot be cut back to
     fewer. 0: there is none."""

@@ -19,7 +19,7 @@ from reroll.infer.base import Engine, EngineCounts, Finished
 from reroll.infer.embedded.attention import work_kind
 from reroll.infer.embedded.backend import CacheBackend, PendingTokens
 from reroll.infer.embedded.drafts import MAX_DRAFT, NO_DRAFT, DraftedTokens, Drafter, DraftPace
-from reroll.infer.embedded.model_runner import ModelRunner
+from reroll.infer.embedded.model_runner import ModelRunner, Quantize
 from reroll.infer.embedded.sampler import RowSampling
 from reroll.infer.embedded.slots import SlotBackend
 from reroll.infer.prefixes import PrefixIndex, WholePrefixIndex
@@ -138,11 +138,12 @@ class EmbeddedEngine(Engine):
         drafter: Drafter | None = None,
         pace: DraftPace | None = None,
         notes_routes: bool = False,
+        quantize: Quantize | None = None,
     ) -> None:
         """With `reads_again`, requests in flight are prefilled again after new weights; else they keep the cache of the older
         ones. With a `drafter` and a `pace`, steps verify drafted tokens when the pace expects a gain. With `notes_routes`,
-        completions report the experts of their tokens."""
-        self._runner = ModelRunner(model, notes_routes=notes_routes)
+        completions report the experts of their tokens. `quantize`: has layers hold their weights in fewer bits."""
+        self._runner = ModelRunner(model, notes_routes=notes_routes, quantize=quantize)
         if drafter is not None and self._runner.is_recurrent:
             raise ModelError(
                 f"models of family {model.config.model_type!r} take no drafts: a wrong one could not be taken back from the "
@@ -274,12 +275,19 @@ class EmbeddedEngine(Engine):
         num_new += reserve * (len(running) + len(newcomers))
         if self.backend.surely_has_room(num_slots=len(running), num_newcomers=len(newcomers), num_new=num_new):
             return True
+        self.backend.foreseen = self._foreseen()
         ends = [sequence.length + reserve for sequence in running]
         others = [(end + reserve, num_shared) for end, num_shared in newcomers]
         while not self.backend.has_room(ends, others):
             if not (self.backend.saves_in_place and self.cached_prefixes.drop_oldest()):
                 return False
         return True
+
+    def _foreseen(self) -> list[int]:
+        """The most tokens of each request that runs or is next, and of the saved prefixes."""
+        next_ = [sequence.request for sequence in (*self._running, *self._waiting)][: self._max_running]
+        ends = [min(self._max_length, len(each.prompt_ids) + each.sampling.max_tokens) for each in next_]
+        return [*ends, min(_MAX_CACHED_BYTES // max(1, self.backend.bytes_per_token), self._max_cached * max(ends))]
 
     def _too_small(self, length: int) -> ModelError:
         return ModelError(

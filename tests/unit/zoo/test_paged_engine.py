@@ -6,6 +6,7 @@ import torch
 pytest.importorskip("triton")
 
 import reroll.infer.embedded.engine as engine_module
+import reroll_zoo.paged_cache.backend as backend_module
 from reroll.infer.embedded.engine import EmbeddedEngine
 from reroll.models.load import load_model, load_tokenizer
 from reroll.types import Request, SamplingParams
@@ -13,12 +14,17 @@ from reroll_zoo.paged_cache.backend import PagedBackend
 from reroll_zoo.tiny_models import make_tiny
 
 
-def completions(folder, requests):
-    """What an engine writes that has room for two at a time."""
+def engine_with(folder, requests):
+    """An engine that has room for two at a time."""
     engine = EmbeddedEngine(load_model(folder, dtype=torch.float32, device="cpu"), load_tokenizer(folder), max_running=2)
     for request in requests:
         engine.submit(request)
-    done = {}
+    return engine
+
+
+def completions(folder, requests):
+    """What such an engine writes."""
+    engine, done = engine_with(folder, requests), {}
     while engine.num_unfinished:
         done |= {finished.request_id: finished.completion for finished in engine.step()}
     return done
@@ -44,3 +50,32 @@ def test_pages_and_slots_write_the_same_tokens(tmp_path, monkeypatch, family):
     for name, completion in completions(folder, requests).items():
         assert completion.token_ids == want[name].token_ids
         assert completion.logprobs == pytest.approx(want[name].logprobs, abs=1e-5)
+
+
+def test_what_the_requests_may_come_to_need_is_allocated_at_once(tmp_path, monkeypatch):
+    folder = str(make_tiny(tmp_path, family="llama", hidden=32, layers=1, initializer_range=0.2))
+    monkeypatch.setattr(engine_module, "make_backend", PagedBackend)
+    monkeypatch.setattr(backend_module, "_FIRST_PAGES", 1)
+    sampling = SamplingParams(max_tokens=5, min_tokens=5)  # Which begin another page.
+    requests = [Request(id=str(id), prompt_ids=(5 + id,) * 62, sampling=sampling) for id in range(3)]
+    engine, sizes = engine_with(folder, requests), set()
+    while engine.num_unfinished:
+        engine.step()
+        sizes.add(engine.backend.pool.num_pages)
+    assert len(sizes) == 1
+
+
+def test_more_than_was_foreseen_grows_the_cache(tmp_path, monkeypatch):
+    folder = str(make_tiny(tmp_path, family="llama", hidden=32, layers=1, initializer_range=0.2))
+    short, long = (Request(id=str(num), prompt_ids=(7,) * num, sampling=SamplingParams(max_tokens=2)) for num in (4, 150))
+    want = completions(folder, [long])["150"]
+    monkeypatch.setattr(engine_module, "make_backend", PagedBackend)
+    monkeypatch.setattr(backend_module, "_FIRST_PAGES", 1)
+    engine = engine_with(folder, [short])
+    while engine.num_unfinished:
+        engine.step()
+    before = engine.backend.pool.num_pages
+    engine.submit(long)
+    [finished] = [finished for _ in range(2) for finished in engine.step()]
+    assert finished.completion.token_ids == want.token_ids
+    assert engine.backend.pool.num_pages > before
