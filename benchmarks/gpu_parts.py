@@ -82,7 +82,7 @@ class Setting:
 def writing(setting: Setting) -> Callable[[], None]:
     """All samples of a step by the engine."""
     work = setting.work
-    model = load_model(setting.folder, dtype=torch.bfloat16, device=setting.device)
+    model = load_model(setting.folder, dtype=torch.bfloat16, device=setting.device, exact=setting.config.policy.exact)
     weights = dict(model.named_parameters())  # By the names that a push has: on a CPU an engine wraps its layers.
     engine = EmbeddedEngine(model, load_tokenizer(setting.folder), max_running=work.num_samples)
     prompts = setting.prompts()

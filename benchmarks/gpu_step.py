@@ -26,7 +26,8 @@ from gpu_work import Work
 from report import arguments, report
 from side_by_side import HERE, Contestant, own_python, run_once
 
-CONTESTANTS = ("embedded", "embedded-processes", "embedded-ipc", "vllm", "vllm-lease", "vllm-ipc", "sglang", "trl")
+EMBEDDED = ("embedded", "embedded-exact", "embedded-processes", "embedded-ipc")
+CONTESTANTS = (*EMBEDDED, "vllm", "vllm-lease", "vllm-ipc", "sglang", "trl")
 
 
 @contextmanager
@@ -97,7 +98,8 @@ def rows_of(results: dict[str, list[dict[str, float]]]) -> list[dict[str, object
         for name, rounds in results.items()
     }
     trl_s = medians.get("trl", {}).get("seconds", math.nan)
-    parts = ("wait_s", "swap_s", "train_s", "push_s", "generate_gib", "train_gib", "push_gib", "allocated_gib", "planned_gib")
+    memory = ("generate_gib", "train_gib", "push_gib", "allocated_gib", "planned_gib")
+    parts = ("wait_s", "busy_s", "swap_s", "train_s", "push_s", "sampler_gap", *memory)
     return [
         {
             "way": name,

@@ -1,10 +1,11 @@
 """Sums in an order that does not depend on what is added up beside them: the arithmetic of `policy.exact`.
 
 How a library adds up depends on how much there is to add: on the rows of a product, on the keys of an attention, on where a
-vector instruction ends. Here none of this does. Rows of a product come in multiples of a number for which this machine was seen
-to add up alike, or one tile at a time. A query looks at blocks of `BLOCK` keys, which begin at multiples of that in its
-sequence, and sums over them in order. Activations are put together from operations that round every element alike. Forward
-passes only: gradients are those of the quick ways.
+vector instruction ends. Here none of this does. On a CPU rows of a product come in multiples of a number for which this machine
+was seen to add up alike, or one tile at a time. A query looks at blocks of `BLOCK` keys, which begin at multiples of that in
+its sequence, and sums over them in order. Activations are put together from operations that round every element alike. On a GPU
+products and sums of rows are Triton's (`exact_kernels`), and all attention is that of the engine's pages (`exact_attention`).
+Forward passes only: gradients are those of the quick ways.
 
 All of it hangs on one seam: torch tells a mode of every function that a model calls, and the mode has others for a few of them.
 """
@@ -24,8 +25,8 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from reroll.errors import ModelError
+from reroll.models import fused
 from reroll.models.attention import Scoring
-from reroll.models.exact import Attention, Product
 
 TILE = 16
 """Rows of a product where the sums of a row depend on how many rows there are. Fewer are filled up with zeros."""
@@ -65,7 +66,59 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x [..., K], weight [N, K] -> [..., N]"""
     rows = x.reshape(-1, x.shape[-1])
     product: Tensor = _Linear.apply(rows, weight, bias)  # type: ignore[no-untyped-call]
-    return product.view(*x.shape[:-1], -1)
+    return product.view(*x.shape[:-1], len(weight))
+
+
+def _matmul(x: Tensor, other: Tensor) -> Tensor:
+    """Sums of one term have no order, and a product with one matrix is `linear`. For others there is no way on a GPU."""
+    if not fused.runs_kernels(x) or x.shape[-1] == 1:
+        return torch.matmul(x, other)
+    if other.ndim != 2:
+        raise _refusal("products of many matrices")
+    return linear(x, other.T)
+
+
+def _refusal(what: str) -> ModelError:
+    return ModelError(
+        f"policy.exact: on a GPU there is no fixed order of sums for {what}, which this model takes: leave it out"
+    )
+
+
+def _only_on_a_cpu(function: Callable[..., Tensor], x: Any, *args: Any, **options: Any) -> Tensor:
+    if fused.runs_kernels(args[0] if isinstance(x, str) else x):
+        raise _refusal(function.__name__)
+    return function(x, *args, **options)
+
+
+def _reduced(function: Callable[..., Tensor], x: Tensor, *args: Any, **options: Any) -> Tensor:
+    """A sum or mean: on a GPU, that of each row by a kernel of its own."""
+    dim = args[0] if args else options.get("dim")
+    dims = tuple(dim) if isinstance(dim, (tuple, list)) else (dim,)
+    if not fused.runs_kernels(x) or not x.is_floating_point() or dims not in ((-1,), (x.ndim - 1,)):
+        return function(x, *args, **options)
+    keeps = bool(args[1] if len(args) > 1 else options.get("keepdim"))
+    wide = x if options.get("dtype") is None else x.to(options["dtype"])
+    is_mean = function.__name__ == "mean"
+
+    def summed(rows: Tensor) -> Tensor:
+        sums: Tensor = gpu_kernels().sum_rows(rows.reshape(-1, rows.shape[-1]), is_mean=is_mean)
+        return sums.view(*rows.shape[:-1], *([1] if keeps else []))
+
+    return with_gradient_of(partial(function, dim=-1, keepdim=keeps), summed, wide)
+
+
+def gpu_kernels() -> Any:
+    """Imports triton, which CPU builds of PyTorch lack."""
+    from reroll_zoo import exact_kernels
+
+    return exact_kernels
+
+
+def packed_attention(query_bounds: Tensor, key_bounds: Tensor, index: Tensor | None) -> Any:
+    """See `ExactArithmetic.packed_attention`."""
+    from reroll_zoo.exact_attention import PackedPages
+
+    return PackedPages(query_bounds, key_bounds, index)
 
 
 class _Linear(torch.autograd.Function):
@@ -89,7 +142,9 @@ class _Linear(torch.autograd.Function):
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The product, in rows that come in multiples of what `_row_step` says."""
+    """The product; on a CPU in rows that come in multiples of what `_row_step` says."""
+    if fused.runs_kernels(x):
+        return gpu_kernels().product(x, weight, bias)  # type: ignore[no-any-return]
     step, num_rows = _row_step(*weight.shape, weight.dtype, bias is not None, torch.get_num_threads()), len(x)
     spare = -num_rows % (step or TILE)
     filled = functional.pad(x, (0, 0, 0, spare)) if spare else x
@@ -134,7 +189,7 @@ def telling_product(num_outputs: int, num_inputs: int, dtype: torch.dtype) -> tu
 
 @cache
 def packed_row_step(
-    product_of: Callable[[Sequence[nn.Linear]], Product],
+    product_of: Callable[[Sequence[nn.Linear]], Callable[[Tensor], Tensor]],
     sizes: tuple[int, ...],
     num_inputs: int,
     dtype: torch.dtype,
@@ -185,7 +240,7 @@ def with_gradient_of(quick: Callable[..., Tensor], exact: Callable[..., Tensor],
 
 
 def _silu(x: Tensor, inplace: bool = False) -> Tensor:
-    return with_gradient_of(functional.silu, _silu_value, x)
+    return functional.silu(x) if fused.runs_kernels(x) else with_gradient_of(functional.silu, _silu_value, x)
 
 
 def _silu_value(x: Tensor) -> Tensor:
@@ -195,8 +250,11 @@ def _silu_value(x: Tensor) -> Tensor:
 
 
 def _gelu(x: Tensor, approximate: str = "none") -> Tensor:
-    value = _gelu_tanh_value if approximate == "tanh" else _gelu_erf_value
-    return with_gradient_of(partial(functional.gelu, approximate=approximate), value, x)
+    value, quick = (
+        _gelu_tanh_value if approximate == "tanh" else _gelu_erf_value,
+        partial(functional.gelu, approximate=approximate),
+    )
+    return quick(x) if fused.runs_kernels(x) else with_gradient_of(quick, value, x)
 
 
 def _gelu_tanh_value(x: Tensor) -> Tensor:
@@ -210,7 +268,7 @@ def _gelu_erf_value(x: Tensor) -> Tensor:
     return (wide * math.sqrt(0.5)).erf_().add_(1).mul_(wide).mul_(0.5).to(x.dtype)
 
 
-def attend_causal(query: Tensor, key: Tensor, value: Tensor, scoring: Scoring, quick: Attention) -> Tensor:
+def attend_causal(query: Tensor, key: Tensor, value: Tensor, scoring: Scoring, quick: Callable[..., Tensor]) -> Tensor:
     """Causal attention of right-padded rows [N, heads, L, D], with the gradient of `quick`."""
     sinks = () if scoring.sinks is None else (scoring.sinks,)
 
@@ -299,4 +357,7 @@ _WAYS: dict[Any, Callable[..., Any]] = {
     functional.linear: linear,
     functional.silu: _silu,
     functional.gelu: _gelu,
+    **dict.fromkeys((torch.matmul, Tensor.matmul, Tensor.__matmul__), _matmul),
+    **{each: partial(_reduced, each) for each in (torch.sum, Tensor.sum, torch.mean, Tensor.mean)},
+    **{each: partial(_only_on_a_cpu, each) for each in (torch.bmm, Tensor.bmm, torch.baddbmm, torch.addmm, torch.einsum)},
 }

@@ -169,8 +169,8 @@ def _norm_tile(num_columns: int) -> dict[str, int]:
 
 
 def _cooled(temperature: float | Tensor, like: Tensor) -> Tensor:
-    """1 / temperature of every row."""
-    return torch.full_like(like, 1 / temperature) if isinstance(temperature, float) else 1 / temperature.float()
+    """1 / temperature of every row, rounded in the same way whether it is one for all or not."""
+    return 1 / (torch.full_like(like, temperature) if isinstance(temperature, float) else temperature.float())
 
 
 def _rotated(states: Tensor, cos: Tensor, sin: Tensor, *, direction: float) -> Tensor:
@@ -323,7 +323,7 @@ def _sum_rows(output, rows, order, bounds, width, DIM: tl.constexpr, COPIES: tl.
     tl.store(output + row * width + columns, total.to(output.dtype.element_ty), mask=is_real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["targets"])
 def _chosen_logprobs(logp, normaliser, logits, targets, coolness, vocabulary, row_stride, BLOCK: tl.constexpr):
     LOWEST: tl.constexpr = -1.0e30
     row = tl.program_id(0).to(tl.int64)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from reroll.models import exact
+from reroll_zoo.exact_sums import packed_row_step
 
 _FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Siblings that read the same input in the families we know: one product serves them all."""
@@ -24,7 +25,31 @@ def packing_available(device: torch.device, dtype: torch.dtype) -> bool:
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-class PackedLinear:
+class SiblingProduct:
+    """What several linear layers make of an input that they share, computed for all of them when the first one is asked."""
+
+    def __init__(self) -> None:
+        self._input: Tensor | None = None
+        self._outputs: tuple[Tensor, ...] = ()
+
+    def output(self, index: int, x: Tensor) -> Tensor:
+        """What layer `index` makes of x. The last one asking lets go."""
+        if x is not self._input:
+            outputs = self.outputs(x)
+            if len(outputs) == 1:
+                return outputs[0]
+            self._input, self._outputs = x, outputs
+        output = self._outputs[index]
+        if index == len(self._outputs) - 1:
+            self._input, self._outputs = None, ()
+        return output
+
+    def outputs(self, x: Tensor) -> tuple[Tensor, ...]:
+        """What each layer makes of x."""
+        raise NotImplementedError
+
+
+class PackedLinear(SiblingProduct):
     """One or several linear layers over the same input, as one packed product.
 
     The packed copy is made from the original layers by `repack`, so whoever changes those calls it.
@@ -32,10 +57,9 @@ class PackedLinear:
 
     def __init__(self, layers: Sequence[nn.Linear], *, row_step: int = 1) -> None:
         """Rows are filled up to a multiple of `row_step`."""
+        super().__init__()
         self._layers, self._row_step = layers, row_step
         self._sizes = [layer.out_features for layer in layers]
-        self._input: Tensor | None = None
-        self._outputs: tuple[Tensor, ...] = ()
         self.repack()
 
     def repack(self) -> None:
@@ -50,17 +74,8 @@ class PackedLinear:
         sources = {id(parameter) for layer in self._layers for parameter in layer.parameters()}
         return any(id(parameter) in sources for parameter in parameters)
 
-    def output(self, index: int, x: Tensor) -> Tensor:
-        """What layer `index` makes of x. The first of the siblings to ask computes for all; the last one asking lets go."""
-        if x is not self._input:
-            product = self.product(x)
-            if len(self._sizes) == 1:
-                return product
-            self._input, self._outputs = x, torch.split(product, self._sizes, -1)
-        output = self._outputs[index]
-        if index == len(self._sizes) - 1:
-            self._input, self._outputs = None, ()
-        return output
+    def outputs(self, x: Tensor) -> tuple[Tensor, ...]:
+        return torch.split(self.product(x), self._sizes, -1)
 
     def product(self, x: Tensor) -> Tensor:
         """What all layers make of x [..., T, K], side by side."""
@@ -94,6 +109,30 @@ def pack_linears(model: nn.Module, *, if_exact: bool = False) -> list[PackedLine
     first = next(model.parameters())
     if not packing_available(first.device, first.dtype):
         return packed
+    for siblings in sibling_linears(model):
+        layers = [sibling.layer for sibling in siblings]
+        step = packed_row_step(_product_of, *_kind_of(layers)) if if_exact else 1
+        if not step:
+            continue
+        product = PackedLinear(layers, row_step=step)
+        packed.append(product)
+        for index, sibling in enumerate(siblings):
+            setattr(sibling.owner, sibling.attribute, PackedSlice(sibling.layer, product, index))
+    return packed
+
+
+@dataclass(frozen=True, slots=True)
+class SiblingLinear:
+    """A linear layer, and where in the model it hangs."""
+
+    layer: nn.Linear
+    owner: nn.Module
+    attribute: str
+
+
+def sibling_linears(model: nn.Module) -> list[list[SiblingLinear]]:
+    """Every linear layer of the model, those with a common input together. Under an adapter, the layer it adapts."""
+    found: list[list[SiblingLinear]] = []
     inside_adapted = {part for module in model.modules() if _base_layer(module) for part in module.modules()}
     for parent in [module for module in model.modules() if module not in inside_adapted]:
         children = dict(parent.named_children())
@@ -103,16 +142,9 @@ def pack_linears(model: nn.Module, *, if_exact: bool = False) -> list[PackedLine
         groups = [group for group in groups if len({linears[name].bias is None for name in group}) == 1]
         fused = {name for group in groups for name in group}
         for group in [*groups, *([name] for name in linears if name not in fused)]:
-            layers = [linears[name] for name in group]
-            step = exact.arithmetic().packed_row_step(_product_of, *_kind_of(layers)) if if_exact else 1
-            if not step:
-                continue
-            product = PackedLinear(layers, row_step=step)
-            packed.append(product)
-            for index, name in enumerate(group):
-                owner, attribute = (children[name], "base_layer") if _base_layer(children[name]) else (parent, name)
-                setattr(owner, attribute, PackedSlice(linears[name], product, index))
-    return packed
+            owners = [(children[name], "base_layer") if _base_layer(children[name]) else (parent, name) for name in group]
+            found.append([SiblingLinear(linears[name], *owner) for name, owner in zip(group, owners, strict=True)])
+    return found
 
 
 def _kind_of(layers: Sequence[nn.Linear]) -> tuple[tuple[int, ...], int, torch.dtype, bool]:
@@ -120,7 +152,7 @@ def _kind_of(layers: Sequence[nn.Linear]) -> tuple[tuple[int, ...], int, torch.d
     return tuple(layer.out_features for layer in layers), first.in_features, first.weight.dtype, first.bias is not None
 
 
-def _product_of(layers: Sequence[nn.Linear]) -> exact.Product:
+def _product_of(layers: Sequence[nn.Linear]) -> Callable[[Tensor], Tensor]:
     return PackedLinear(layers).product
 
 

@@ -34,6 +34,7 @@ from reroll_zoo.plan.plan import cluster_here, make_plan
 
 MAPS: dict[str, dict[str, Any]] = {
     "embedded": {},
+    "embedded-exact": {"policy": {"exact": True}},
     "embedded-processes": {"runtime": {"kind": "processes"}},
     "embedded-ipc": {"runtime": {"kind": "ray"}, "weights": {"kind": "ipc"}},
     "vllm": {"engine": {"kind": "vllm"}},

@@ -20,11 +20,10 @@ def engine_violations(config: RlvrConfig) -> Iterator[Violation]:
     if (draft := getattr(config.engine, "draft", "off")) != "off":  # Other kinds have drafts of their own, or none.
         card = model_card(config.policy.model) or {}
         if carries_state(card):
-            yield Violation(
-                "engine.draft",
-                f"is {draft}, but a wrong draft cannot be taken back from the state that layers of {card['model_type']} carry",
-                "set it to off",
+            problem = (
+                f"is {draft}, but a wrong draft cannot be taken back from the state that layers of {card['model_type']} carry"
             )
+            yield Violation("engine.draft", problem, "set it to off")
     if config.policy.replay_routes:
         yield from _routes_violations(config)
 
@@ -33,11 +32,8 @@ def _routes_violations(config: RlvrConfig) -> Iterator[Violation]:
     """What keeps the experts that the engine chose from being replayed."""
     where, fix = "policy.replay_routes", "leave it out"
     if not config.engine.tells_routes:
-        yield Violation(
-            where,
-            f"is set, but an engine of kind {config.engine.kind} does not tell here which experts it chose",
-            f"{fix}, or set engine.kind to embedded",
-        )
+        problem = f"is set, but an engine of kind {config.engine.kind} does not tell here which experts it chose"
+        yield Violation(where, problem, f"{fix}, or set engine.kind to embedded")
     card = model_card(config.policy.model)
     why_not_replayed = load_entry("reroll.routes", "families")
     if card is not None and why_not_replayed and (reason := why_not_replayed(card)):
@@ -67,23 +63,19 @@ def exact_violations(config: PipelineConfig) -> Iterator[Violation]:
     if config.rollout.max_staleness and not engine.reads_again:
         problem = "with a staleness budget, requests in flight go on from what older weights have read"
         yield Violation("policy.exact", problem, "set engine.new_weights to read_again, or rollout.max_staleness to 0")
-    for role, devices in (("policy", policy.devices), ("engine", engine.devices)):
-        gpus = _gpus(devices)
-        if gpus or (gpus is None and num_visible_gpus()):
-            problem = "it runs on CPUs only: no fixed order of sums has been shown on a GPU yet"
-            yield Violation("policy.exact", problem, f"set {role}.devices to cpu, or leave policy.exact out")
-            return
+    chosen = bool(num_visible_gpus())
+    on_gpu = [chosen if gpus is None else bool(gpus) for gpus in map(_gpus, (policy.devices, engine.devices))]
+    if len({*on_gpu}) > 1:
+        problem = "a CPU and a GPU add up in different ways, and policy and engine would not be on the same"
+        yield Violation("policy.exact", problem, "give policy.devices and engine.devices GPUs, or cpu, both")
 
 
 def weights_violations(config: RlvrConfig) -> Iterator[Violation]:
     """What keeps weights from travelling as asked, as far as it can be told before anything starts."""
     weights, is_local = config.weights, isinstance(config.runtime, LocalRuntimeConfig)
     if is_local and weights.kind not in ("auto", "shared"):
-        yield Violation(
-            "weights.kind",
-            f"is {weights.kind}, but the local runtime is one process, where weights are passed by reference",
-            "leave it out, or set runtime: {kind: processes}",
-        )
+        problem = f"is {weights.kind}, but the local runtime is one process, where weights are passed by reference"
+        yield Violation("weights.kind", problem, "leave it out, or set runtime: {kind: processes}")
     if not is_local and weights.kind == "shared":
         yield Violation("weights.kind", "is shared, but policy and engine run in processes of their own", "set it to auto")
     if weights.delta and is_local:
@@ -107,11 +99,8 @@ def _devices(config: RlvrConfig) -> Iterator[Violation]:
             "set it to auto, or give them GPUs of their own",
         )
     if config.weights.kind == "ipc" and (not set(engine) <= set(policy) or bool(policy) != bool(engine)):
-        yield Violation(
-            "weights.kind",
-            "is ipc, but an engine sits where no rank of the policy does",
-            "set it to auto, or take engine.devices from policy.devices",
-        )
+        problem = "is ipc, but an engine sits where no rank of the policy does"
+        yield Violation("weights.kind", problem, "set it to auto, or take engine.devices from policy.devices")
 
 
 def _gpus(value: Devices) -> tuple[str, ...] | None:

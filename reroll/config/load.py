@@ -18,6 +18,7 @@ from reroll.config.explain import FieldFault, did_you_mean, faults_in, flags_for
 from reroll.config.imports import ObjectPath, import_object, search_in
 from reroll.config.pipeline import PipelineConfig, find_pipeline, pipeline_names, pipelines
 from reroll.config.presets import presets
+from reroll.config.registry import load_entry
 from reroll.config.tree import RlvrConfig
 from reroll.errors import ConfigError, Violation
 
@@ -187,6 +188,8 @@ def _expand_preset(tree: dict[str, Any]) -> list[Violation]:
         fix = f"{did_you_mean(name, known)}choose one of: {', '.join(known)}"
         return [Violation("algorithm", f"{name!r} is no preset", fix)]
     _fill(tree, known[name])
+    if implied := load_entry("reroll.precisions", "preset"):
+        _fill(tree, implied(tree))
     return []
 
 

@@ -157,7 +157,7 @@ class PolicyConfig(ModelConfig):
 
     exact: bool = False
     """Trainer and embedded engine give every token log-probs that are equal to the bit, in fp32 and in bf16, whatever it is
-    computed together with; the run ends if a single one differs. On a CPU, in one process."""
+    computed together with; the run ends if a single one differs. In one process; docs/engines.md."""
     replay_routes: bool | None = None
     """Of a model with experts: whether an update sends each token to the experts that it went to in the engine, instead of
     choosing anew. null: where the engine can tell of them (embedded) and the family is known (docs/moe.md)."""
@@ -188,10 +188,12 @@ class EngineConfig(KindConfig):
     """How many elastic engines there may be; null: as many as there is room for."""
     max_running: int = Field(default=64, ge=1)
     """Sequences decoded together."""
-    precision: Literal["same", "fp32", "bf16"] = "same"
-    """`same` follows the policy's precision."""
+    precision: Literal["same", "fp32", "bf16", "fp8"] = "same"
+    """`same` follows the policy's precision; equal ones on one device share the trainer's parameters. fp8 (docs/engines.md):
+    layers hold 8-bit codes of their weights, made at every push, and samples are weighed by trainer / engine."""
     sleep: bool = False
-    """Whether it frees its memory while another role holds its device; else it only pauses."""
+    """While another role holds its device: true frees the KV cache, and requests in flight are prefilled again when the engine
+    is back; false only pauses."""
     report_every: int = Field(default=64, ge=1)
     """The controller learns the tokens of an unfinished sample in blocks of so many: what an engine wrote since the last one is
     drawn again if the engine, or the run, is lost."""
@@ -223,8 +225,6 @@ class EmbeddedEngineConfig(EngineConfig):
     tells_routes: ClassVar[bool] = True
 
     kind: Literal["embedded"] = "embedded"
-    precision: Literal["same", "fp32", "bf16"] = "same"
-    """`same` follows the policy's precision. Equal precision on one device shares the trainer's parameters."""
     cache_gib: float | None = Field(default=None, gt=0)
     """Memory for the keys and values of each engine, allocated once. When it is full, waiting requests wait and the youngest
     running ones give way; both then write what they would have written. null: what the requests of a step may come to need,
@@ -232,9 +232,6 @@ class EmbeddedEngineConfig(EngineConfig):
     draft: Literal["off", "auto", "always"] = "off"
     """Whether steps check guesses at the next tokens, taken from siblings, earlier answers to the same prompt and the context:
     the same tokens in fewer steps. auto: where few run and the engine measures that it is quicker; always: at any price."""
-    sleep: bool = False
-    """While another role holds its device: true frees the KV cache, and requests in flight are prefilled again when the engine
-    is back; false only pauses."""
     new_weights: Literal["keep", "read_again"] = "keep"
     """What becomes of the KV cache of requests in flight when weights come. read_again: the new weights
     compute it anew, which takes a prefill; then a token depends on the weights that wrote it and on nothing older, and

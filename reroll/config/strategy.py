@@ -75,3 +75,6 @@ class TorchStrategyConfig(StrategyConfig):
     scales_gradients: ClassVar[bool] = True
 
     kind: Literal["torch"] = "torch"
+    optimizer: Literal["auto", "gpu", "host"] = "auto"
+    """Where AdamW's moments and fp32 masters lie: on the model's device, or in page-locked host memory, from where each step
+    takes them through the device piece by piece, to the same bits. `auto`: on the device if the plan of the run fits it so."""

@@ -131,6 +131,7 @@ class InferWorker:
                 drafter=drafter,
                 pace=pace,
                 notes_routes=can_be_noted(policy) if notes_routes is None else notes_routes,
+                quantize=load_entry("reroll.precisions", precision),
             )
         self._start(engine, max_running=max_running, report_every=report_every)
 

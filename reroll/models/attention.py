@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from inspect import signature
 from itertools import pairwise
 from typing import Any, Protocol
@@ -20,7 +20,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention, softmax
 from transformers import AttentionInterface, PreTrainedModel
 
 from reroll.errors import ModelError
-from reroll.models import exact, recurrent
+from reroll.models import exact, fused, recurrent
 from reroll.models.routing import Routing
 from reroll.models.sight import Sight
 
@@ -34,15 +34,7 @@ except ImportError:
 IMPLEMENTATION = "reroll"
 """The name under which transformers knows our attention. No mask function is registered: transformers then builds no mask."""
 
-_IGNORED = {
-    "dropout",
-    "position_ids",
-    "use_cache",
-    "is_causal",
-    "output_attentions",
-    "output_hidden_states",
-    "reroll_routing",
-}
+_IGNORED = {"dropout", "position_ids", "use_cache", "is_causal", "output_attentions", "output_hidden_states", "reroll_routing"}
 """What models also pass that changes nothing here. Dropout never applies: log-probs of a policy must be reproducible."""
 
 _SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
@@ -162,6 +154,8 @@ class PackedAttention:
         self._varlen = VarlenAttention(cu_seqlens, cu_seqlens)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scoring: Scoring) -> Tensor:
+        if exact.is_exact() and fused.runs_kernels(value):
+            return self._exact.attend(query, key, value, scoring, partial(self.attend, layer))  # type: ignore[no-any-return]
         if VarlenAttention.takes(value, scoring):
             return self._varlen.attend(layer, query, key, value, scoring=scoring)
         query, key = query.to(value.dtype), key.to(value.dtype)  # Under autocast, rotary embeddings leave them in fp32.
@@ -180,6 +174,10 @@ class PackedAttention:
         """A recurrent layer: each sequence a row that begins with an empty state. Padding comes after all that counts."""
         pad_indices, unpad_index = self._padding
         return torch.cat([run(hidden[index], None).flatten(0, 1) for index in pad_indices])[unpad_index]
+
+    @cached_property
+    def _exact(self) -> Any:
+        return exact.arithmetic().packed_attention(self._cu_seqlens, self._cu_seqlens, None)
 
     @cached_property
     def _padding(self) -> tuple[list[Tensor], Tensor]:

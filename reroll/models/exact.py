@@ -8,13 +8,12 @@ point `exact` of the group `reroll.kernels`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from reroll.config.registry import load_entry
@@ -27,9 +26,6 @@ if TYPE_CHECKING:
 _here = threading.local()
 _MARK = "reroll_is_exact"
 
-Attention = Callable[[Tensor, Tensor, Tensor, "Scoring"], Tensor]
-Product = Callable[[Tensor], Tensor]
-
 
 class ExactArithmetic(Protocol):
     """Forward passes whose sums have a fixed order. Gradients are those of the quick ways."""
@@ -37,7 +33,7 @@ class ExactArithmetic(Protocol):
     def exact_functions(self) -> AbstractContextManager[Any]:
         """Inside, what a model calls of torch's functions is exact."""
 
-    def attend_causal(self, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring, quick: Attention) -> Tensor:
+    def attend_causal(self, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring, quick: Any) -> Tensor:
         """Causal attention of right-padded rows [N, heads, L, D], with the gradient of `quick`."""
 
     def attend(
@@ -46,15 +42,9 @@ class ExactArithmetic(Protocol):
         """query [N, H, R, D], keys and values [N, H, L, D], visible [N or 1, H or 1, R or 1, L], sinks [H, R, 1]: what each of
         the rows looks at."""
 
-    def packed_row_step(
-        self,
-        product_of: Callable[[Sequence[nn.Linear]], Product],
-        sizes: tuple[int, ...],
-        num_inputs: int,
-        dtype: torch.dtype,
-        has_bias: bool,
-    ) -> int:
-        """The least number of rows of whose multiples `product_of` linear layers of these sizes is exact, too. 0: of none."""
+    def packed_attention(self, query_bounds: Tensor, key_bounds: Tensor, index: Tensor | None) -> Any:
+        """For a GPU: has `attend(query [T, H, D], key, value [U, H_kv, D], scoring, quick)`. `query_bounds` [N + 1]: the last
+        tokens of each sequence, which ask; `key_bounds` [N + 1]: its places; `index`: their tokens."""
 
 
 @cache

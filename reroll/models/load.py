@@ -27,12 +27,12 @@ from reroll.models.quantized import dequantizing, forget_quantization, plain_con
 from reroll.models.recurrent import mix_packed
 from reroll.models.sight import auto_class, eye_of, open_eye
 
-Precision = Literal["fp32", "bf16"]
+Precision = Literal["fp32", "bf16", "fp8"]
 
 Head = Literal["language", "score", "language+score"]
 """What a model ends in: words, one number (critics and reward models), or both on one trunk."""
 
-DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
+DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
 """What a model is loaded as, by the config's name for it."""
 
 _STORED = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}

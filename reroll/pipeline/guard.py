@@ -14,7 +14,7 @@ from reroll.config.parts import EmbeddedEngineConfig
 from reroll.config.tree import RlvrConfig
 from reroll.observe.metrics import Mean, Stats
 
-MAX_GAP = {"fp32": 1e-3, "bf16": 0.15}
+MAX_GAP = {"fp32": 1e-3, "bf16": 0.15, "fp8": 0.3}
 """Mean distance in nats. Measured: below 1e-5 in fp32; 0.007 to 0.03 in bf16, where single tokens may be more than 1 apart."""
 FOR_OTHER_ENGINES = 2.0
 """So many times as far an engine may be whose kernels are not the trainer's."""
@@ -51,10 +51,8 @@ def max_gap(config: RlvrConfig) -> float:
     """What trainer and engine may be apart by: the coarser precision of the two decides."""
     if config.guard.max_gap is not None:
         return config.guard.max_gap
-    limit = MAX_GAP[config.policy.strategy.precision]
-    if not isinstance(config.engine, EmbeddedEngineConfig):
-        return FOR_OTHER_ENGINES * limit
-    return limit if config.engine.precision == "same" else max(limit, MAX_GAP[config.engine.precision])
+    limit = max(MAX_GAP[config.policy.strategy.precision], MAX_GAP.get(config.engine.precision, 0.0))
+    return limit if isinstance(config.engine, EmbeddedEngineConfig) else FOR_OTHER_ENGINES * limit
 
 
 def alarm_of(stats: Stats, config: RlvrConfig) -> Alarm | None:

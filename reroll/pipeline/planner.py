@@ -6,26 +6,27 @@ GPUs that there are, and memory is judged by nobody.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from reroll.config.pipeline import PipelineConfig
 from reroll.config.registry import load_entry
-from reroll.config.tree import RlvrConfig
 from reroll.errors import Violation
+
+C = TypeVar("C", bound=PipelineConfig)
 
 
 class Planner(Protocol):
     """Reckons with a cluster that a config describes, or with this machine. Loads no model."""
 
-    def assign_devices(self, config: RlvrConfig, *, num_gpus: int) -> RlvrConfig:
-        """The config with a map in the place of `auto`. Where the model's sizes are not known, it is left as it is."""
+    def assign_devices(self, config: C, *, num_gpus: int) -> C:
+        """The config with a map, and a place for optimizers, where it says `auto`. Unknown models are left alone."""
 
     def memory_violations(self, config: PipelineConfig) -> tuple[list[Violation], list[str]]:
         """Devices that cannot hold the config's models and their optimizers; and notes on those that may be too small for what
         comes on top. What is not known of the devices is let pass."""
 
 
-def assign_devices(config: RlvrConfig, *, num_gpus: int) -> RlvrConfig:
+def assign_devices(config: C, *, num_gpus: int) -> C:
     """The config with the planner's map in the place of `auto`."""
     planner = _planner()
     return planner.assign_devices(config, num_gpus=num_gpus) if planner else config

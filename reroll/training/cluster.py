@@ -291,13 +291,7 @@ class TrainWorker:
     """
 
     def __init__(
-        self,
-        info: WorkerInfo,
-        config: ModelConfig,
-        *,
-        total_steps: int,
-        head: Head = "language",
-        rendezvous: str | None = None,
+        self, info: WorkerInfo, config: ModelConfig, *, total_steps: int, head: Head = "language", rendezvous: str | None = None
     ) -> None:
         self._device, self._rank = info.device, info.rank
         self._pass_tokens = config.strategy.pass_tokens

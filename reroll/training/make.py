@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from reroll.config.parts import ModelConfig, PolicyConfig
+from reroll.config.registry import load_entry
 from reroll.config.strategy import TorchStrategyConfig
 from reroll.errors import ModelError
 from reroll.models.heads import keep_padding_apart, score_head
@@ -61,4 +62,5 @@ def make_torch(model: RankModel) -> TorchStrategy:
     config, node = model.config, model.config.strategy
     assert isinstance(node, TorchStrategyConfig)
     loaded = model.read(device=model.info.device)
-    return TorchStrategy(loaded, model.tokenizer, node, config.optim, total_steps=model.total_steps, head=model.head)
+    made = load_entry("reroll.optimizers", node.optimizer)
+    return made(loaded, model.tokenizer, node, config.optim, total_steps=model.total_steps, head=model.head)  # type: ignore[no-any-return]

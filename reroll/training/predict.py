@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,9 +15,8 @@ from reroll.algo.divergence import coarse
 from reroll.config.divergence import DivergenceConfig
 from reroll.config.formula import find_function
 from reroll.config.registry import load_entry
-from reroll.models import exact
+from reroll.models import exact, fused
 from reroll.models.attention import Attention, PackedAttention, Scoring, VarlenAttention, hidden_states
-from reroll.models.fused import kernels
 from reroll.models.heads import entropy, map_logprobs, score_norm, sequence_scores, token_values
 from reroll.models.logprobs import token_logprobs
 from reroll.models.recurrent import is_recurrent
@@ -122,6 +121,8 @@ class SharedPrefixAttention:
         self._attention, self._shared, self._cu_seqlens = attention, shared, cu_seqlens
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scoring: Scoring) -> Tensor:
+        if exact.is_exact() and fused.runs_kernels(value):
+            return self._exact.attend(query, key, value, scoring, partial(self.attend, layer))  # type: ignore[no-any-return]
         if VarlenAttention.takes(value, scoring):
             copies = VarlenAttention.copies_of_each_key(query, key)
             return self._added.attend(layer, query, self._spread(key, copies), self._spread(value, copies), scoring=scoring)
@@ -133,15 +134,23 @@ class SharedPrefixAttention:
 
     def _spread(self, states: Tensor, copies: int) -> Tensor:
         """The states of distinct tokens, at every token of every sequence, each head so many times."""
-        whole: Tensor = kernels().Spread.apply(states, copies, *self._places)
+        whole: Tensor = fused.kernels().Spread.apply(states, copies, *self._places)
         return whole
 
     @cached_property
     def _added(self) -> VarlenAttention:
+        return VarlenAttention(*self._bounds_of_added)
+
+    @cached_property
+    def _exact(self) -> Any:
+        return exact.arithmetic().packed_attention(*self._bounds_of_added, self._places[0])
+
+    @cached_property
+    def _bounds_of_added(self) -> tuple[Tensor, Tensor]:
         """Sequence by sequence, what it adds asks."""
-        query_bounds = _bounds(self._shared.num_added)
-        key_bounds = _bounds(self._cu_seqlens.diff().cpu()[self._shared.sequences])
-        return VarlenAttention(query_bounds.to(self._cu_seqlens.device), key_bounds.to(self._cu_seqlens.device))
+        lengths = self._cu_seqlens.diff().cpu()[self._shared.sequences]
+        query_bounds, key_bounds = (_bounds(each).to(self._cu_seqlens.device) for each in (self._shared.num_added, lengths))
+        return query_bounds, key_bounds
 
     @cached_property
     def _on_cpu(self) -> Any:

@@ -40,12 +40,12 @@ def write_state(state: object, file: Path) -> None:
             raise
 
 
-def read_state(file: Path, *, strategy: str, device: torch.device) -> dict[str, Any]:
-    """What `write_state` wrote."""
+def read_state(file: Path, *, strategy: str, device: torch.device | None) -> dict[str, Any]:
+    """What `write_state` wrote; without a device, mapped from the file for those who copy it at once."""
     if not file.is_file():
         raise written_by_another(file.parent, strategy)
     with readable(file):
-        state: dict[str, Any] = torch.load(file, map_location=device, weights_only=True)
+        state: dict[str, Any] = torch.load(file, map_location=device or "cpu", weights_only=True, mmap=device is None)
     return state
 
 

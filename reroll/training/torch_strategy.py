@@ -36,11 +36,14 @@ class TorchStrategy(Strategy):
     """Trains `model`, whose dtype is the precision it computes in.
 
     AdamW always works on fp32 parameters. In fp32 they are the model's own; in bf16 they are master copies, from which
-    each step refreshes the model's parameters in place, and micro-batch gradients are summed in fp32. What does not require
-    a gradient is left alone: of a model with an adapter, only that is trained, pushed and saved.
+    each step refreshes the model's parameters in place, and micro-batch gradients are summed in fp32 as the backward pass
+    makes them. What does not require a gradient is left alone: of a model with an adapter, only that is trained, pushed and
+    saved. A kind of the group `reroll.optimizers` may keep masters and moments elsewhere.
     """
 
     holds_whole = True
+    maps_state = False
+    """Whether a saved state is mapped from its file, because it is copied where it belongs."""
 
     def __init__(
         self,
@@ -57,7 +60,9 @@ class TorchStrategy(Strategy):
         self.merges_prefixes = not is_recurrent(model)
         self._total_steps, self._step = total_steps, 0
         self._parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-        self._masters = {name: _master(parameter) for name, parameter in self._parameters.items()}
+        self._masters, self._beside = self._make_masters()
+        for name in self._beside:
+            self._parameters[name].register_post_accumulate_grad_hook(partial(_take_gradient, self._masters[name]))  # type: ignore[no-untyped-call]
         if config.gradient_checkpointing:
             enable_gradient_checkpointing(model)
         self._optimizer = adamw(self._masters.values(), optim)
@@ -76,7 +81,6 @@ class TorchStrategy(Strategy):
         batch = batch.to(self.device)
         value, stats = loss(batch, self._predict(batch, loss.needs))
         value.backward()  # type: ignore[no-untyped-call]
-        self._collect_gradients()
         return stats
 
     def scale_gradients(self, factor: float) -> None:
@@ -89,9 +93,8 @@ class TorchStrategy(Strategy):
         gradients = [master.grad for master in self._masters.values() if master.grad is not None]
         norm = nn.utils.get_total_norm(gradients)
         stats = prepare_step(self._optimizer, norm, self._optim_config, step=self._step, total_steps=self._total_steps)
-        self._optimizer.step()
+        self._step_optimizer()
         self._optimizer.zero_grad()
-        self._refresh_model()
         self._step += 1
         return stats
 
@@ -112,13 +115,7 @@ class TorchStrategy(Strategy):
         if weights:
             places = count()  # In the same order every time.
             nn.Module._apply(self._model, lambda tensor: self._offload.moved(next(places), tensor, where))  # type: ignore[no-untyped-call]
-        for name, master in self._masters.items():
-            if master is not self._parameters[name]:
-                master.data = self._offload.moved((name, "master"), master.data, where)
-            state = self._optimizer.state.get(master, {})
-            for key, value in state.items():
-                if key != "step":  # One number.
-                    state[key] = self._offload.moved((name, key), value, where)
+        self._move_optimizer(where)
         if where.type == "cpu":
             synchronize(gpu)
         elif weights:
@@ -132,7 +129,7 @@ class TorchStrategy(Strategy):
 
     def load(self, folder: Path) -> None:
         self._offload.wait_for_prefetch()
-        state = read_state(folder / STATE_FILE, strategy="torch", device=self.device)
+        state = read_state(folder / STATE_FILE, strategy="torch", device=None if self.maps_state else self.device)
         refuse_other_adapter(self._model, folder)
         # A run in fp32 saves no masters: its weights are them, and a run in bf16 goes on from them as they are.
         saved = self._saved_parameters(folder, dtype=self._model.dtype if state["masters"] else torch.float32)
@@ -140,20 +137,19 @@ class TorchStrategy(Strategy):
         parameters = self._parameters or dict(self._model.named_parameters())
         refuse_other_model(saved, parameters, folder)
         with readable(folder / STATE_FILE):
-            self._optimizer.load_state_dict(state["optimizer"])
+            self._load_optimizer(state["optimizer"])
         with torch.no_grad():
             for name, parameter in parameters.items():
                 exact = state["masters"].get(name, saved[name])
                 parameter.copy_(exact)
-                if self._masters.get(name, parameter) is not parameter:
-                    self._masters[name].copy_(exact)
+                if name in self._beside:
+                    self._beside[name].copy_(exact)
         self._step = state["step"]
 
     def _state(self) -> dict[str, Any]:
         """What is needed beside the model to go on."""
         self._offload.wait_for_prefetch()
-        masters = {name: master for name, master in self._masters.items() if master is not self._parameters[name]}
-        return {"step": self._step, "optimizer": self._optimizer.state_dict(), "masters": masters}
+        return {"step": self._step, "optimizer": self._optimizer.state_dict(), "masters": dict(self._beside)}
 
     def _write(self, model: PreTrainedModel, state: dict[str, Any], folder: Path) -> list[Path]:
         save_model(model, self._tokenizer, folder)
@@ -171,28 +167,41 @@ class TorchStrategy(Strategy):
         with nullcontext() if needs.adapter else without_adapter(self._model):
             return predict(self._model, batch, needs, chunk=self._config.logprob_chunk)
 
-    def _collect_gradients(self) -> None:
-        for name, parameter in self._parameters.items():
-            master = self._masters[name]
-            if master is parameter or parameter.grad is None:
-                continue
-            if master.grad is None:
-                master.grad = parameter.grad.float()
-            else:
-                add_(master.grad, parameter.grad)
-            parameter.grad = None
+    def _make_masters(self) -> tuple[dict[str, nn.Parameter], Mapping[str, Tensor]]:
+        """What the optimizer works on, with its gradients; and the values of those that are not the model's own."""
+        masters = {
+            name: parameter if parameter.dtype == torch.float32 else nn.Parameter(parameter.detach().float())
+            for name, parameter in self._parameters.items()
+        }
+        return masters, {name: master for name, master in masters.items() if master is not self._parameters[name]}
 
-    def _refresh_model(self) -> None:
+    def _step_optimizer(self) -> None:
+        """A step by the gradients of the masters, and the model's parameters as they are then."""
+        self._optimizer.step()
         with torch.no_grad():
-            for name, parameter in self._parameters.items():
-                if self._masters[name] is not parameter:
-                    parameter.copy_(self._masters[name])
+            for name, values in self._beside.items():
+                self._parameters[name].copy_(values)
+
+    def _move_optimizer(self, where: torch.device) -> None:
+        for name, master in self._masters.items():
+            if name in self._beside:
+                master.data = self._offload.moved((name, "master"), master.data, where)
+            state = self._optimizer.state.get(master, {})
+            for key, value in state.items():
+                if key != "step":  # One number.
+                    state[key] = self._offload.moved((name, key), value, where)
+
+    def _load_optimizer(self, saved: dict[str, Any]) -> None:
+        self._optimizer.load_state_dict(saved)
 
 
-def _master(parameter: nn.Parameter) -> nn.Parameter:
-    if parameter.dtype == torch.float32:
-        return parameter
-    return nn.Parameter(parameter.detach().float())
+def _take_gradient(master: nn.Parameter, parameter: Any) -> None:
+    """Add a gradient to the sum the moment it is there: of all of them in the model's precision, one is held at a time."""
+    if master.grad is None:
+        master.grad = parameter.grad.float()
+    else:
+        add_(master.grad, parameter.grad)
+    parameter.grad = None
 
 
 def enable_gradient_checkpointing(model: PreTrainedModel) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 from pydantic import Field
 
@@ -18,6 +19,8 @@ class ExternalEngineConfig(EngineConfig):
     embedded engine does: seeds, log-probs and stops mean the same.
     """
 
+    precision: Literal["same", "fp32", "bf16"] = "same"
+    """`same` follows the policy's precision."""
     num_workers: int = Field(default=1, ge=1)
     """Independent engines; samples are spread over them by load. More than one needs `runtime: {kind: ray}`."""
     tp: int = Field(default=1, ge=1)

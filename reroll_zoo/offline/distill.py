@@ -10,7 +10,7 @@ from typing import Self
 from reroll.models.load import shared_vocabulary
 from reroll.observe.metrics import Last, Stats, Sum
 from reroll.pipeline.base import RunContext
-from reroll.pipeline.spawn import spawn_fixed, spawn_model
+from reroll.pipeline.spawn import spawn_fixed
 from reroll.runtime import make_runtime
 from reroll.tokens.batch import Batch, pack
 from reroll.training.base import Divergence, LossOutput, MicroBatchLoss, Needs, Predictions, required
@@ -18,7 +18,7 @@ from reroll.training.cluster import TrainCluster
 from reroll.training.loss import mean_of, reduced
 from reroll.types import Sample
 from reroll_zoo.offline.config import DistillConfig
-from reroll_zoo.offline.pipeline import OfflinePipeline, load_rows
+from reroll_zoo.offline.pipeline import OfflinePipeline, load_rows, open_policy
 from reroll_zoo.offline.sampler import RowSampler
 from reroll_zoo.offline.sft import imitation_rows
 
@@ -72,7 +72,7 @@ class DistillPipeline(OfflinePipeline[DistillConfig, Sample]):
         rows, held_out = load_rows(config, context.rows, imitation_rows)
         async with make_runtime(config.runtime) as runtime:
             teacher = await spawn_fixed(runtime, config.teacher, role="teacher")
-            policy = await spawn_model(runtime, config.policy, role="policy", total_steps=config.run.steps)
+            policy = await open_policy(config, runtime)
             yield cls(config, context, policy, rows, held_out, teacher=teacher, vocabulary=vocabulary)
 
     def __init__(

@@ -10,9 +10,12 @@ from typing import Any, Generic, TypeVar
 from reroll.config.imports import import_object
 from reroll.data.sources import SourceRows
 from reroll.errors import DataError
-from reroll.models.load import load_tokenizer
+from reroll.models.load import Head, load_tokenizer
 from reroll.observe.metrics import Stats, Sum
 from reroll.pipeline.base import Pipeline, RunContext
+from reroll.pipeline.planner import assign_devices
+from reroll.pipeline.spawn import spawn_model
+from reroll.runtime.base import Runtime
 from reroll.tokens.batch import Batch
 from reroll.tokens.renderer import Renderer
 from reroll.tokens.samples import sft_sample
@@ -98,6 +101,12 @@ class Tokeniser:
                 "raise max_tokens, or drop the row"
             )
         return sft_sample(ids, mask)
+
+
+async def open_policy(config: OfflineConfig, runtime: Runtime, *, head: Head = "language") -> TrainCluster:
+    """The model that learns, with its optimizer where the planner puts it."""
+    policy = assign_devices(config, num_gpus=runtime.num_gpus).policy
+    return await spawn_model(runtime, policy, role="policy", total_steps=config.run.steps, head=head)
 
 
 def load_rows(

@@ -14,7 +14,7 @@ import torch
 from reroll.errors import DataError
 from reroll.observe.metrics import Stats
 from reroll.pipeline.base import RunContext
-from reroll.pipeline.spawn import reference_of, spawn_model
+from reroll.pipeline.spawn import reference_of
 from reroll.runtime import make_runtime
 from reroll.runtime.base import Runtime
 from reroll.tokens.batch import Batch, pack
@@ -23,7 +23,7 @@ from reroll.training.base import Loss, required
 from reroll.training.cluster import TrainCluster
 from reroll.types import Message, Sample
 from reroll_zoo.offline.config import OfflineConfig
-from reroll_zoo.offline.pipeline import OfflinePipeline, Tokeniser, load_rows
+from reroll_zoo.offline.pipeline import OfflinePipeline, Tokeniser, load_rows, open_policy
 from reroll_zoo.offline.preference_config import DpoConfig, KtoLossConfig, PairLossConfig, RewardModelConfig
 from reroll_zoo.offline.preference_formulas import kto_reference_point
 from reroll_zoo.offline.preference_losses import KtoLoss, PreferenceLoss, RankingLoss, sequence_sums
@@ -142,7 +142,7 @@ class RewardModelPipeline(PreferencePipeline[RewardModelConfig, PairRow]):
     async def open(cls, config: RewardModelConfig, context: RunContext) -> AsyncIterator[Self]:
         rows, held_out = load_rows(config, context.rows, pair_rows)
         async with make_runtime(config.runtime) as runtime:
-            policy = await spawn_model(runtime, config.policy, role="policy", total_steps=config.run.steps, head="score")
+            policy = await open_policy(config, runtime, head="score")
             yield cls(config, context, policy, rows, held_out, loss=RankingLoss())
 
     async def batch_of(self, rows: Sequence[PairRow]) -> Batch:
@@ -150,7 +150,7 @@ class RewardModelPipeline(PreferencePipeline[RewardModelConfig, PairRow]):
 
 
 async def _policy_and_reference(config: DpoConfig, runtime: Runtime) -> tuple[TrainCluster, TrainCluster | None]:
-    policy = await spawn_model(runtime, config.policy, role="policy", total_steps=config.run.steps)
+    policy = await open_policy(config, runtime)
     return policy, await reference_of(runtime, config.policy, policy) if config.loss.uses_reference else None
 
 

@@ -8,13 +8,12 @@ from typing import Self
 
 from reroll.observe.metrics import Last, Stats
 from reroll.pipeline.base import RunContext
-from reroll.pipeline.spawn import spawn_model
 from reroll.runtime import make_runtime
 from reroll.tokens.batch import Batch, pack
 from reroll.training.loss import SFT_LOSS
 from reroll.types import Message, Sample
 from reroll_zoo.offline.config import SftConfig
-from reroll_zoo.offline.pipeline import OfflinePipeline, Tokeniser, load_rows
+from reroll_zoo.offline.pipeline import OfflinePipeline, Tokeniser, load_rows, open_policy
 
 SHOWN = {f"train/{name}" for name in ("loss", "grad_norm", "lr", "loss_tokens", "tokens_per_s")}
 
@@ -32,7 +31,7 @@ class SftPipeline(OfflinePipeline[SftConfig, Sample]):
         # Every row is tokenised before the model is loaded: a bad one ends the run at once.
         rows, held_out = load_rows(config, context.rows, imitation_rows)
         async with make_runtime(config.runtime) as runtime:
-            policy = await spawn_model(runtime, config.policy, role="policy", total_steps=config.run.steps)
+            policy = await open_policy(config, runtime)
             yield cls(config, context, policy, rows, held_out)
 
     async def batch_of(self, rows: Sequence[Sample]) -> Batch:

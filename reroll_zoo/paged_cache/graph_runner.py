@@ -18,12 +18,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from reroll.infer.embedded.backend import sampled_places
 from reroll.infer.embedded.model_runner import ModelRunner
 from reroll.infer.embedded.sampler import RowSampling, sample, uniforms
 from reroll.models.attention import Attention
-from reroll_zoo.paged_cache.kernels import PAGE, tokens_per_block
+from reroll.models.exact import can_be_exact, exact_forward
+from reroll_zoo.paged_cache.kernels import PAGE, READING_ROWS, WRITING_ROWS, tokens_per_block
 from reroll_zoo.paged_cache.plain_sampling import is_plain, sample_plain_on_device
 
 _MAX_GRAPH_TOKENS = 2048
@@ -31,9 +33,6 @@ _MAX_GRAPH_TOKENS = 2048
 
 _WORTH_A_GRAPH = 3
 """Steps of one size before a graph is captured for it, which takes as long as several steps without."""
-
-_WRITING_ROWS, _READING_ROWS = 16, 64
-"""Rows of an attention program where every sequence has one token, and where some have many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +106,16 @@ class DeviceTokens:
     """The tokens of a step that the device works on, and their copy on its way to the host."""
 
     def __init__(
-        self, sampled: Tensor, logits: Tensor, rows: Sequence[RowSampling], positions: Sequence[int], others: Sequence[int]
+        self,
+        sampled: Tensor,
+        logits: Tensor,
+        rows: Sequence[RowSampling],
+        positions: Sequence[int],
+        others: Sequence[int],
+        model: PreTrainedModel,
     ) -> None:
         self._sampled = sampled  # Another step of the same size overwrites it.
+        self._model = model
         self._rows, self._positions, self._others = rows, positions, others
         self._other_logits = logits[torch.tensor(others, device=logits.device)] if others else None
         is_cuda = sampled.device.type == "cuda"
@@ -138,7 +144,9 @@ class DeviceTokens:
         if self._other_logits is not None:
             rows = [self._rows[place] for place in self._others]
             positions = [self._positions[place] for place in self._others]
-            for place, token, logprob in zip(self._others, *sample(self._other_logits, rows, positions), strict=True):
+            with exact_forward(self._model):
+                drawn = sample(self._other_logits, rows, positions)
+            for place, token, logprob in zip(self._others, *drawn, strict=True):
                 tokens[place], logprobs[place] = token, logprob
         return tokens, logprobs
 
@@ -203,7 +211,7 @@ class GraphRunner:
             graph.graph.replay()
             sampled, logits = graph.sampled, graph.logits
         others = [place for place, row in enumerate(rows) if not is_plain(row, self._end_ids)]
-        return DeviceTokens(sampled, logits, rows, positions, others)
+        return DeviceTokens(sampled, logits, rows, positions, others, self._runner.model)
 
     def are_plain(self, rows: Sequence[RowSampling]) -> bool:
         """Whether all these can be sampled on the device."""
@@ -221,7 +229,8 @@ class GraphRunner:
             num_rows = _padded(num_rows, fine=is_writing)
             num_tokens = num_rows if is_writing else max(num_rows, _padded(num_tokens, fine=False))
             num_pages = 4 ** math.ceil(math.log(max(num_pages, 16), 4))
-        block_rows = _WRITING_ROWS if is_writing else _READING_ROWS
+        # The shape of a program says how it adds up.
+        block_rows = WRITING_ROWS if is_writing and not can_be_exact(self._runner.model) else READING_ROWS
         num_blocks = num_tokens if is_writing else num_tokens // self._tokens(block_rows) + num_rows
         return Size(num_tokens, num_rows, num_blocks, num_pages, block_rows), is_graph
 
@@ -235,13 +244,14 @@ class GraphRunner:
         if noted is not None:
             self._keep_routes(step.rows, noted.taken())
         logits = self._runner.logits(hidden[step.last])
-        sampled = sample_plain_on_device(
-            logits,
-            temperatures=step.temperatures,
-            uniform=step.uniforms,
-            may_end=step.may_end,
-            end_ids=self._end_tensor,
-        )
+        with exact_forward(self._runner.model):
+            sampled = sample_plain_on_device(
+                logits,
+                temperatures=step.temperatures,
+                uniform=step.uniforms,
+                may_end=step.may_end,
+                end_ids=self._end_tensor,
+            )
         return sampled, logits
 
     def _graph(self, size: Size) -> _Graph | None:

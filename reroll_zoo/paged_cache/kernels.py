@@ -19,6 +19,9 @@ from reroll.models.attention import Scoring
 PAGE = 64
 """Tokens of a page."""
 
+WRITING_ROWS, READING_ROWS = 16, 64
+"""Rows of an attention program where every sequence has one token, and where some have many."""
+
 
 def tokens_per_block(num_heads: int, num_kv_heads: int, *, rows: int) -> int:
     """How many neighbouring tokens a program of `attend` takes, if it has this many rows."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from reroll.infer.embedded.sampler import RowSampling, invert
-from reroll.models import fused
+from reroll.models import exact, fused
 
 
 def is_plain(row: RowSampling, end_ids: tuple[int, ...]) -> bool:
@@ -21,13 +21,16 @@ def sample_plain_on_device(
 
     Where `may_end` is 0, the tokens `end_ids` are not drawn; it is 1 elsewhere.
     """
+    scale = torch.where(temperatures > 0, temperatures, 1.0)
     if fused.runs_kernels(logits):
         from reroll_zoo.paged_cache import sample_kernel  # Imports triton, which CPU builds of PyTorch lack.
 
-        return sample_kernel.sample_plain_on_device(
+        drawn = sample_kernel.sample_plain_on_device(
             logits, temperatures=temperatures, uniform=uniform, may_end=may_end, end_ids=end_ids
         )
-    scale = torch.where(temperatures > 0, temperatures, 1.0)
+        if exact.is_exact():  # The drawn token's log-prob by the trainer's kernel.
+            drawn[1] = fused.kernels().chosen_logprobs(logits, drawn[0].long(), temperature=scale)[0]
+        return drawn
     probs = torch.softmax(logits.float() / scale[:, None].float(), -1)
     probs[:, end_ids] *= may_end[:, None].float()  # Nothing is lost: no such token is asked for its log-prob.
     tokens = torch.where(temperatures > 0, invert(probs, uniform), probs.argmax(-1))

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from reroll.config.load import load_config
 from reroll.config.pipeline import PipelineConfig
+from reroll.config.strategy import TorchStrategyConfig
 from reroll.config.tree import RlvrConfig
 from reroll.errors import ConfigError, Violation
 from reroll_zoo.external_engine.config import ExternalEngineConfig
@@ -147,6 +148,8 @@ def chosen(plan: Plan) -> list[str]:
     found = [f"policy.devices={as_devices(plan.roles[0].devices)}"]
     if isinstance(config.policy.strategy, Fsdp2StrategyConfig):
         found.append(f"policy.strategy.tp={config.policy.strategy.tp}")
+    if isinstance(config.policy.strategy, TorchStrategyConfig) and config.policy.strategy.optimizer != "auto":
+        found.append(f"policy.strategy.optimizer={config.policy.strategy.optimizer}")
     if isinstance(config, RlvrConfig):
         found += [f"engine.devices={config.engine.devices}", f"engine.num_workers={config.engine.num_workers}"]
         if isinstance(config.engine, ExternalEngineConfig):

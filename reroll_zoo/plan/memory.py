@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from reroll_zoo.host_optimizer import NUM_SLOTS, PIECE_VALUES
 from reroll_zoo.plan.shape import ModelShape
 
 Terms = dict[str, int]
@@ -16,6 +17,8 @@ GIB = 2**30
 CONTEXT_BYTES = 600 * 2**20
 """What a process takes of a GPU by opening it: driver state and kernels. Stays until the process ends."""
 FP32_BYTES = 4
+CODE_BYTES = 1 + FP32_BYTES / 128**2
+"""Of a weight that an engine holds in fp8: its code, and its part of the scale of its block."""
 ADAM_BYTES = 8
 """Two fp32 moments for each trained parameter."""
 ZERO_BUCKET_BYTES = 4 * 50_000_000
@@ -64,6 +67,8 @@ class Training:
     """Ranks that share the tokens of every sequence."""
     ep: int = 1
     """Ranks that share out the experts of every layer."""
+    host_optimizer: bool = False
+    """Masters and moments live in the host's memory, and visit the device in pieces."""
     offload: bool = False
     """Parameters and optimizer live in the host's memory and visit the device."""
     zero_stage: int | None = None
@@ -93,14 +98,14 @@ def train_memory(shape: ModelShape, how: Training) -> RoleMemory:
         held |= {"fp32 masters": trained * FP32_BYTES // how.zero_ranks}
         working = {"gradients": _zero_gradient_bytes(shape, how, trained=trained), "exchange": ZERO_BUCKET_BYTES}
     elif how.shards is None:
-        masters = 0 if how.value_bytes == FP32_BYTES else trained * FP32_BYTES
-        held |= {"fp32 masters": masters // how.tp}
-        # The sums are fp32; those of the micro-batch under way stand beside them until it has passed.
-        passing = how.value_bytes if masters else 0
-        working["gradients"] = trained * (FP32_BYTES + passing) // how.tp
+        held |= {"fp32 masters": _master_bytes(how, trained=trained) // how.tp}
+        working["gradients"] = trained * FP32_BYTES // how.tp  # Their sums: a micro-batch's own join them one by one.
     else:
         working["gradients"] = trained * FP32_BYTES // how.cut + _layer_bytes(shape, how)
     held["optimizer"] = trained * ADAM_BYTES // (how.zero_ranks if how.zero_stage else how.cut)
+    if how.host_optimizer:
+        held = {"parameters": held["parameters"]}
+        working["optimizer's pieces"] = NUM_SLOTS * 3 * FP32_BYTES * min(PIECE_VALUES, trained)
     if how.offload:  # Below stage 3 DeepSpeed leaves the parameters where they are.
         held = {"parameters": held["parameters"]} if how.zero_stage in (1, 2) else {}
         working["gradients"] = 2 * _layer_bytes(shape, how)
@@ -109,6 +114,19 @@ def train_memory(shape: ModelShape, how: Training) -> RoleMemory:
     if how.has_language_head:
         working["log-prob chunk"] = logprob_bytes(shape, how)
     return RoleMemory(held=_nonzero(held), working=_nonzero(working))
+
+
+def host_memory(shape: ModelShape, how: Training) -> Terms:
+    """What a model under training keeps in the memory of its host, page-locked."""
+    if not how.host_optimizer:
+        return {}
+    trained = how.lora_parameters or parameter_count(shape, has_language_head=how.has_language_head)
+    return _nonzero({"fp32 masters": _master_bytes(how, trained=trained), "optimizer": trained * ADAM_BYTES})
+
+
+def _master_bytes(how: Training, *, trained: int) -> int:
+    """In fp32 the parameters are their own masters."""
+    return 0 if how.value_bytes == FP32_BYTES else trained * FP32_BYTES
 
 
 def answer_memory(shape: ModelShape, how: Training) -> RoleMemory:
@@ -184,10 +202,12 @@ def engine_memory(
     num_requests: int,
     tp: int = 1,
     shares_weights: bool = False,
+    in_fp8: bool = False,
     on_cpu: bool = False,
     cache_bytes: int | None = None,
 ) -> RoleMemory:
-    """The embedded engine: weights unless they are the trainer's own, the cache of what runs, and one step's work.
+    """The embedded engine: weights unless they are the trainer's own, the cache of what runs, and one step's work. `in_fp8`:
+    the codes of its linear layers are its own in any case, and stand in the place of their weights.
 
     Of the `num_requests` of a step at most `max_running` run together, each up to `longest` tokens. `cache_bytes`: the budget
     of the cache, which on a GPU is allocated once and holds the contexts that are kept too.
@@ -204,8 +224,13 @@ def engine_memory(
     }
     if cache_bytes is not None:
         caches = caches | {"KV cache": min(cache, cache_bytes)} if on_cpu else {"KV cache": cache_bytes}
+    plain = shape.num_parameters - (shape.linear_parameters if in_fp8 else 0)
+    weights = {
+        "weights": 0 if shares_weights else plain * value_bytes // tp,
+        "fp8 codes": int(shape.linear_parameters * CODE_BYTES) if in_fp8 else 0,
+    }
     return RoleMemory(
-        held=_nonzero({"weights": 0 if shares_weights else shape.num_parameters * value_bytes // tp}),
+        held=_nonzero(weights),
         working=_nonzero(caches | {"engine step": (step + logits) // tp}),
     )
 

@@ -20,7 +20,7 @@ class Term:
     num_bytes: int
 
 
-CERTAIN = {"parameters", "weights", "gradients", "optimizer", "CUDA context"}
+CERTAIN = {"parameters", "weights", "gradients", "fp32 masters", "optimizer", "CUDA context"}
 """Terms that follow from the model's sizes alone."""
 
 

@@ -15,7 +15,7 @@ from reroll_zoo.plan.cluster import ClusterConfig
 from reroll_zoo.plan.planned import Planned
 from reroll_zoo.plan.push import Push, gather_seconds, push_way, ring_seconds, sent_bytes, store_seconds, taken_seconds
 from reroll_zoo.plan.roles import Role, evicted_ranks
-from reroll_zoo.plan.timing import Rows, answer_seconds, generate_seconds, train_seconds
+from reroll_zoo.plan.timing import Rows, answer_seconds, generate_seconds, optimizer_seconds, train_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +109,13 @@ class _Clock(Planned):
         if role.kind == "answer":
             return score_s
         train_s = train_seconds(role.shape, role.how, rows, cluster, num_devices=num_devices)
+        optimizer_s = optimizer_seconds(role.shape, role.how, cluster)
         if not isinstance(self.config, RlvrConfig):
-            return train_s
+            return train_s + optimizer_s
         # With several optimizer steps the old log-probs are asked for first; a critic is always asked first.
         passes = self.config.train.epochs
         asks = role.name == "critic" or (passes * self.config.train.mini_batches > 1 and not self.is_async)
-        return passes * train_s + (score_s if asks else 0.0)
+        return passes * (train_s + self.config.train.mini_batches * optimizer_s) + (score_s if asks else 0.0)
 
     def _generate_seconds(self) -> float:
         engine = self.engine
@@ -128,6 +129,7 @@ class _Clock(Planned):
             num_workers=num_workers,
             tp=engine.tp,
             max_running=engine.max_running * max(1, len(engine.ranks) // num_workers),
+            in_fp8=engine.in_fp8,
         )
 
     def _push_seconds(self) -> float:

@@ -41,6 +41,11 @@ class Plan:
         return not self.overfull
 
     @property
+    def is_certain_to_overflow(self) -> bool:
+        """Whether a device could not even hold what follows from the models' sizes alone."""
+        return any(load.num_certain_bytes > self.cluster.memory_bytes_of(load.device) for load in self.overfull)
+
+    @property
     def fullest(self) -> DeviceLoad:
         return max(self.loads, key=lambda load: load.num_bytes)
 
@@ -97,6 +102,10 @@ def _notes(roles: Sequence[Role], cluster: ClusterConfig) -> Iterator[str]:
     if any("cpu" in role.devices for role in roles) and any(role.devices != ("cpu",) for role in roles):
         yield "what runs on the hosts' CPUs is not judged for memory, and timed as if alone there"
     for role in roles:
+        if role.host:
+            terms = " + ".join(f"{name} {num_bytes / GIB:.1f}" for name, num_bytes in role.host.items())
+            total = sum(role.host.values()) / GIB
+            yield f"{role.name} keeps {terms} = {total:.1f} GiB in page-locked memory of its host (strategy.optimizer=host)"
         specs = {cluster.spec_of(device) for device in role.devices if device != "cpu"}
         if len(specs) > 1:
             yield f"{role.name} is on devices of several kinds, and is timed as if each were the weakest of them"

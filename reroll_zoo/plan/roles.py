@@ -20,7 +20,7 @@ from reroll.config.parts import (
 from reroll.config.pipeline import PipelineConfig
 from reroll.config.reward_hosted import HostedJudgeConfig
 from reroll.config.rewards import walk
-from reroll.config.strategy import RanksStrategyConfig, StrategyConfig
+from reroll.config.strategy import RanksStrategyConfig, StrategyConfig, TorchStrategyConfig
 from reroll.config.tree import RlvrConfig
 from reroll.errors import ConfigError, Violation
 from reroll.runtime.devices import DeviceMap, Ranks
@@ -37,13 +37,15 @@ from reroll_zoo.plan.memory import (
     Training,
     answer_memory,
     engine_memory,
+    host_memory,
     pooled_engine_memory,
     train_memory,
 )
 from reroll_zoo.plan.shape import ModelShape, shape_of
 from reroll_zoo.reward_model.config import ModelRewardConfig
 
-VALUE_BYTES = {"fp32": 4, "bf16": 2}
+VALUE_BYTES = {"fp32": 4, "bf16": 2, "fp8": 2}
+"""Of what is computed; an engine's weights in fp8 are counted apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -64,9 +66,13 @@ class Role:
     left: Terms = field(default_factory=dict)
     """What stays there when another role takes over."""
     how: Training
+    host: Terms = field(default_factory=dict)
+    """What it keeps in its host's memory while it is on a GPU."""
     tp: int = 1
     max_running: int = 0
     shares_weights: bool = False
+    in_fp8: bool = False
+    """Whether its linear layers hold 8-bit codes."""
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -184,6 +190,7 @@ class _Reader:
             built={term: count for term, count in memory.held.items() if term != "optimizer"},
             left=left,
             how=how,
+            host=host_memory(shape, how),
             tp=how.tp,
         )
 
@@ -208,6 +215,7 @@ class _Reader:
         engine, policy = config.engine, config.policy
         shape = shape_of(policy.model)
         size = VALUE_BYTES[policy.strategy.precision if engine.precision == "same" else engine.precision]
+        in_fp8 = engine.precision == "fp8"
         ranks, tp = self._seats(engine), engine.gpus_per_worker
         policy_devices = train_ranks(policy.strategy, self._devices("policy", policy.devices))
         shares = (
@@ -226,6 +234,7 @@ class _Reader:
                 longest=self._context(shape, self.longest),
                 num_requests=-(-self._num_rows(config) // len(ranks)),
                 shares_weights=shares,
+                in_fp8=in_fp8,
                 on_cpu=ranks[0] == ("cpu",),
                 cache_bytes=self._cache_bytes(engine),
             )
@@ -250,6 +259,7 @@ class _Reader:
             tp=tp,
             max_running=min(engine.max_running, max(1, room)),
             shares_weights=shares,
+            in_fp8=in_fp8,
         )
 
     def _seats(self, engine: EngineConfig) -> tuple[tuple[str, ...], ...]:
@@ -304,6 +314,7 @@ class _Reader:
             ep=sharded.ep if sharded else 1,
             offload=isinstance(strategy, RanksStrategyConfig) and strategy.cpu_offload,
             on_cpu=ranks[0] == ("cpu",),
+            host_optimizer=isinstance(strategy, TorchStrategyConfig) and strategy.optimizer == "host" and ranks[0] != ("cpu",),
         )
 
     def _devices(self, path: str, value: Devices) -> tuple[str, ...]:

@@ -43,12 +43,37 @@ def ranked_plans(config: PipelineConfig, cluster: ClusterConfig) -> list[Plan]:
     if isinstance(config, RlvrConfig):
         num_gpus = 0 if cluster.has_only_cpus else cluster.num_devices
         config = begin_elastic(config, partial(parse_devices, num_gpus=num_gpus, nodes=cluster.gpu_nodes))
-    plans = [make_plan(candidate, cluster) for candidate in candidates(config, cluster)]
+    plans = [_with_optimizers_placed(candidate, cluster) for candidate in candidates(config, cluster)]
     fitting = [plan for plan in plans if plan.fits]
     if not fitting:
         return [min(plans, key=lambda plan: plan.fullest.num_bytes)]
     # Of equally fast ones the first: candidates begin with those that keep to few devices.
     return sorted(fitting, key=lambda plan: (round(plan.step_s, 6), len(plan.loads)))
+
+
+def _with_optimizers_placed(config: PipelineConfig, cluster: ClusterConfig) -> Plan:
+    """A map with the optimizers of `torch` on the host where they are left open, and that is what makes it fit: all of it, or
+    what is certain. Else they stay beside their models, which is quicker."""
+    plan = make_plan(config, cluster)
+    opened = {name: model.strategy for name, model in trained_models(config).items() if has_open_optimizer(model)}
+    if plan.fits or not opened or cluster.has_only_cpus:
+        return plan
+    moved = config
+    for name in opened:
+        moved = _with_key(moved, [name, "strategy", "optimizer"], "host")
+    there = make_plan(moved, cluster)
+    return there if there.fits or plan.is_certain_to_overflow else plan
+
+
+def trained_models(config: PipelineConfig) -> dict[str, ModelConfig]:
+    """The models that learn, by the keys of their nodes."""
+    critic = config.critic if isinstance(config, RlvrConfig) else None
+    return {"policy": config.policy} | ({"critic": critic} if isinstance(critic, OwnCriticConfig) else {})
+
+
+def has_open_optimizer(model: ModelConfig) -> bool:
+    """Whether it is left to the planner where the model's optimizer lies."""
+    return isinstance(model.strategy, TorchStrategyConfig) and model.strategy.optimizer == "auto"
 
 
 def candidates(config: PipelineConfig, cluster: ClusterConfig) -> Iterator[PipelineConfig]:
@@ -236,12 +261,10 @@ def _remedies(config: PipelineConfig, cluster: ClusterConfig, longest: int) -> d
     Of numbers, the largest of their halves that fits, else the smallest that works at all.
     """
     changes: list[tuple[str, Sequence[Any]]] = []
-    trained: dict[str, ModelConfig] = {"policy": config.policy}
     if isinstance(config, RlvrConfig):
         changes += [("engine.sleep", [True])] if not config.engine.sleep else []
         changes += [("policy.swap", ["optimizer"])] if config.policy.swap == "none" else []
-        trained |= {"critic": config.critic} if isinstance(config.critic, OwnCriticConfig) else {}
-    for name, model in trained.items():
+    for name, model in trained_models(config).items():
         changes += _strategy_changes(f"{name}.strategy", model.strategy, longest)
     if isinstance(config, RlvrConfig) and isinstance(config.engine, ExternalEngineConfig):
         shares = [share / 20 for share in range(19, 3, -1) if share / 20 < config.engine.gpu_memory_utilization]
@@ -264,6 +287,8 @@ def _strategy_changes(path: str, strategy: StrategyConfig, longest: int) -> Iter
         yield f"{path}.gradient_checkpointing", [True]
     if strategy.precision == "fp32":
         yield f"{path}.precision", ["bf16"]
+    if isinstance(strategy, TorchStrategyConfig) and strategy.optimizer != "host":
+        yield f"{path}.optimizer", ["host"]
     if isinstance(strategy, RanksStrategyConfig) and not strategy.cpu_offload:
         yield f"{path}.cpu_offload", [True]
 

@@ -114,6 +114,13 @@ class ModelShape:
         attention = self.num_layers * (self.attention_parameters + self.norm_parameters)
         return attention + self._mlps(num_experts=self.experts_per_token)
 
+    @property
+    def linear_parameters(self) -> int:
+        """The weights of the linear layers below the head, without experts and their routers."""
+        attention = self.hidden * (2 * self.query_width + 2 * self.kv_width)
+        num_dense = self.num_layers - self.num_sparse_layers
+        return self.num_layers * attention + num_dense * 3 * self.hidden * self.intermediate
+
     def met_parameters(self, *, ep: int) -> int:
         """Those that one of the ranks meets which share out the experts of every layer: all but the others' experts."""
         return self.num_parameters - self.all_expert_parameters * (ep - 1) // ep

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 from reroll_zoo.plan.cluster import ClusterConfig
-from reroll_zoo.plan.memory import FP32_BYTES, Training
+from reroll_zoo.plan.memory import CODE_BYTES, FP32_BYTES, Training, host_memory
 from reroll_zoo.plan.shape import ModelShape
 
 
@@ -64,6 +64,12 @@ def train_seconds(shape: ModelShape, how: Training, rows: Rows, cluster: Cluster
     ) + _exchange_seconds(shape, how, tokens_per_rank, cluster, passes=2)
 
 
+def optimizer_seconds(shape: ModelShape, how: Training, cluster: ClusterConfig) -> float:
+    """Taking masters and moments through a device, where they lie on its host: in and out go beside each other."""
+    num_bytes = sum(host_memory(shape, how).values())
+    return num_bytes / (cluster.spec.host_gb_s * 1e9 * cluster.efficiency.link)
+
+
 def answer_seconds(shape: ModelShape, how: Training, rows: Rows, cluster: ClusterConfig, *, num_devices: int) -> float:
     """One pass over the rows without gradients."""
     flops = forward_flops(shape, num_tokens=rows.num_tokens, row_tokens=rows.row_tokens, with_head=how.has_language_head)
@@ -114,6 +120,7 @@ def generate_seconds(
     num_workers: int,
     tp: int,
     max_running: int,
+    in_fp8: bool = False,
 ) -> float:
     """Reading the prompts once per group, then a token for all that runs in each step, until the longest is written.
 
@@ -130,6 +137,8 @@ def generate_seconds(
     running = written / num_steps
     context = rows.prompt_tokens + rows.written_tokens / 2
     weights = shape.expected_read_parameters(running) * value_bytes
+    if in_fp8:
+        weights -= shape.linear_parameters * (value_bytes - CODE_BYTES)
     read_s = (weights + running * context * shape.kv_bytes_per_token(value_bytes)) / (
         tp * spec.bandwidth_gb_s * 1e9 * efficiency.decode
     )

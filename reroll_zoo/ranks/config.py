@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
+
+from pydantic import model_validator
 
 from reroll.config.strategy import RanksStrategyConfig
 from reroll.errors import Violation
@@ -18,6 +20,13 @@ class GroupStrategyConfig(RanksStrategyConfig):
     """`module:name` of what makes the strategy of one rank; all ranks call it at once. It is called with a function that makes
     the model empty, one that reads it (`as_stored`: in the precision that it is stored in; on the first rank only, others get
     None), the tokenizer, the node, the optimizer's settings, and `device` and `total_steps` by name."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_no_optimizer(cls, given: Any) -> Any:
+        if isinstance(given, Mapping) and "optimizer" in given:
+            raise ValueError("optimizer is an option of torch; what keeps that of ranks on the host is cpu_offload: true")
+        return given
 
     def violations(self, where: str, model: Any, *, num_ranks: int | None) -> Iterator[Violation]:
         if family := seeing_family(model.model):

@@ -8,8 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from reroll.errors import ModelError
 from reroll.infer.embedded.model_runner import ModelRunner
 from reroll.infer.embedded.slots import SavedSlot, SlotBackend
+from reroll.models.exact import can_be_exact
 from reroll.models.sight import Sight
 from reroll.tokens.pictures import FIRST_ID
 from reroll_zoo.vision.eye import PackedEye, ReadNow
@@ -35,6 +37,8 @@ class VisionBackend(SlotBackend):
     find its keys and values."""
 
     def __init__(self, runner: ModelRunner, end_ids: Sequence[int] = (), *, max_bytes: int | None = None) -> None:
+        if runner.device.type == "cuda" and can_be_exact(runner.model):
+            raise ModelError("policy.exact: on a GPU there is no fixed order of sums for what a model sees with: leave it out")
         if max_bytes is None and runner.device.type == "cuda":
             max_bytes = int(_SHARE_OF_FREE * torch.cuda.mem_get_info(runner.device)[0])
         super().__init__(runner, max_bytes=max_bytes)

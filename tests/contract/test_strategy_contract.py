@@ -29,6 +29,7 @@ from reroll.types import Sample
 from reroll_zoo.deepspeed.config import DeepspeedConfig
 from reroll_zoo.fsdp2.config import Fsdp2StrategyConfig
 from reroll_zoo.fsdp2.strategy import Fsdp2Strategy
+from reroll_zoo.host_optimizer.strategy import HostOptimizerStrategy
 from reroll_zoo.ranks.empty_model import skeleton
 from reroll_zoo.ranks.group import join_process_group
 from reroll_zoo.tiny_models import make_tiny
@@ -40,6 +41,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "torch-fp32-lora": {"precision": "fp32"},
     "torch-bf16-lora": {"precision": "bf16"},
     "torch-fp32-checkpointed-lora": {"precision": "fp32", "gradient_checkpointing": True, "logprob_chunk": 5},
+    "torch-bf16-host": {"precision": "bf16", "optimizer": "host"},
     "fsdp2-bf16": {"precision": "bf16"},
     "fsdp2-fp32-checkpointed": {"precision": "fp32", "gradient_checkpointing": True, "logprob_chunk": 5},
     "fsdp2-bf16-lora": {"precision": "bf16"},
@@ -122,7 +124,9 @@ def make(kind: str, lora: LoraConfig | None, folder: Path) -> Make:
         tokenizer, precision = load_tokenizer(str(model)), DTYPES[KINDS[kind]["precision"]]
         full = load_model(str(model), dtype=precision, device="cpu", lora=lora)
         if kind.startswith("torch"):
-            return TorchStrategy(full, tokenizer, TorchStrategyConfig(**KINDS[kind]), settings, total_steps=100)
+            node = TorchStrategyConfig(**KINDS[kind])
+            made = HostOptimizerStrategy if node.optimizer == "host" else TorchStrategy
+            return made(full, tokenizer, node, settings, total_steps=100)
         strategy = (Fsdp2StrategyConfig if kind.startswith("fsdp2") else DeepspeedConfig)(
             kind=kind.split("-")[0], **KINDS[kind]
         )

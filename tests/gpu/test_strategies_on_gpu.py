@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -132,3 +133,73 @@ def test_staged_checkpoints_hold_the_state_of_their_time_though_they_share_memor
         resumed = worker(folder, kind=kind, precision="bf16")
         resumed.load(tmp_path / str(number))
         assert losses(resumed, range(1, 3)) == expected[number]
+
+
+@pytest.fixture
+def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that slots are used again and again."""
+    monkeypatch.setattr("reroll_zoo.host_optimizer.strategy.PIECE_VALUES", 4096)
+
+
+def held_by(policy: TrainWorker) -> dict[str, torch.Tensor]:
+    """Weights, masters and moments, on the host."""
+    state = policy._strategy._state()  # type: ignore[attr-defined]
+    found = {name: weight.cpu() for name, weight in policy._strategy.parts().items()}
+    found |= {f"{name} master": master.detach().cpu() for name, master in state["masters"].items()}
+    for number, moments in state["optimizer"]["state"].items():
+        found |= {f"{number} {key}": value.cpu() for key, value in moments.items()}
+    return found
+
+
+def assert_equal(one: TrainWorker, other: TrainWorker) -> None:
+    mine, theirs = held_by(one), held_by(other)
+    assert mine.keys() == theirs.keys()
+    for name, values in mine.items():
+        assert torch.equal(values, theirs[name]), name
+
+
+@pytest.mark.usefixtures("_small_pieces")
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_an_optimizer_on_the_host_takes_the_steps_of_one_on_the_gpu_to_the_bit(folder: Path, precision: str) -> None:
+    beside = worker(folder, kind="torch", precision=precision, optimizer="gpu")
+    expected = losses(beside, range(4))
+    streamed = worker(folder, kind="torch", precision=precision, optimizer="host")
+    assert all(tensor.is_pinned() for tensor in streamed._strategy._host.values())  # type: ignore[attr-defined]
+    told = losses(streamed, range(2))
+    for weights in (False, True):
+        streamed.to("cpu", weights=weights)
+        streamed.to(DEVICE, weights=weights)
+    assert told + losses(streamed, range(2, 4)) == expected
+    assert_equal(streamed, beside)
+
+
+@pytest.mark.usefixtures("_small_pieces")
+@pytest.mark.parametrize("first", ["gpu", "host"])
+def test_on_a_gpu_either_place_of_the_optimizer_goes_on_from_the_others_checkpoint(
+    folder: Path, tmp_path: Path, first: str
+) -> None:
+    writer = worker(folder, kind="torch", precision="bf16", optimizer=first)
+    losses(writer, range(2))
+    writer.save(tmp_path)
+    expected = losses(writer, range(2, 4))
+    for where in ("gpu", "host"):
+        reader = worker(folder, kind="torch", precision="bf16", optimizer=where)
+        reader.load(tmp_path)
+        assert losses(reader, range(2, 4)) == expected
+        assert_equal(reader, writer)
+
+
+def test_an_optimizer_on_the_host_leaves_the_gpu_to_weights_and_gradients(folder: Path) -> None:
+    losses(worker(folder, kind="torch", precision="bf16"), range(1))  # Libraries keep memory from their first use.
+    held = {}
+    for where in ("gpu", "host"):
+        gc.collect()
+        before = torch.cuda.memory_allocated()
+        policy = worker(folder, kind="torch", precision="bf16", optimizer=where)
+        losses(policy, range(1))
+        held[where] = torch.cuda.memory_allocated() - before
+        weights = sum(weight.nbytes for weight in policy._strategy.parts().values())
+        del policy
+    # bf16 weights alone; and beside them masters and moments, twelve bytes to a parameter's two.
+    assert held["host"] < 2 * weights
+    assert held["gpu"] > 6 * weights

@@ -75,7 +75,7 @@ def test_a_single_bit_ends_the_run_and_the_token_is_named(exact_tree: dict[str, 
         ({"runtime": {"kind": "processes"}}, "set runtime.kind to local"),
         ({"policy": {"strategy": {"kind": "fsdp2"}}}, "set policy.strategy.kind to torch"),
         ({"engine": {"kind": "vllm"}}, "set engine.kind to embedded"),
-        ({"policy": {"devices": "0"}}, "set policy.devices to cpu"),
+        ({"policy": {"devices": "0"}}, "give policy.devices and engine.devices GPUs, or cpu, both"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

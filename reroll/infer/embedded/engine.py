@@ -19,7 +19,7 @@ from reroll.infer.base import Engine, EngineCounts, Finished
 from reroll.infer.embedded.attention import work_kind
 from reroll.infer.embedded.backend import CacheBackend, PendingTokens
 from reroll.infer.embedded.drafts import MAX_DRAFT, NO_DRAFT, DraftedTokens, Drafter, DraftPace
-from reroll.infer.embedded.model_runner import ModelRunner
+from reroll.infer.embedded.model_runner import ModelRunner, Quantize
 from reroll.infer.embedded.sampler import RowSampling
 from reroll.infer.embedded.slots import SlotBackend
 from reroll.infer.prefixes import PrefixIndex, WholePrefixIndex
@@ -138,11 +138,12 @@ class EmbeddedEngine(Engine):
         drafter: Drafter | None = None,
         pace: DraftPace | None = None,
         notes_routes: bool = False,
+        quantize: Quantize | None = None,
     ) -> None:
         """With `reads_again`, requests in flight are prefilled again after new weights; else they keep the cache of the older
         ones. With a `drafter` and a `pace`, steps verify drafted tokens when the pace expects a gain. With `notes_routes`,
-        completions report the experts of their tokens."""
-        self._runner = ModelRunner(model, notes_routes=notes_routes)
+        completions report the experts of their tokens. `quantize`: has layers hold their weights in fewer bits."""
+        self._runner = ModelRunner(model, notes_routes=notes_routes, quantize=quantize)
         if drafter is not None and self._runner.is_recurrent:
             raise ModelError(
                 f"models of family {model.config.model_type!r} take no drafts: a wrong one could not be taken back from the "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -61,6 +61,10 @@ class PackedWeights(Protocol):
         """Make it anew."""
 
 
+Quantize = Callable[[PreTrainedModel], Mapping[str, Callable[[Tensor], None]]]
+"""Has layers hold their weights in fewer bits; gives, by the name of each weight that went, what takes a new one."""
+
+
 class ModelRunner:
     """Runs the model on packed tokens, and takes new weights.
 
@@ -71,7 +75,7 @@ class ModelRunner:
     Where the model has an adapter, that alone may be given: the rest is frozen, and stays.
     """
 
-    def __init__(self, model: PreTrainedModel, *, notes_routes: bool = False) -> None:
+    def __init__(self, model: PreTrainedModel, *, notes_routes: bool = False, quantize: Quantize | None = None) -> None:
         """With `notes_routes` it tells which experts its tokens go to."""
         self.model = model
         self.routes: RouteShape | None = route_shape(model) if notes_routes else None
@@ -83,6 +87,7 @@ class ModelRunner:
         self.address_version = 0
         """Counts up whenever a weight has moved in memory."""
         self._own = set(self._parameters)
+        self._quantized = quantize(model) if quantize else {}
         pack_linears = load_entry("reroll.kernels", "cpu")
         self._packed: list[PackedWeights] = pack_linears(model, if_exact=can_be_exact(model)) if pack_linears else []
 
@@ -127,9 +132,9 @@ class ModelRunner:
 
     @property
     def can_be_captured(self) -> bool:
-        """Whether a GPU can run it as a CUDA graph. In fp32, experts (they lie stacked) ask the host for their token counts."""
+        """Whether a GPU can run it as a CUDA graph. In fp32, or exact, experts (they lie stacked) ask the host for counts."""
         has_experts = any(parameter.ndim == 3 for parameter in self._parameters.values())
-        return self.device.type == "cuda" and not (has_experts and self.dtype == torch.float32)
+        return self.device.type == "cuda" and not (has_experts and (self.dtype == torch.float32 or can_be_exact(self.model)))
 
     def noted_routes(self) -> NotedRoutes | None:
         """What notes the experts of one pass, where they are to be noted."""
@@ -151,7 +156,7 @@ class ModelRunner:
         A tied one may have other names too.
         """
         received = self._checker.received
-        given = self._checker.rest(weights)
+        given = self._unquantized(self._checker.rest(weights))
         for name, tensor in given.items():
             self._take(name, self._parameters[name], tensor)
         if self.eye is not None:
@@ -163,7 +168,7 @@ class ModelRunner:
 
     def load_part(self, weights: Mapping[str, Tensor]) -> None:
         """Copy these into the model's own memory; `load` completes them."""
-        given = self._checker.part(weights)
+        given = self._unquantized(self._checker.part(weights))
         if not given:
             return
         for name in given.keys() - self._own:  # It is the trainer's: what is written here must not show there.
@@ -172,6 +177,12 @@ class ModelRunner:
         with torch.no_grad():  # One launch for many small tensors, on a GPU.
             torch._foreach_copy_([self._parameters[name] for name in given], list(given.values()))
         self._own |= given.keys()
+
+    def _unquantized(self, given: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Take those at once that are held in fewer bits; the others."""
+        for name in given.keys() & self._quantized:
+            self._quantized[name](given.pop(name))
+        return given
 
     def _take(self, name: str, parameter: nn.Parameter, given: Tensor) -> None:
         if name in self._own and (given.dtype, given.device) != (self.dtype, self.device):

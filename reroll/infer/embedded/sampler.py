@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
-from reroll.models import exact
+from reroll.models import exact, fused
 
 _BLOCK = 256
 """Probabilities are summed in blocks first: two short searches in place of one cumulative sum over the vocabulary."""
@@ -68,8 +68,10 @@ def sample_on_device(logits: Tensor, rows: Sequence[RowSampling], positions: Seq
     if greedy := [i for i, row in enumerate(rows) if not row.temperature]:
         tokens[greedy] = weights[greedy].argmax(-1)
     if exact.is_exact():
-        scale = torch.tensor(temperatures, dtype=torch.float32, device=logits.device)[:, None]
-        return tokens, exact.logprobs_of(logits.float() / scale, tokens)
+        scale = torch.tensor(temperatures, dtype=torch.float32, device=logits.device)
+        if fused.runs_kernels(logits):
+            return tokens, fused.kernels().chosen_logprobs(logits, tokens, temperature=scale)[0]
+        return tokens, exact.logprobs_of(logits.float() / scale[:, None], tokens)
     return tokens, probs.gather(1, tokens[:, None])[:, 0].log()
 
 

@@ -89,7 +89,7 @@ def test_a_map_that_cannot_fit_is_refused_before_anything_starts(
 ) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(yaml.safe_dump(too_large(rlvr_tree)))
-    with pytest.raises(ConfigError, match=r"device 0 would hold .* GiB \(train\): .*policy optimizer"):
+    with pytest.raises(ConfigError, match=r"device 0 would hold .* GiB \(train\): .*policy gradients"):
         run(command, str(file))
     assert not (tmp_path / "runs").exists()
 

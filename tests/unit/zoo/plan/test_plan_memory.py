@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from reroll_zoo.plan.memory import (
     activation_bytes,
     answer_memory,
     engine_memory,
+    host_memory,
     kv_cache_bytes,
     layer_activation_bytes,
     logprob_bytes,
@@ -42,7 +44,18 @@ def num_bytes(tensors: Iterable[Tensor]) -> int:
 def test_a_whole_model_in_bf16_holds_masters_and_moments_and_sums_gradients_in_fp32() -> None:
     memory = train_memory(shape_of("Qwen/Qwen3-8B"), Training(value_bytes=2, micro_batch_tokens=4096))
     assert memory.held == {"parameters": 2 * P, "fp32 masters": 4 * P, "optimizer": 8 * P}
-    assert memory.working["gradients"] == 6 * P
+    assert memory.working["gradients"] == 4 * P
+
+
+def test_an_optimizer_on_the_host_leaves_the_device_weights_sums_and_three_pieces() -> None:
+    shape, how = shape_of("Qwen/Qwen3-8B"), Training(value_bytes=2, micro_batch_tokens=4096, host_optimizer=True)
+    memory = train_memory(shape, how)
+    assert memory.held == {"parameters": 2 * P}
+    assert memory.working["gradients"] == 4 * P
+    assert memory.working["optimizer's pieces"] == 3 * 3 * 4 * 2**25
+    assert host_memory(shape, how) == {"fp32 masters": 4 * P, "optimizer": 8 * P}
+    assert host_memory(shape, replace(how, value_bytes=4)) == {"optimizer": 8 * P}
+    assert host_memory(shape, replace(how, host_optimizer=False)) == {}
 
 
 def test_in_fp32_the_parameters_are_their_own_masters() -> None:
@@ -135,8 +148,7 @@ def test_the_terms_are_the_bytes_of_a_strategys_tensors(model: Path, precision: 
     moments = [value for state in strategy._optimizer.state.values() for key, value in state.items() if key != "step"]
     assert memory.held["optimizer"] == num_bytes(moments)
     sums = num_bytes(master.grad for master in strategy._masters.values() if master.grad is not None)
-    passing = num_bytes(strategy._parameters.values()) if copies else 0
-    assert memory.working["gradients"] == sums + passing
+    assert memory.working["gradients"] == sums
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])

@@ -10,11 +10,12 @@ import pytest
 
 from reroll.config.load import parse_config
 from reroll.config.tree import RlvrConfig
+from reroll.errors import ConfigError
 from reroll_zoo.plan.cluster import ClusterConfig
 from reroll_zoo.plan.draw import draw_plan, lanes_of
 from reroll_zoo.plan.memory import CONTEXT_BYTES
 from reroll_zoo.plan.plan import Plan, make_plan
-from reroll_zoo.plan.planner import assign_devices
+from reroll_zoo.plan.planner import assign_devices, memory_violations
 from reroll_zoo.plan.search import as_devices, best_plan, candidates, device_violations
 
 H100 = ClusterConfig(device="h100", num=8)
@@ -228,3 +229,76 @@ def test_an_unknown_family_is_planned_with_a_note(tmp_path: Path) -> None:
     )
     config = config_of(policy__model=str(tmp_path))
     assert any("olmo2" in note for note in make_plan(config, H100).notes)
+
+
+# Where optimizers lie
+
+H200 = ClusterConfig(device="h200", num=1)
+
+
+def alone(**changes: Any) -> RlvrConfig:
+    """The model on one GPU, with its engine."""
+    strategy = {"kind": "torch", "precision": "bf16", **changes.pop("strategy", {})}
+    return config_of(runtime={"kind": "local"}, policy__strategy=strategy, policy__devices=0, engine__devices=0, **changes)
+
+
+def optimizer_of(plan: Plan) -> str:
+    return plan.config.policy.strategy.optimizer  # type: ignore[attr-defined, no-any-return]
+
+
+def test_an_optimizer_lies_on_the_host_where_that_makes_it_fit_and_only_there() -> None:
+    one = {"engine__num_workers": 1}
+    full = best_plan(alone(**one), H200)
+    assert (optimizer_of(full), full.fits) == ("host", True)
+    assert full.roles[0].host == {"fp32 masters": 4 * 8_190_735_360, "optimizer": 8 * 8_190_735_360}
+    assert "91.5 GiB in page-locked memory" in " ".join(full.notes)
+    asked = best_plan(alone(**one, strategy={"optimizer": "gpu"}), H200)
+    assert (optimizer_of(asked), asked.fits) == ("gpu", False)
+    assert "policy.strategy.optimizer=host" in device_violations(asked)[0].fix
+    for smaller in ({"policy__lora": {"rank": 16}}, {"policy__model": "Qwen/Qwen3-0.6B"}):
+        plan = best_plan(alone(**one, **smaller), H200)
+        assert (optimizer_of(plan), plan.fits) == ("auto", True)
+        assert not plan.roles[0].host
+
+
+def test_an_optimizer_stays_where_it_is_quicker_if_only_estimates_are_too_large_and_stay_so() -> None:
+    plan = best_plan(alone(engine__num_workers=1, policy__model="Qwen/Qwen3-4B", strategy={"micro_batch_tokens": 65_536}), H200)
+    assert (optimizer_of(plan), plan.fits) == ("auto", False)
+
+
+def test_a_step_with_the_optimizer_on_the_host_is_planned_to_take_as_long_as_its_way_through_the_device() -> None:
+    beside, there = (make_plan(alone(engine__num_workers=1, strategy={"optimizer": where}), H200) for where in ("gpu", "host"))
+    num_bytes = 12 * 8_190_735_360
+    assert there.step_s - beside.step_s == pytest.approx(num_bytes / (55e9 * 0.7))
+
+
+def test_an_optimizer_is_put_on_the_host_before_models_are_loaded_and_one_that_fits_nowhere_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = alone(engine__num_workers=1, cluster={"device": "h200", "num": 1})
+    assert assign_devices(config, num_gpus=1).policy.strategy.optimizer == "host"  # type: ignore[attr-defined]
+    assert assign_devices(config, num_gpus=0) is config
+    offline = parse_config(
+        {
+            "pipeline": "sft",
+            "runtime": {"kind": "local"},
+            "policy": {"model": "Qwen/Qwen3-8B", "devices": 0, "strategy": {"precision": "bf16"}},
+            "data": {"train": [{"kind": "jsonl", "path": "rows.jsonl"}]},
+            "cluster": {"device": "h200", "num": 1},
+        },
+        runs_here=False,
+    )
+    assert assign_devices(offline, num_gpus=1).policy.strategy.optimizer == "host"  # type: ignore[attr-defined]
+    here = config.model_copy(update={"cluster": None})
+    monkeypatch.setattr("reroll_zoo.plan.plan.num_visible_gpus", lambda: 1)
+    monkeypatch.setattr("reroll_zoo.plan.plan.gpu_names", lambda: ["NVIDIA H200"])
+    for gib, refused in ((64, True), (128, False)):
+        monkeypatch.setattr("reroll_zoo.plan.planner.host_memory_bytes", lambda gib=gib: gib * 2**30)
+        found, _ = memory_violations(here)
+        assert [one.path for one in found] == (["policy.strategy.optimizer"] if refused else [])
+
+
+@pytest.mark.parametrize("kind", ["fsdp2", "deepspeed"])
+def test_a_strategy_of_several_ranks_says_what_it_has_instead(kind: str) -> None:
+    with pytest.raises(ConfigError, match=r"an option of torch; .* cpu_offload: true"):
+        config_of(policy__strategy={"kind": kind, "optimizer": "host"})
