@@ -47,7 +47,7 @@ class Use(NamedTuple):
 
 
 def thread_uses() -> dict[str, Use]:
-    """By thread of this process. A process has many, and after each call of the kernel it takes Python's lock again: three calls
+    """By thread of this process. There are many, and after each call of the kernel Python's lock is taken again: three calls
     for each thread, where `pathlib` makes ten."""
     uses = {}
     for thread in os.listdir(_THREADS):

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from reroll.algo.episodes import Episodes
 from reroll.types import Group, Sample, Score, Trajectory, Turn
@@ -34,8 +33,7 @@ def rows_of(groups: Sequence[Group]) -> TrainingRows:
     for number, group in enumerate(groups):
         states: dict[tuple[str, ...], int] = {}
         for trajectory in group.trajectories:
-            rows = [row.sample() for row in _rows(trajectory)]
-            rows = [row for row in rows if row.loss_mask.any()]
+            rows = [row for written in _rows(trajectory) if (row := written.sample()).loss_mask.any()]
             book.add(number, group, trajectory, rows, states)
             samples += rows
     return TrainingRows(samples, book.episodes())
@@ -43,8 +41,8 @@ def rows_of(groups: Sequence[Group]) -> TrainingRows:
 
 def sft_sample(ids: Sequence[int], loss_mask: Sequence[bool]) -> Sample:
     """A row to imitate."""
-    turn = np.where(np.array(loss_mask, dtype=np.bool_), 0, -1)
-    return _sample(ids, turn=turn, logp=np.zeros(len(ids), dtype=np.float32))
+    turn, num = [0 if in_loss else -1 for in_loss in loss_mask], len(ids)
+    return _OpenRow(ids=list(ids), logp=[0.0] * num, turn=turn, num_tokens=[1] * num).sample()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,38 +51,35 @@ class _OpenRow:
 
     ids: list[int] = field(default_factory=list)
     logp: list[float] = field(default_factory=list)
-    num_tokens: list[int] = field(default_factory=list)
-    """Of each part: what was shown and what was written, by turns."""
     turn: list[int] = field(default_factory=list)
-    """Of each part, as `version`: to make arrays of numbers one by one takes long."""
+    """Of each part, what was shown or what was written, as `version`: numbers become arrays slowly. `num_tokens` has each."""
     version: list[int] = field(default_factory=list)
+    num_tokens: list[int] = field(default_factory=list)
     routes: list[tuple[int, np.ndarray]] = field(default_factory=list)
     """By the place of their last token: what was told with each turn."""
-
-    def is_continued_by(self, turn: Turn) -> bool:
-        return list(turn.prompt_ids[: len(self.ids)]) == self.ids
 
     def append(self, turn: Turn, number: int) -> None:
         shown = turn.prompt_ids[len(self.ids) :]
         written = turn.completion.token_ids
-        self.ids += shown
-        self.ids += written
-        self.logp += [0.0] * len(shown)
-        self.logp += turn.completion.logprobs
-        self.num_tokens += (len(shown), len(written))
+        self.ids += (*shown, *written)
+        self.logp += (*[0.0] * len(shown), *turn.completion.logprobs)
         self.turn += (-1, number)
         self.version += (-1, min((version for version, _ in turn.completion.versions), default=-1))
+        self.num_tokens += (len(shown), len(written))
         if turn.completion.routes is not None:
             self.routes.append((len(self.ids) - 1, turn.completion.routes))
 
     def sample(self) -> Sample:
-        # Python's numbers go through `struct`, which reads them several times faster than numpy does.
-        logp = np.frombuffer(struct.pack(f"{len(self.logp)}d", *self.logp), dtype=np.float64)
-        return _sample(
-            self.ids,
-            turn=np.repeat(np.array(self.turn, dtype=np.int64), self.num_tokens),
-            logp=logp.astype(np.float32),
-            version=np.repeat(np.array(self.version, dtype=np.int64), self.num_tokens),
+        turn, version = np.repeat(np.array([self.turn, self.version or self.turn], np.int64), self.num_tokens, axis=1)
+        # `struct` reads Python's numbers several times faster than numpy does.
+        logp = np.frombuffer(struct.pack(f"{len(self.logp)}d", *self.logp)).astype(np.float32)
+        turn[0], version[0], logp[0] = -1, -1, 0.0  # Nothing predicts the first token.
+        return Sample(
+            ids=np.frombuffer(struct.pack(f"{len(self.ids)}q", *self.ids), dtype=np.int64),
+            loss_mask=turn >= 0,
+            logp=logp,
+            turn=turn,
+            version=version if self.version else None,
             routes=self._routes(),
         )
 
@@ -99,32 +94,10 @@ class _OpenRow:
         return routes
 
 
-def _sample(
-    ids: Sequence[int],
-    *,
-    turn: NDArray[np.int64],
-    logp: NDArray[np.float32],
-    version: NDArray[np.int64] | None = None,
-    routes: np.ndarray | None = None,
-) -> Sample:
-    """A row of these arrays, of which it takes possession. Nothing predicts the first token."""
-    turn[0], logp[0] = -1, 0.0
-    if version is not None:
-        version[0] = -1
-    return Sample(
-        ids=np.frombuffer(struct.pack(f"{len(ids)}q", *ids), dtype=np.int64),
-        loss_mask=turn >= 0,
-        logp=logp,
-        turn=turn,
-        version=version,
-        routes=routes,
-    )
-
-
 def _rows(trajectory: Trajectory) -> list[_OpenRow]:
     rows: list[_OpenRow] = []
     for number, turn in enumerate(trajectory.turns):
-        if not rows or not rows[-1].is_continued_by(turn):
+        if not rows or list(turn.prompt_ids[: len(rows[-1].ids)]) != rows[-1].ids:
             rows.append(_OpenRow())
         rows[-1].append(turn, number)
     return rows
