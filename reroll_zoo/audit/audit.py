@@ -448,13 +448,3 @@ def describe(found: Audit) -> Iterator[tuple[str, str]]:
         "metrics",
         f"{found.num_metric_values:,} numbers of {found.num_metric_rows:,} steps compared with what the journal gives",
     )
-
-
-def damage_of(segment: Path) -> str | None:
-    """What is wrong with a segment's events, in words. A last line that a crash tore is no damage."""
-    with open_events(segment) as file:
-        is_good = [bool(parse_line(line, segment)) for line in file]
-    if all(is_good[:-1]):
-        return None
-    bad = is_good.index(False)
-    return f"damaged: {segment} line {bad + 1} does not match its checksum, and {len(is_good) - bad - 1} lines follow"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from reroll.config.host import host_memory_bytes, num_visible_gpus
+from reroll.config.host import num_visible_gpus
 from reroll.config.pipeline import PipelineConfig
 from reroll_zoo.plan.cluster import DEVICES, ClusterConfig, DeviceSpecConfig
+from reroll_zoo.plan.here import gpu_names, host_memory_bytes
 from reroll_zoo.plan.memory import GIB
 from reroll_zoo.plan.peaks import DeviceLoad, loads_of
 from reroll_zoo.plan.phases import Bar, bars_of
@@ -91,18 +90,6 @@ def cluster_here(config: PipelineConfig) -> ClusterConfig | None:
     names = [name.lower().replace(" ", "").replace("-", "") for name in gpu_names()]
     found = {kind for name in names for kind in DEVICES if kind in name and "40gb" not in name}
     return ClusterConfig(device=found.pop(), num=num_gpus) if len(found) == 1 else None
-
-
-def gpu_names() -> list[str]:
-    """What the driver calls the GPUs of this machine, e.g. `NVIDIA H200`; empty where it does not say."""
-    names = []
-    for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
-        try:
-            match = re.search(r"^Model:\s*(.+)$", file.read_text(), re.MULTILINE)
-        except OSError:
-            continue
-        names += [match[1].strip()] if match else []
-    return names
 
 
 def _cpu_here() -> DeviceSpecConfig:
