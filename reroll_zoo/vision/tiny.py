@@ -162,7 +162,7 @@ def _gemma(
     return {"text_config": text, "vision_config": vision, "mm_tokens_per_image": (size // patch // 2) ** 2, **ids}
 
 
-class _Kind(NamedTuple):
+class _Alike(NamedTuple):
     """What families have in common that are alike."""
 
     words: tuple[str, ...]
@@ -171,14 +171,14 @@ class _Kind(NamedTuple):
     settings: Callable[..., dict[str, Any]]
 
 
-_SMOL = _Kind(_SMOL_WORDS, "<image>", _smol)
-_QWEN = _Kind(_QWEN_WORDS, "<|vision_start|><|image_pad|><|vision_end|>", _qwen)
+_SMOL = _Alike(_SMOL_WORDS, "<image>", _smol)
+_QWEN = _Alike(_QWEN_WORDS, "<|vision_start|><|image_pad|><|vision_end|>", _qwen)
 _KINDS = {
     "smolvlm": _SMOL,
     "idefics3": _SMOL,
     "qwen2_5_vl": _QWEN,
     "qwen3_vl": _QWEN,
-    "gemma3": _Kind(_GEMMA_WORDS, _GEMMA_WORDS[0], _gemma),
+    "gemma3": _Alike(_GEMMA_WORDS, _GEMMA_WORDS[0], _gemma),
 }
 
 
