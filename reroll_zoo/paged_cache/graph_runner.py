@@ -167,7 +167,7 @@ class GraphRunner:
         self._end_ids = tuple(end_ids)
         self._end_tensor = torch.tensor(self._end_ids, dtype=torch.int64, device=runner.device)
         self._attention = attention
-        self._may_capture = runner.can_be_captured
+        self._may_capture = can_be_captured(runner.model)
         self._graphs: dict[Size, _Graph] = {}
         self._num_seen: Counter[Size] = Counter()
         self._weights = runner.address_version
@@ -286,6 +286,19 @@ class GraphRunner:
         with _nothing_collected(), capture:
             sampled, logits = self._forward(size, int_inputs, float_inputs)
         return _Graph(graph, int_inputs, float_inputs, sampled, logits)
+
+
+def can_be_captured(model: PreTrainedModel) -> bool:
+    """Whether a GPU can run it as a CUDA graph."""
+    return model.device.type == "cuda" and not asks_host(model)
+
+
+def asks_host(model: PreTrainedModel) -> bool:
+    """Whether experts (they lie stacked) ask the host for counts: in fp32, exact, or outside of transformers' interface for
+    experts, which marks the modules that run through it."""
+    stacks = [module for module in model.modules() if any(each.ndim == 3 for each in module.parameters(recurse=False))]
+    asks = model.dtype == torch.float32 or can_be_exact(model)
+    return any(asks or not hasattr(module, "is_transposed") for module in stacks)
 
 
 @contextmanager

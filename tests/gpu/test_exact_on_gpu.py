@@ -20,6 +20,7 @@ from reroll.training.base import Needs
 from reroll.training.predict import predict
 from reroll.training.torch_strategy import enable_gradient_checkpointing
 from reroll.types import Request, Sample, SamplingParams
+from reroll_zoo.paged_cache.graph_runner import can_be_captured
 from reroll_zoo.tiny_models import make_tiny
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -104,7 +105,7 @@ def assert_equal(got, want, what):
 def test_a_token_has_one_log_prob_whatever_it_is_computed_with(folder):
     engine = EmbeddedEngine(load(folder), load_tokenizer(folder), max_running=64)
     together = written(engine, requests(8))
-    assert bool(engine.backend._graphs._graphs) == engine.backend._runner.can_be_captured
+    assert bool(engine.backend._graphs._graphs) == can_be_captured(engine.backend._runner.model)
     by_one = written(EmbeddedEngine(load(folder), load_tokenizer(folder), max_running=1), requests(2)[:6])
     for name, one in by_one.items():
         assert_equal(torch.tensor(one.ids), torch.tensor(together[name].ids), f"tokens of {name} written alone")

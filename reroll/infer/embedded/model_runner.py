@@ -130,12 +130,6 @@ class ModelRunner:
     def dtype(self) -> torch.dtype:
         return self.model.dtype
 
-    @property
-    def can_be_captured(self) -> bool:
-        """Whether a GPU can run it as a CUDA graph. In fp32, or exact, experts (they lie stacked) ask the host for counts."""
-        has_experts = any(parameter.ndim == 3 for parameter in self._parameters.values())
-        return self.device.type == "cuda" and not (has_experts and (self.dtype == torch.float32 or can_be_exact(self.model)))
-
     def noted_routes(self) -> NotedRoutes | None:
         """What notes the experts of one pass, where they are to be noted."""
         return None if self.routes is None else NotedRoutes(self.routes)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 pytest.importorskip("triton")
 
@@ -11,6 +12,7 @@ from reroll.infer.embedded.engine import EmbeddedEngine
 from reroll.models.load import load_model, load_tokenizer
 from reroll.types import Request, SamplingParams
 from reroll_zoo.paged_cache.backend import PagedBackend
+from reroll_zoo.paged_cache.graph_runner import asks_host
 from reroll_zoo.tiny_models import make_tiny
 
 
@@ -50,6 +52,24 @@ def test_pages_and_slots_write_the_same_tokens(tmp_path, monkeypatch, family):
     for name, completion in completions(folder, requests).items():
         assert completion.token_ids == want[name].token_ids
         assert completion.logprobs == pytest.approx(want[name].logprobs, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype", "asks"),
+    [
+        ("llama", torch.float32, False),
+        ("gpt_oss", torch.bfloat16, False),
+        ("gpt_oss", torch.float32, True),
+        ("llama4_text", torch.bfloat16, True),  # Its experts do not run through transformers' interface.
+    ],
+)
+def test_a_model_is_not_captured_whose_experts_may_ask_the_host_for_counts(family, dtype, asks):
+    shape = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 32}
+    experts = {"num_local_experts": 2, "num_experts_per_tok": 1} if family != "llama" else {}
+    config = AutoConfig.for_model(family, **shape, **experts, num_key_value_heads=1, head_dim=16, pad_token_id=0)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    assert asks_host(model) == asks
 
 
 def test_what_the_requests_may_come_to_need_is_allocated_at_once(tmp_path, monkeypatch):
