@@ -34,6 +34,8 @@ except ImportError:
 IMPLEMENTATION = "reroll"
 """The name under which transformers knows our attention. No mask function is registered: transformers then builds no mask."""
 
+_LARGEST_VARLEN_HEAD = 256
+
 _IGNORED = {"dropout", "position_ids", "use_cache", "is_causal", "output_attentions", "output_hidden_states", "reroll_routing"}
 """What models also pass that changes nothing here. Dropout never applies: log-probs of a policy must be reproducible."""
 
@@ -196,9 +198,10 @@ class VarlenAttention:
 
     @staticmethod
     def takes(value: Tensor, scoring: Scoring) -> bool:
-        """Whether the kernel can do this: half precision on CUDA."""
+        """Whether the kernel can do this: half precision on CUDA, and heads that fit it."""
         is_half_on_cuda = value.is_cuda and value.dtype in (torch.bfloat16, torch.float16)
-        return varlen_attn is not None and is_half_on_cuda and scoring.softcap is None and scoring.sinks is None
+        fits = is_half_on_cuda and value.shape[-1] <= _LARGEST_VARLEN_HEAD
+        return varlen_attn is not None and fits and scoring.softcap is None and scoring.sinks is None
 
     @staticmethod
     def copies_of_each_key(query: Tensor, key: Tensor) -> int:
