@@ -104,7 +104,11 @@ class QwenFamily(SeeingFamily):
             for name in ("pixel_values", "image_grid_thw")
         )
         output = base.get_image_features(pixels, grids, return_dict=True)  # type: ignore[operator]
-        layers = getattr(output, "deepstack_features", None) or ()  # Qwen3-VL has them.
+        lengths = [len(found) for found in output.pooler_output]
+        layers = [  # Qwen3-VL has them, of all pictures in one: transformers cuts them up from 5.18 on.
+            layer.split(lengths) if isinstance(layer, Tensor) else layer
+            for layer in getattr(output, "deepstack_features", None) or ()
+        ]
         return [Features(found, tuple(layer[place] for layer in layers)) for place, found in enumerate(output.pooler_output)]
 
 

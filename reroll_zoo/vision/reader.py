@@ -34,9 +34,9 @@ class PictureReader:
             self.processor = opener.from_pretrained(folder, backend="pil")
         except (OSError, ValueError, ImportError) as error:
             reason = str(error).strip().splitlines()[0]
-            raise ModelError(
-                f"cannot load the image processor of {name!r}: {reason} (get its preprocessor_config.json)"
-            ) from error
+            wants_more = isinstance(error, ImportError)  # Before 5.18 of transformers, torchvision, which is not used.
+            fix = "pip install -U transformers, or what is missing" if wants_more else "get its preprocessor_config.json"
+            raise ModelError(f"cannot load the image processor of {name!r}: {reason} ({fix})") from error
         self.read = lru_cache(maxsize=_NUM_KEPT)(self._read)
 
     def save(self, folder: Path) -> None:

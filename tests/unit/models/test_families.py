@@ -8,6 +8,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))  # scripts, no package
 
 from model_families import FAMILIES, measure
+from transformers import CONFIG_MAPPING
 
 from reroll.config.host import model_card
 from reroll.config.recurrent import MIXERS, carries_state
@@ -42,7 +43,7 @@ def families(names):
 @pytest.mark.parametrize("family", families([name for name in FAMILIES if name not in REFUSED | REFUSED_BY_ENGINE]))
 def test_a_family_trains_and_writes_as_hugging_faces_own_before_and_after_a_push(tmp_path, family):
     found = measure(family, tmp_path, training=True)
-    if "need a later transformers" in found.refused:
+    if "need a later transformers" in found.refused or "does not know" in found.refused:
         pytest.skip(found.refused)
     assert found.agrees, found
     assert not found.engine_refused
@@ -72,7 +73,8 @@ def test_a_family_that_would_go_wrong_is_refused_by_name(tmp_path, family):
 
 def test_a_config_tells_of_states_what_the_layers_of_its_model_tell(tmp_path):
     attending = {"layer_types": ["full_attention"] * 3}
-    cases = [(family, FAMILIES[family]) for family in (*MIXERS, "llama")] + [("lfm2", attending), ("qwen3_next", attending)]
+    known = [family for family in (*MIXERS, "llama") if family in CONFIG_MAPPING]
+    cases = [(family, FAMILIES[family]) for family in known] + [("lfm2", attending), ("qwen3_next", attending)]
     for number, (family, options) in enumerate(cases):
         folder = make_tiny(tmp_path / str(number), family=family, **{"hidden": 32, "layers": 3, **options})
         carries = carries_state(model_card(str(folder)))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -50,6 +51,8 @@ def make_mxfp4(folder: Path) -> dict[str, Tensor]:
 
 def make_fp8(folder: Path) -> dict[str, Tensor]:
     """A tiny Qwen3 with experts whose matrices are 8-bit floats, and the plain weights that they stand for."""
+    if transformers.__version__.startswith("5.16."):
+        pytest.skip("transformers reads fp8 as plain weights since 5.17, and before it is refused")
     make_tiny(folder, family="qwen3_moe", hidden=32, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)
     plain = load_file(folder / "model.safetensors")
     stored: dict[str, Tensor] = {}
