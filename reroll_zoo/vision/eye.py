@@ -107,6 +107,10 @@ class PackedEye:
                 if isinstance(module, PreTrainedModel):
                     module.config._attn_implementation = "sdpa"  # It looks both ways, and at pictures alone.
         self._base.forward = self._forward
+        if model.dtype == torch.float32:
+            # PyTorch lets a GPU round the inputs of convolutions to TF32, though not those of matrix products: a tower's first
+            # layer is one, and its three digits would be those of the features. It stays so, for gradients come later.
+            torch.backends.cudnn.allow_tf32 = False
 
     def __deepcopy__(self, memo: Any) -> Self:
         return self  # A copy of a model is made to be saved.

@@ -26,6 +26,7 @@ from reroll_zoo.vision.families import family_of
 from reroll_zoo.vision.parts import message
 from reroll_zoo.vision.reader import reader_of
 from reroll_zoo.vision.store import runs_in
+from reroll_zoo.vision.tiny import make_tiny_vision
 
 TOLERANCE = 2e-5
 
@@ -210,6 +211,14 @@ def test_an_adapter_is_for_the_words_alone_and_does_what_its_product_does_in_the
             plain.get_submodule(name.partition(".lora_A.")[0]).weight.add_(2 * second @ first)
         want = torch.cat([plain_logp(plain, seeing, row) for row in prompts])
         assert (packed_logp(model, prompts) - want).abs().max() < TOLERANCE
+
+
+@pytest.mark.parametrize(("dtype", "rounds"), [(torch.float32, False), (torch.bfloat16, True)])
+def test_convolutions_of_a_tower_in_fp32_are_not_rounded_on_a_gpu(tmp_path, monkeypatch, dtype, rounds):
+    folder = str(make_tiny_vision(tmp_path))
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    load_model(folder, dtype=dtype, device="cpu")
+    assert torch.backends.cudnn.allow_tf32 == rounds
 
 
 def test_a_picture_for_a_model_that_reads_text_is_refused(tmp_path):
