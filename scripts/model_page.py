@@ -11,8 +11,7 @@ from reroll_zoo.model_check import contract
 BESIDE = """- *beside*: what else takes a family, by its own rules. `fsdp2` shards them all; with *tp*, *sp* and *ep* ranks
   share its layers, sequences or experts (held to one process by the tests: tp and sp llama, qwen2, qwen3; ep qwen3_moe);
   *routes*: its choices of experts are replayed in training; *vLLM*, *SGLang*: it ran the contract of engines there, on an H200
-
-On a GPU the embedded engine's kernels ran llama, qwen2, qwen3, qwen3_moe, smollm3, mistral and gemma2.""".splitlines()
+""".splitlines()
 
 YOUR_OWN = """## Your own model
 
@@ -182,9 +181,14 @@ def _of_gpu(gpu: Results) -> list[str]:
     if not gpu.versions:
         return []
     versions = ", ".join(f"{name} {version}" for name, version in gpu.versions.items() if name != "device")
+    found = gpu.measured.values()
+    num_agree, num_refused = sum(one.agrees for one in found), sum(bool(one.refused) for one in found)
+    num_paged = sum(one.agrees and one.cache == "paged" for one in found)
     return [
         f"- *GPU*: the largest of these gaps of log-probs in fp32 on one {gpu.versions['device']} ({versions}), with the",
-        "  kernels, the cache and the CUDA graphs that a GPU has; *GPU bf16*: as *bf16*. A dash: refused by that transformers",
+        f"  kernels, the cache and the CUDA graphs that a GPU has; *GPU bf16*: as *bf16*. Of {len(found)} families {num_agree}",
+        f"  agree, {num_paged} of them with the engine's cache in pages; in bold: what differs or breaks; a dash, {num_refused}",
+        "  times: that transformers is too old for the family, which has not been seen on a GPU then",
     ]
 
 
