@@ -186,9 +186,9 @@ def _of_gpu(gpu: Results) -> list[str]:
     num_paged = sum(one.agrees and one.cache == "paged" for one in found)
     return [
         f"- *GPU*: the largest of these gaps of log-probs in fp32 on one {gpu.versions['device']} ({versions}), with the",
-        f"  kernels, the cache and the CUDA graphs that a GPU has; *GPU bf16*: as *bf16*. Of {len(found)} families {num_agree}",
-        f"  agree, {num_paged} of them with the engine's cache in pages; in bold: what differs or breaks; a dash, {num_refused}",
-        "  times: that transformers is too old for the family, which has not been seen on a GPU then",
+        "  kernels, the cache and the CUDA graphs that a GPU has; *GPU bf16*: as *bf16*. In bold: what differs or breaks.",
+        f"  Of {len(found)} families {num_agree} agree, {num_paged} of them with the engine's cache in pages. A dash: that",
+        f"  transformers is too old for the family; nothing was seen of these {num_refused} on a GPU",
     ]
 
 

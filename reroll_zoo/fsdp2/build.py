@@ -6,6 +6,9 @@ the weights, keeps its share and drops the rest: no device ever holds more of th
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from typing import TYPE_CHECKING, cast
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -16,6 +19,7 @@ from transformers import PreTrainedModel
 
 from reroll.models.fused import fuse
 from reroll.models.load import DTYPES
+from reroll.models.sight import eye_of
 from reroll.tokens.batch import Batch
 from reroll.training.base import Needs
 from reroll_zoo.fsdp2.config import Fsdp2StrategyConfig
@@ -25,6 +29,9 @@ from reroll_zoo.fsdp2.mesh import REPLICA, SHARD, TP, sequence_group
 from reroll_zoo.fsdp2.sequence import SequenceShare, check_shares
 from reroll_zoo.fsdp2.tensor import check_splits, split_layer
 from reroll_zoo.ranks.empty_model import PredictingModel
+
+if TYPE_CHECKING:
+    from reroll_zoo.vision.eye import PackedEye
 
 
 class SequenceParallelModel(PredictingModel):
@@ -59,7 +66,8 @@ def shard(
     group, chunk = sequence_group(config, device=device), config.logprob_chunk
     root = SequenceParallelModel(model, chunk=chunk, group=group) if group else PredictingModel(model, chunk=chunk)
     units: dict[FSDPModule, list[str]] = {}
-    for layer in model.base_model.get_submodule("layers").children():
+    eye = cast("PackedEye | None", eye_of(model))
+    for layer in (eye.decoder if eye else model.base_model).get_submodule("layers").children():
         filler.fill(layer)
         if config.tp > 1:
             split_layer(layer, mesh[TP])
@@ -70,8 +78,10 @@ def shard(
                 units[unit] = named.of(part)
         units[_fully_shard(layer, config, mesh, device=device, reshard_after_forward=reshard)] = named.of(layer)
     filler.fill(root)
+    # A tower is frozen. Every rank holds it whole, so that what it said of a picture is good until it is replaced.
+    whole = {parameter for part in (eye.tower if eye else ()) for parameter in part.parameters()}
     # The heads are used last and their gradients come first: gathered once for both passes.
-    units[_fully_shard(root, config, mesh, device=device, reshard_after_forward=False)] = named.of(root)
+    units[_fully_shard(root, config, mesh, device=device, reshard_after_forward=False, whole=whole)] = named.of(root)
     return root, units
 
 
@@ -83,6 +93,7 @@ def _fully_shard(
     device: str,
     reshard_after_forward: bool,
     cut_dim: int = 0,
+    whole: Collection[nn.Parameter] = (),
 ) -> FSDPModule:
     on_gpu = torch.device(device).type == "cuda"
     unit = fully_shard(
@@ -90,6 +101,7 @@ def _fully_shard(
         mesh=mesh[REPLICA, SHARD] if config.replicas > 1 else mesh[SHARD],
         reshard_after_forward=reshard_after_forward,
         shard_placement_fn=lambda _: Shard(cut_dim),
+        ignored_params=set(whole),
         mp_policy=MixedPrecisionPolicy(
             param_dtype=DTYPES[config.precision], reduce_dtype=torch.float32, cast_forward_inputs=False
         ),

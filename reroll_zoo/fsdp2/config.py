@@ -45,6 +45,20 @@ class Fsdp2StrategyConfig(GroupStrategyConfig):
     def pass_tokens(self) -> int:
         return self.sp * self.micro_batch_tokens
 
+    @property
+    def shows_pictures(self) -> bool:
+        return True
+
+    def sight_violations(self, where: str, model: Any, *, family: str) -> Iterator[Violation]:
+        yield from super().sight_violations(where, model, family=family)
+        for name in ("sp", "tp", "ep"):
+            if getattr(self, name) > 1:
+                yield Violation(
+                    f"{where}.strategy.{name}",
+                    f"has ranks share what is shown as a whole, and models of family {family} see",
+                    "set it to 1",
+                )
+
     def violations(self, where: str, model: Any, *, num_ranks: int | None) -> Iterator[Violation]:
         yield from super().violations(where, model, num_ranks=num_ranks)
         yield from self._heads_violations(where, model.model)

@@ -173,8 +173,12 @@ class Fsdp2Strategy(ShardedStrategy):
         return copied
 
     def _sharded(self) -> dict[str, DTensor]:
-        """The parameters as FSDP holds them between passes."""
-        return {name: parameter.detach() for name, parameter in self._model.named_parameters()}  # type: ignore[misc]
+        """The parameters as FSDP holds them between passes. Not those of a tower, which every rank has whole."""
+        return {
+            name: parameter.detach()  # type: ignore[misc]
+            for name, parameter in self._model.named_parameters()
+            if isinstance(parameter, DTensor)
+        }
 
     def _trained(self) -> dict[str, DTensor]:
         return {

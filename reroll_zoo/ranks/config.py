@@ -28,10 +28,26 @@ class GroupStrategyConfig(RanksStrategyConfig):
             raise ValueError("optimizer is an option of torch; what keeps that of ranks on the host is cpu_offload: true")
         return given
 
+    @property
+    def shows_pictures(self) -> bool:
+        """Whether its ranks, laid out like this, are shown pictures."""
+        return False
+
     def violations(self, where: str, model: Any, *, num_ranks: int | None) -> Iterator[Violation]:
         if family := seeing_family(model.model):
+            yield from self.sight_violations(where, model, family=family)
+
+    def sight_violations(self, where: str, model: Any, *, family: str) -> Iterator[Violation]:
+        """What keeps ranks from a model of this family, which sees."""
+        if not self.shows_pictures:
             yield Violation(
                 f"{where}.strategy.kind",
                 f"is {self.kind}, whose ranks are shown no pictures, and models of family {family} see",
                 "set it to torch",
+            )
+        elif getattr(model, "train_vision", False):  # One that only answers has no such field.
+            yield Violation(
+                f"{where}.train_vision",
+                f"is true, and ranks of {self.kind} do not train what a model sees with",
+                f"set it to false, or {where}.strategy.kind to torch",
             )

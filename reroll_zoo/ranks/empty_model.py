@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from transformers import (
-    AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -18,20 +17,24 @@ from reroll.models.heads import add_score_head, keep_padding_apart
 from reroll.models.load import DTYPES, Head, resolve_base
 from reroll.models.quantized import plain_config
 from reroll.models.recurrent import mix_packed
+from reroll.models.sight import auto_class, open_eye
 from reroll.tokens.batch import Batch
 from reroll.training.base import Needs
 from reroll.training.predict import TokenStates, apply_heads, token_states
+from reroll_zoo.ranks.config import GroupStrategyConfig
 from reroll_zoo.vision.kinds import SEEING
 
 
 def skeleton(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, *, head: Head) -> PreTrainedModel:
     """The model that `load_model` gives, without its weights: it lives on no device."""
     source = resolve_base(config.model)
-    auto = AutoModelForSequenceClassification if head == "score" else AutoModelForCausalLM
+    auto = AutoModelForSequenceClassification if head == "score" else auto_class(source)
     options = {"num_labels": 1} if head == "score" else {}
     shape = plain_config(source, **options)
     if shape.model_type in SEEING:  # One of the hub's, or it had been told before anything started.
-        raise ModelError(f"{config.model} is of family {shape.model_type}, which sees: set strategy.kind to torch")
+        assert isinstance(config.strategy, GroupStrategyConfig)
+        for found in config.strategy.sight_violations("policy", config, family=shape.model_type):
+            raise ModelError(str(found))
     with torch.device("meta"):
         model: PreTrainedModel = auto.from_config(  # type: ignore[no-untyped-call]
             shape, dtype=DTYPES[config.strategy.precision], attn_implementation=IMPLEMENTATION
@@ -45,6 +48,7 @@ def skeleton(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, *, head: H
     if head == "score":
         keep_padding_apart(model, tokenizer)
     check_supported(model)
+    open_eye(model, config.model, trains=False)
     mix_packed(model)
     return model.eval()  # type: ignore[no-any-return, no-untyped-call]
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Self, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForImageTextToText, PreTrainedModel
 
 from reroll.errors import ModelError
@@ -95,13 +95,12 @@ class PackedEye:
         self._base = cast(Any, model.base_model)
         self._trains = trains
         self._image_id: int = model.config.image_token_id
-        self._tower = [parameter for part in self._family.tower(self._base) for parameter in part.parameters()]
         self._cached: OrderedDict[str, Features] = OrderedDict()
         self._cached_by = self._weights()
         self._num_cached_bytes = 0
         self.num_looks = 0
         """Pictures that the tower was run on."""
-        for part in self._family.tower(self._base):
+        for part in self.tower:
             part.requires_grad_(trains)
             for module in part.modules():
                 if isinstance(module, PreTrainedModel):
@@ -111,6 +110,16 @@ class PackedEye:
             # PyTorch lets a GPU round the inputs of convolutions to TF32, though not those of matrix products: a tower's first
             # layer is one, and its three digits would be those of the features. It stays so, for gradients come later.
             torch.backends.cudnn.allow_tf32 = False
+
+    @property
+    def tower(self) -> list[nn.Module]:
+        """What only pictures go through."""
+        return self._family.tower(self._base)
+
+    @property
+    def decoder(self) -> PreTrainedModel:
+        """The language model in it."""
+        return self._family.decoder(self._base)
 
     def __deepcopy__(self, memo: Any) -> Self:
         return self  # A copy of a model is made to be saved.
@@ -181,7 +190,7 @@ class PackedEye:
         **options: Any,
     ) -> Any:
         """[1, T] ids and positions in, as for a model that reads text."""
-        decoder = self._family.decoder(self._base)
+        decoder = self.decoder
         embed: Any = decoder.get_input_embeddings()
         if reroll_sight is None:
             if (input_ids >= FIRST_ID).any():
@@ -223,7 +232,7 @@ class PackedEye:
 
     def _weights(self) -> list[tuple[int, int]]:
         """What is another list when a weight of the tower has moved or was written to."""
-        return [(parameter.data_ptr(), parameter._version) for parameter in self._tower]
+        return [(parameter.data_ptr(), parameter._version) for part in self.tower for parameter in part.parameters()]
 
     def _run_tower(self, names: Sequence[str]) -> list[Features]:
         self.num_looks += len(names)

@@ -159,10 +159,10 @@ def said_together(outcomes: Sequence[Outcome], scenario: Scenario) -> Outcome:
     return replace(told[0], stats=stats, num_held=max(outcome.num_held for outcome in told))
 
 
-def played_alone(config: ModelConfig, **scenario: Any) -> Outcome:
+def played_alone(config: ModelConfig, kind: type[Scenario] = Scenario, **scenario: Any) -> Outcome:
     plain = config.model_copy(update={"strategy": TorchStrategyConfig(micro_batch_tokens=MICRO_BATCH_TOKENS)})
     worker = TrainWorker(WorkerInfo("policy", 0, 1, "cpu"), plain, total_steps=6, head=scenario.get("head", "language"))
-    return Scenario(config=plain, **scenario).play(worker)
+    return kind(config=plain, **scenario).play(worker)
 
 
 def assert_same(ours: Outcome, expected: Outcome) -> None:

@@ -54,19 +54,34 @@ def test_engines_that_show_no_pictures_refuse_a_model_that_sees(rlvr_tree, model
     assert not problems(rlvr_tree, model)
 
 
-@pytest.mark.parametrize("kind", ["fsdp2", "deepspeed"])
-def test_ranks_that_are_shown_no_pictures_refuse_a_model_that_sees(rlvr_tree, model, tiny_model, kind):
-    fields = {"runtime": {"kind": "processes"}, "policy": {"strategy": {"kind": kind, "num_ranks": 2}}}
+def test_ranks_that_are_shown_no_pictures_refuse_a_model_that_sees(rlvr_tree, model, tiny_model):
+    fields = {"runtime": {"kind": "processes"}, "policy": {"strategy": {"kind": "deepspeed", "num_ranks": 2}}}
     where = "policy.strategy.kind"
     assert "models of family qwen3_vl see (set it to torch)" in problems(rlvr_tree, model, **fields)[where]
     assert "see" not in problems(rlvr_tree, str(tiny_model), **fields).get(where, "")
 
 
+@pytest.mark.parametrize(
+    ("strategy", "policy", "where"),
+    [
+        ({"sp": 2}, {}, "policy.strategy.sp"),
+        ({"tp": 2}, {}, "policy.strategy.tp"),
+        ({}, {"train_vision": True}, "policy.train_vision"),
+    ],
+)
+def test_ranks_that_see_share_no_sequence_and_no_layer_and_train_no_tower(rlvr_tree, model, strategy, policy, where):
+    strategy = {"kind": "fsdp2", "num_ranks": 2, **strategy}
+    fields = {"runtime": {"kind": "processes"}, "policy": {"strategy": strategy, **policy}}
+    assert "set it to" in problems(rlvr_tree, model, **fields)[where]
+    plain = {"runtime": {"kind": "processes"}, "policy": {"strategy": {"kind": "fsdp2", "num_ranks": 2}}}
+    assert not problems(rlvr_tree, model, **plain)
+
+
 def test_one_that_no_config_could_tell_of_is_refused_when_it_is_opened(model):
     with pytest.raises(ModelError, match="is of family qwen3_vl, which sees: take engine"):
         HFWeightAssembler(model, lora=None)
-    config = PolicyConfig(model=model, strategy=Fsdp2StrategyConfig())
-    with pytest.raises(ModelError, match=r"which sees: set strategy.kind to torch"):
+    config = PolicyConfig(model=model, strategy=Fsdp2StrategyConfig(sp=2))
+    with pytest.raises(ModelError, match=r"models of family qwen3_vl see \(set it to 1\)"):
         skeleton(config, load_tokenizer(model), head="language")
 
 
