@@ -36,7 +36,7 @@ def skeleton(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, *, head: H
         for found in config.strategy.sight_violations("policy", config, family=shape.model_type):
             raise ModelError(str(found))
     with torch.device("meta"):
-        model: PreTrainedModel = auto.from_config(  # type: ignore[no-untyped-call]
+        model: PreTrainedModel = auto.from_config(
             shape, dtype=DTYPES[config.strategy.precision], attn_implementation=IMPLEMENTATION
         )
         if head == "language+score":

@@ -106,7 +106,7 @@ class QwenFamily(SeeingFamily):
         output = base.get_image_features(pixels, grids, return_dict=True)  # type: ignore[operator]
         lengths = [len(found) for found in output.pooler_output]
         layers = [  # Qwen3-VL has them, of all pictures in one: transformers cuts them up from 5.18 on.
-            layer.split(lengths) if isinstance(layer, Tensor) else layer
+            torch.split(layer, lengths) if isinstance(layer, Tensor) else layer
             for layer in getattr(output, "deepstack_features", None) or ()
         ]
         return [Features(found, tuple(layer[place] for layer in layers)) for place, found in enumerate(output.pooler_output)]

@@ -114,19 +114,42 @@ class Lights:
 """
 
 
-@pytest.mark.parametrize("workers", ["inline", "processes"])
-def test_an_environment_shows_a_picture_in_every_turn(tree: dict[str, Any], tmp_path: Path, workers: str) -> None:
+@pytest.fixture
+def lights(tree: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
+    """An environment that shows a picture in every turn."""
     (tmp_path / "reroll_test_lights.py").write_text(LIGHTS)
     env = {"env": {"kind": "import", "path": "reroll_test_lights:Lights"}, "actions": {"kind": "text"}, "max_turns": 3}
-    agentic = grpo(tree, pipeline="agentic", envs={"lights": env}, env_workers={"kind": workers}, rewards={})
+    agentic = grpo(tree, pipeline="agentic", envs={"lights": env}, rewards={})
     agentic["data"] = {"train": [{"kind": "env", "domain": "lights", "num": 50}]}
     agentic["rollout"] |= {"max_prompt_tokens": 200, "max_total_tokens": 256}
-    outcome = train(parse_config(agentic, folder=tmp_path), code_folder=tmp_path)
+    return agentic
+
+
+@pytest.mark.parametrize("workers", ["inline", "processes"])
+def test_an_environment_shows_a_picture_in_every_turn(lights: dict[str, Any], tmp_path: Path, workers: str) -> None:
+    config = parse_config(lights | {"env_workers": {"kind": workers}}, folder=tmp_path)
+    outcome = train(config, code_folder=tmp_path)
     rows = [row for row in rows_of(outcome) if "reward/mean" in row]
     assert all(row["env/lights/turns"] == 3 for row in rows)
     assert max(row["train/sampler_gap_max"] for row in rows) < 1e-5, "the engine sees what the trainer sees, in later turns too"
     # Three turns of four instances in three steps; siblings see the same.
     assert len([*outcome.folder.glob("pictures/*")]) == 36
+
+
+@pytest.mark.slow
+def test_two_ranks_have_the_run_of_one_process(lights: dict[str, Any], tmp_path: Path, seeing: Path) -> None:
+    lights |= {"runtime": {"kind": "processes"}, "env_workers": {"kind": "inline"}}
+    runs = {}
+    for name, strategy in {"alone": {}, "ranks": {"strategy": {"kind": "fsdp2", "num_ranks": 2}}}.items():
+        lights["run"]["name"] = name
+        policy = lights["policy"] | strategy
+        outcome = train(parse_config(lights | {"policy": policy}, folder=tmp_path), code_folder=tmp_path)
+        gaps = [row["train/sampler_gap_max"] for row in rows_of(outcome) if "reward/mean" in row]
+        assert max(gaps) < 1e-5, "the engine sees what the ranks see, after pushes too"
+        runs[name] = weights_of(outcome.checkpoint)
+    first = weights_of(seeing)
+    assert max(float((runs["alone"][name] - weight).detach().abs().max()) for name, weight in first.items()) > 1e-3
+    torch.testing.assert_close(runs["ranks"], runs["alone"], rtol=0, atol=1e-4)
 
 
 def test_a_tower_stays_as_it_was_unless_it_is_to_be_trained(tree: dict[str, Any], seeing: Path) -> None:
