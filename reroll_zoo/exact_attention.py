@@ -22,7 +22,7 @@ from reroll_zoo.paged_cache.kernels import PAGE, READING_ROWS, WRITING_ROWS, att
 _TRIED_PAGES = 5
 """Of the longest context by which programs are compared."""
 
-_TRIED_CONTEXTS = {"cuda": 64, "cpu": 3}
+_TRIED_CONTEXTS = {"cuda": 128, "cpu": 3}
 
 
 class PackedPages:
@@ -95,10 +95,12 @@ class Program:
     rows: int
     num_warps: int | None = None
     """None: what the kernel takes by itself."""
+    num_stages: int = 2
 
 
 READING = Program(READING_ROWS)
-WRITING = tuple(Program(WRITING_ROWS, num_warps) for num_warps in (4, 2, 1))
+WRITING = tuple(Program(WRITING_ROWS, *options) for options in ((4, 2), (2, 2), (1, 1), (1, 2), (1, 3)))
+"""A warp alone has all scores of a row, as in programs of more rows: it adds up their weights in the same order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +157,7 @@ def one_token_each(shape: HeadShape, device: torch.device, *, num_contexts: int)
     generator = torch.Generator(device).manual_seed(0)
 
     def drawn(*size: int) -> Tensor:
-        return torch.randn(*size, generator=generator, device=device).to(shape.dtype)
+        return torch.randn(*size, generator=generator, device=device, dtype=shape.dtype)
 
     num_pages = num_contexts * _TRIED_PAGES
     query = drawn(num_contexts, shape.num_heads, shape.dim)
@@ -176,6 +178,7 @@ def one_token_each(shape: HeadShape, device: torch.device, *, num_contexts: int)
             block_first=torch.zeros_like(counted[:-1]),
             rows=program.rows,
             num_warps=program.num_warps,
+            num_stages=program.num_stages,
             scoring=scoring,
             dtype=torch.float32,
         )

@@ -57,16 +57,14 @@ class Tile:
 TILES = (
     Tile(64, 32, 4, 4),
     Tile(16, 64, 4, 4),
-    Tile(16, 128, 4, 4),
-    Tile(32, 128, 4, 4),
+    Tile(32, 64, 4, 4),
     Tile(64, 64, 4, 4),
     Tile(64, 64, 4, 3, 2 * STEP),
     Tile(64, 128, 4, 4),
     Tile(64, 256, 4, 3),
     Tile(128, 128, 4, 3),
-    Tile(128, 128, 8, 4),
-    Tile(128, 256, 8, 4),
     Tile(128, 256, 8, 3),
+    Tile(128, 256, 8, 4),
 )
 """The first is what the others are compared with. Then from the smallest on."""
 
@@ -92,9 +90,13 @@ def _tile(x: Tensor, weight: Tensor) -> Tile:
     tiles = alike(x.shape[1], x.dtype, x.device)
     if not x.is_cuda or torch.cuda.is_current_stream_capturing() or not len(x):
         return fitting(tiles, len(x), len(weight), _num_processors(x.device))
-    worth = [tile for tile in tiles if tile.rows <= max(num_rows, _SMALLEST) and 128 * tile.rows >= num_rows] or tiles[:1]
-    _chosen[key] = quickest({tile: partial(multiply, x, weight, None, tile=tile) for tile in worth})
+    _chosen[key] = quickest({tile: partial(multiply, x, weight, None, tile=tile) for tile in worth_trying(tiles, num_rows)})
     return _chosen[key]
+
+
+def worth_trying(tiles: tuple[Tile, ...], num_rows: int) -> tuple[Tile, ...]:
+    """Those that are neither mostly empty nor far too small for so many rows."""
+    return tuple(tile for tile in tiles if tile.rows <= max(num_rows, _SMALLEST) and 128 * tile.rows >= num_rows) or tiles[:1]
 
 
 def quickest(ways: Mapping[Way, Callable[[], object]]) -> Way:

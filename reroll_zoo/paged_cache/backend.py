@@ -331,5 +331,6 @@ class PagedAttention:
             block_first=step.block_first,
             rows=program.rows,
             num_warps=program.num_warps,
+            num_stages=program.num_stages,
             scoring=scoring,
         )

@@ -62,6 +62,7 @@ def attend(
     rows: int,
     scoring: Scoring,
     num_warps: int | None = None,
+    num_stages: int = 2,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
     """query [T, H, D] attends to the pages of keys and values [pages, PAGE, H_kv, D]; the result: as the query, or `dtype`.
@@ -75,7 +76,7 @@ def attend(
     group = num_heads // num_kv_heads
     output = torch.empty((num_tokens, num_heads, dim), dtype=dtype or query.dtype, device=query.device)
     block_m = _rows(group, rows)
-    options: dict[str, Any] = {"num_warps": num_warps or (4 if block_m > 16 or dim > 64 else 2), "num_stages": 2}
+    options: dict[str, Any] = {"num_warps": num_warps or (4 if block_m > 16 or dim > 64 else 2), "num_stages": num_stages}
     _attend[(len(block_sequence), num_kv_heads)](
         output,
         query,
