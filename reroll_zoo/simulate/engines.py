@@ -13,7 +13,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
-from reroll.errors import WorkerDied, WorkerError
+from reroll.errors import RerollError, WorkerDied, WorkerError
 from reroll.infer.base import Finished
 from reroll.infer.worker import Abort, Command, EngineEvent, EngineReport, EngineStatus, InferWorker, Submit
 from reroll.runtime.base import Workers
@@ -391,6 +391,8 @@ class ModelledWorkers(Workers[InferWorker]):
         self._model, self._workload, self._cores = model, workload, cores
         self.engines = [self._make() for _ in range(size)]
         self.gone: list[ModelledEngine] = []
+        self.num_places = 0
+        """For engines that may join."""
 
     def _make(self) -> ModelledEngine:
         return ModelledEngine(self._model, self._workload, self._cores)
@@ -411,6 +413,18 @@ class ModelledWorkers(Workers[InferWorker]):
             raise WorkerError(f"engine {rank} is alive")
         self.gone.append(self.engines[rank])
         self.engines[rank] = self._make()
+
+    async def join(self, at_most: int) -> list[RerollError | None]:
+        num = min(at_most, self.num_places)
+        self.num_places -= num
+        await asyncio.sleep(self._model.restart_s if num else 0.0)
+        self.engines += [self._make() for _ in range(num)]
+        self._num_lives += [1] * num
+        self.size += num
+        return [None] * num
+
+    async def leave(self, rank: int) -> None:
+        self.num_places += 1
 
     async def stop(self, *, at_once: bool = False) -> None:
         return None

@@ -58,6 +58,8 @@ class System:
     num_devices: int = 1
     losses: tuple[tuple[float, tuple[int, ...]], ...] = ()
     """When which engines are lost."""
+    joins: tuple[tuple[float, int], ...] = ()
+    """When there is room for how many more (`engine.devices: elastic`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,7 +239,8 @@ class Simulation:
         self._loop = cast(VirtualLoop, asyncio.get_running_loop())
         self._cores = Cores(system.sharing) if system.sharing else None
         self.workers = ModelledWorkers(len(system.engine_seats), system.engine, workload, self._cores)
-        self.engine = InferCluster(self.workers)
+        max_workers = self.workers.size + sum(num for _, num in system.joins)
+        self.engine = InferCluster(self.workers, max_workers=max_workers if system.joins else 0)
         self.devices = DeviceMap({"policy": system.policy_seats, "engine": system.engine_seats}, independent=["engine"])
         self.devices.set_hooks("engine", on_enter=self.engine.resume, on_leave=self.engine.pause)
         self.journal = Journal(folder / "journal", clock=self._loop.time)
@@ -257,7 +260,9 @@ class Simulation:
     async def run(self, num_steps: int) -> Prediction:
         """So many steps, from the first admission to the last release."""
         started_s, cpu_s = self._loop.time(), time.process_time()
-        lost = [asyncio.create_task(self._lose(at_s, ranks)) for at_s, ranks in self._system.losses]
+        changes = [self._lose(at_s, ranks) for at_s, ranks in self._system.losses]
+        changes += [self._grow(at_s, num) for at_s, num in self._system.joins]
+        changing = [asyncio.create_task(change) for change in changes]
         try:
             for step in range(num_steps):
                 await self._step(step)
@@ -269,7 +274,7 @@ class Simulation:
         outcome.models_s = sum(engine.cpu_s for engine in self.workers.all_engines)
         outcome.controller_s = time.process_time() - cpu_s - outcome.models_s
         self._account()
-        for task in lost:
+        for task in changing:
             task.cancel()
         await self.close()
         return outcome
@@ -385,6 +390,10 @@ class Simulation:
         await asyncio.sleep(at_s)
         for rank in ranks:
             self.workers.engines[rank].die()
+
+    async def _grow(self, at_s: float, num: int) -> None:
+        await asyncio.sleep(at_s)
+        self.workers.num_places += num
 
     def _account(self) -> None:
         """What became of every token."""

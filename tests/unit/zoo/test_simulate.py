@@ -264,6 +264,23 @@ def test_a_lost_engine_costs_time_and_its_samples_go_on_elsewhere(tmp_path: Path
     assert broken.wall_s > whole.wall_s
 
 
+def test_the_rate_follows_engines_that_join_in_the_midst_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To that of a run which had as many from the beginning; on a virtual clock, by the router of real runs."""
+    monkeypatch.setattr("reroll.infer.cluster.JOIN_PAUSE_S", 0.1)
+    rollout = RolloutConfig(prompts_per_step=8, group_size=8, max_staleness=2)
+    played: dict[str, Prediction] = {}
+    for name, num_engines, joins in (("two", 2, ()), ("joined", 2, ((0.2, 2),)), ("four", 4, ())):
+        machines = system(num_engines=num_engines, train_s=0.01, joins=joins)
+        machines = replace(machines, engine=replace(machines.engine, restart_s=0.2))
+        played[name] = simulate(rollout, workload(lengths=fixed(64)), machines, num_steps=24, folder=tmp_path / name)
+    assert not audit(tmp_path / "joined" / "journal", max_staleness=2).violations
+    two, joined, four = (sum(step.step_s for step in played[name].steps[-12:]) for name in ("two", "joined", "four"))
+    assert joined < 0.8 * two
+    assert joined == pytest.approx(four, rel=0.1)
+    assert len(played["joined"].engine_busy) == 4
+    assert played["joined"].num_samples == played["four"].num_samples
+
+
 def test_episodes_of_several_turns_wait_for_their_environment(tmp_path: Path) -> None:
     rollout = RolloutConfig(prompts_per_step=2, group_size=2)
     played = workload(lengths=fixed(10), turns=fixed(3), env_s=fixed(1.0), reset_s=fixed(0.5))
