@@ -22,7 +22,8 @@ from reroll_zoo.paged_cache.kernels import PAGE, READING_ROWS, WRITING_ROWS, att
 _TRIED_PAGES = 5
 """Of the longest context by which programs are compared."""
 
-_TRIED_CONTEXTS = {"cuda": 128, "cpu": 3}
+_TRIED_HEADS = {"cuda": 1024, "cpu": 8}
+"""That many contexts look at keys of their own, heads counted: on a GPU they fill it, and take some 200 MB for a moment."""
 
 
 class PackedPages:
@@ -132,7 +133,7 @@ class HeadShape:
 @cache
 def writing_program(shape: HeadShape, device: torch.device) -> Program:
     """The quickest program for one token of each sequence that gives the bits of `READING` on this device. Tried once."""
-    newest = one_token_each(shape, device, num_contexts=_TRIED_CONTEXTS[device.type])
+    newest = one_token_each(shape, device, num_contexts=max(3, _TRIED_HEADS[device.type] // shape.num_kv_heads))
     alike = (READING, *programs_alike(newest))
     if device.type != "cuda":
         return alike[-1]
