@@ -169,9 +169,9 @@ class PartialSamples:
         turn.finish, turn.whole, turn.routes = completion.finish_reason, completion, completion.routes
 
     def told(self, sample_id: str) -> Told:
-        """The tokens of a sample's turns that are over, by the `id` of the completion that was handed out for each."""
+        """The tokens of a sample's turns that were told before they were over, by the `id` of the completion handed out."""
         turns = self._sample(sample_id).values()
-        return {id(turn.whole): turn.arrays() for turn in turns if turn.whole is not None}
+        return {id(turn.whole): turn.arrays() for turn in turns if turn.whole is not None and turn.num_tokens}
 
     def versions_in_group(self, number: int) -> list[Versions]:
         """For each of its samples that has tokens, the weights that wrote them."""

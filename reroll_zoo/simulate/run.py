@@ -51,6 +51,8 @@ class System:
     """Between a step and the next: what the controller itself does."""
     turn_s: float = 0.0
     """CPU time of the controller for one turn of one sample. It has one core, so whatever else is due waits as long."""
+    is_charged: bool = False
+    """The CPU time that the controller takes here passes on the clock, too, in place of `turn_s`."""
     scores_together: bool = False
     """No sample of a step is scored before the last one is written: a step is a row of phases. Else each is as it ends."""
     sharing: float = 0.0
@@ -426,4 +428,4 @@ def simulate(
         return await Simulation(rollout, workload, system, folder, seed=seed).run(num_steps)
 
     with gc_frozen():  # As in a run.
-        return run_virtually(main())
+        return run_virtually(main(), is_charged=system.is_charged)

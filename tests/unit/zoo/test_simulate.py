@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -61,6 +62,25 @@ def test_time_jumps_to_the_next_timer_and_never_runs_backwards() -> None:
         return seen
 
     assert run_virtually(main()) == pytest.approx([0.0, 0.5, 3600.0, 86400.0 * 3])
+
+
+def test_a_charged_clock_moves_on_by_the_time_that_this_thread_worked_but_for_what_is_exempt() -> None:
+    async def main() -> tuple[float, float]:
+        loop, began_s = asyncio.get_running_loop(), time.thread_time()
+        assert isinstance(loop, VirtualLoop)
+        while time.thread_time() - began_s < 0.02:
+            pass
+        await asyncio.sleep(0)
+        at_s = loop.time()
+        worked_s = time.thread_time() - began_s
+        loop.exempt(worked_s)
+        await asyncio.sleep(0)
+        return at_s, loop.time()
+
+    at_s, later_s = run_virtually(main(), is_charged=True)
+    assert at_s >= 0.02
+    assert later_s == at_s
+    assert run_virtually(main()) == (0.0, 0.0)
 
 
 def test_waiting_for_what_never_comes_is_told_instead_of_hanging() -> None:
