@@ -241,9 +241,10 @@ def print_kernels(title: str, engine: EmbeddedEngine, requests: list[Request]) -
     on_gpu = torch.cuda.is_available()
     for request in requests:
         engine.submit(request)
-    for _ in range(4):
+    num_tokens = requests[0].sampling.max_tokens
+    for _ in range(num_tokens // 4):  # Beyond what reads the prompts.
         engine.step()
-    num_steps = min(NUM_PROFILED, requests[0].sampling.max_tokens - 6)
+    num_steps = min(NUM_PROFILED, num_tokens // 2)
     synchronize()
     with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as found:
         started_s = time.perf_counter()
