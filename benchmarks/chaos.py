@@ -88,7 +88,7 @@ class Scenario:
         found = [(kind, role) for kind in (KILL, STOP) for role in ("controller", "env", self._reward, *models, *models)]
         found += [(LONG_STOP, role) for role in ("controller", *models)]
         found += [(HANG, role) for role in ("env", self._reward, *models)]
-        return [*found, (KILL, "spare"), (JUDGE, ""), (DISK, FULL), (DISK, SLOW)]
+        return [*found, (KILL, "spare"), (HANG, "spare"), (JUDGE, ""), (DISK, FULL), (DISK, SLOW)]
 
     @property
     def _reward(self) -> str:

@@ -158,9 +158,9 @@ class TwoNodes:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _ray(self, name: str, *words: str) -> None:
-        ray = str(Path(sys.executable).with_name("ray"))
+        ray = [sys.executable, "-m", "ray.scripts.scripts"]  # The command may be of an environment below this one.
         environment = {**os.environ, **NOTICE, **NO_OTHER_FAULTS, **self.environment, "OMP_NUM_THREADS": "1"}
-        command = ["ip", "netns", "exec", name, ray, "start", "--disable-usage-stats", *words]
+        command = ["ip", "netns", "exec", name, *ray, "start", "--disable-usage-stats", *words]
         done = subprocess.run(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120
         )

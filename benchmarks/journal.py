@@ -1,9 +1,8 @@
 """What the journal costs the controller: its share of a core at 85,000 tokens/s, and bytes a token; beside SQLite in WAL mode.
 
 "files" and "sqlite" write all events of the samples' lives and what they wrote, once they have ended. "all" is what a run does:
-it also keeps the tokens of samples that have not ended, as engines tell of them, and those that have, until they are judged;
-"judged at once" is the same with a reward that answers in the same turn of the event loop. Everything is handed to the system
-as often as a run does it. Time is that of the writing thread on its core; one that shares it with others has a slower core.
+it also keeps the tokens of samples that have not ended, as engines tell of them. Everything is handed to the system as often as
+a run does it. Time is that of the writing thread on its core; one that shares it with others has a slower core.
 Run: python benchmarks/journal.py
 """
 
@@ -14,7 +13,6 @@ import sqlite3
 import tempfile
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,7 @@ from report import arguments, report
 from reroll.observe.journal import Journal, SampleState, read_journal, read_stored
 from reroll.observe.partial_samples import PartialTurn
 from reroll.observe.trajectory_bytes import encode, encode_ids
-from reroll.runtime.cpu import gc_frozen
+from reroll.runtime.cpu import gc_frozen, keep_freed_memory
 from reroll.types import Completion, FinishReason, Message, Request, SamplingParams, Status, Trajectory, Turn
 
 TOKENS_PER_S = 85_000
@@ -72,17 +70,9 @@ def record_begun(journal: Journal, samples: list[Trajectory]) -> None:
             journal.record(sample.id, SampleState.GENERATING)
 
 
-def record_ended(
-    journal: Journal, samples: list[Trajectory], *, end: Callable[[Trajectory], None] | None = None, at_once: bool = False
-) -> None:
-    """`end` is called with each before it is judged."""
+def record_ended(journal: Journal, samples: list[Trajectory]) -> None:
     groups = groups_of(samples)
     for group in groups:
-        if end is not None:
-            for sample in group:
-                end(sample)
-            if not at_once:
-                journal.flush()  # While they are judged, the end of what they wrote must not be lost either.
         for sample in group:
             journal.record(sample.id, SampleState.SCORING, tokens=sample.num_completion_tokens)
             journal.ended(sample.id, sample)
@@ -103,8 +93,7 @@ def write_journal(folder: Path, samples: list[Trajectory]) -> None:
 class WriteAll:
     """The same, and what they wrote as engines tell of it: in turn, a block of the next tokens of each."""
 
-    def __init__(self, samples: list[Trajectory], *, at_once: bool = False) -> None:
-        self._at_once = at_once
+    def __init__(self, samples: list[Trajectory]) -> None:
         completions = [sample.turns[0].completion for sample in samples]
         sampling = SamplingParams(max_tokens=len(completions[0].token_ids))
         self._requests = [
@@ -117,10 +106,11 @@ class WriteAll:
         with Journal(folder) as journal:
             for _ in range(NUM_WAVES):
                 record_begun(journal, samples)
-                turns = self._write_tokens(journal)
-                record_ended(journal, samples, end=partial(self._end, journal, turns), at_once=self._at_once)
+                for turn, sample in zip(self._write_tokens(journal), samples, strict=True):
+                    journal.partial.end(turn, sample.turns[0].completion)
+                record_ended(journal, samples)
 
-    def _write_tokens(self, journal: Journal) -> dict[str, PartialTurn]:
+    def _write_tokens(self, journal: Journal) -> list[PartialTurn]:
         kept = journal.partial
         turns = [kept.turn(request)[0] for request in self._requests]
         for start in range(0, self._ids.shape[1] - REPORT_EVERY, REPORT_EVERY):
@@ -128,11 +118,7 @@ class WriteAll:
             for row, (request, turn) in enumerate(zip(self._requests, turns, strict=True)):
                 kept.add(request.id, turn, self._ids[row, block], self._logprobs[row, block], 3)
             journal.flush()
-        return {request.id: turn for request, turn in zip(self._requests, turns, strict=True)}
-
-    def _end(self, journal: Journal, turns: dict[str, PartialTurn], sample: Trajectory) -> None:
-        id = f"{sample.id}.0"
-        journal.partial.end(id, turns[id], sample.turns[0].completion)
+        return turns
 
 
 def write_sqlite(folder: Path, samples: list[Trajectory]) -> None:
@@ -194,6 +180,7 @@ def measure_reading(folder: Path, num_samples: int) -> float:
 
 def main() -> None:
     given = arguments(__doc__).parse_args()
+    keep_freed_memory()  # As a controller does.
     rows = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -201,7 +188,6 @@ def main() -> None:
             samples = make_samples(num_tokens)
             rows += [
                 measure("all", WriteAll(samples), samples, folder),
-                measure("judged at once", WriteAll(samples, at_once=True), samples, folder),
                 measure("files", write_journal, samples, folder),
                 measure("sqlite", write_sqlite, samples, folder),
             ]

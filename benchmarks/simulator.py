@@ -1,9 +1,10 @@
-"""Whether the simulator is right, and how far it goes: predictions beside measurements; one controller at 8 to 4,096 GPUs.
+"""Whether the simulator is right, and how far it goes: predictions beside measurements; one controller at 8 to 16,384 GPUs.
 
 `overlap` and `long_tail` predict those benchmarks; `run` has a tiny model play a game on this CPU at several staleness budgets
 at the same time, learns from the folder of one and predicts the others;
-`scale` grows the simulated cluster with its batch (weak scaling).
-Run: python benchmarks/simulator.py overlap long_tail run scale
+`scale` grows the simulated cluster with its batch (weak scaling), on a clock that the controller's CPU time moves on; `full`
+has engines that answer faster and faster, until it is what all wait for.
+Run: python benchmarks/simulator.py overlap long_tail run scale full
 """
 
 from __future__ import annotations
@@ -226,8 +227,9 @@ def grown(num_gpus: int, *, samples_per_gpu: int) -> Prediction:
         train_s=0.0,
         train_token_s=60 / (samples_per_gpu / 2 * num_gpus * 1500),
         num_devices=num_gpus,
+        is_charged=True,
     )
-    return run_case(Case("", rollout, load, replace(system)), num_steps=4).outcome
+    return run_case(Case("", rollout, load, system), num_steps=4).outcome
 
 
 def scale_rows(sizes: list[int], samples_per_gpu: int) -> list[dict[str, Any]]:
@@ -253,18 +255,51 @@ def scale_rows(sizes: list[int], samples_per_gpu: int) -> list[dict[str, Any]]:
     return rows
 
 
+FULL_GPUS, FULL_STEPS = 64, 12
+DECODE_S = (0.04, 0.02, 0.01, 0.005, 0.0025)
+"""Of the engines of `full`: to twice what a controller of 10,000 samples a second takes."""
+
+
+def hurried(decode_s: float, *, is_charged: bool) -> Prediction:
+    """Short samples from engines of this speed, as many in flight as on so many GPUs, and a trainer that takes no time."""
+    engine = EngineModel(decode_s=lambda num: decode_s, max_running=512)
+    rollout = RolloutConfig(prompts_per_step=FULL_GPUS * 25 // 16, group_size=8, max_staleness=1)
+    load = Workload(lengths=parse_drawn("uniform:10,20", salt=1, name=""), prompt_tokens=512, max_tokens=20)
+    seats = tuple((f"e{rank}",) for rank in range(FULL_GPUS // 16))
+    system = System(engine=engine, engine_seats=seats, policy_seats=(("p",),), train_s=0.0, is_charged=is_charged)
+    return run_case(Case("", rollout, load, system), num_steps=FULL_STEPS).outcome
+
+
+def full_rows() -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    per_gpu = grown(8, samples_per_gpu=25).samples_per_s / 8
+    for decode_s in DECODE_S:
+        asked, got = (hurried(decode_s, is_charged=is_charged) for is_charged in (False, True))
+        rows.append(
+            {
+                "asked_per_s": asked.samples_per_s,
+                "done_per_s": got.samples_per_s,
+                "of_asked": f"{got.samples_per_s / asked.samples_per_s:.1%}",
+                "us_per_sample": 1e6 * got.controller_s / got.num_started,
+                "gpus_of_scale": got.samples_per_s / per_gpu,
+            }
+        )
+    return rows
+
+
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("parts", nargs="*", default=["overlap", "long_tail", "run", "scale"])
+    parser.add_argument("parts", nargs="*", default=["overlap", "long_tail", "run", "scale", "full"])
+    parser.add_argument("--games", nargs="+", choices=list(GAMES), default=list(GAMES), help="for `run`")
     parser.add_argument("--seconds", type=float, default=90, help="of the real runs, after they have warmed up")
-    parser.add_argument("--gpus", type=int, nargs="+", default=[8, 64, 512, 4096])
-    parser.add_argument("--samples-per-gpu", type=int, default=25, help="in flight: 25 make 102,400 on 4,096 GPUs")
+    parser.add_argument("--gpus", type=int, nargs="+", default=[8, 64, 512, 4096, 16384])
+    parser.add_argument("--samples-per-gpu", type=int, default=25, help="in flight: 25 make 409,600 on 16,384 GPUs")
     given = parser.parse_args()
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         rows += overlap_rows(Path(folder)) if "overlap" in given.parts else []
         rows += long_tail_rows() if "long_tail" in given.parts else []
-        for index, game in enumerate(GAMES if "run" in given.parts else ()):
+        for index, game in enumerate(given.games if "run" in given.parts else ()):
             rows += run_rows(Path(folder) / str(index), game, given.seconds)
     if rows:
         report("simulator", rows, title="Predicted beside measured", note="measured beside other load", save=given.save)
@@ -275,6 +310,15 @@ def main() -> None:
             title="One controller, weak scaling",
             note="us_per_sample: CPU time of scheduler, router, token keeper, journal and event loop for each sample that was "
             "started, without that of the modelled engines (models_us); controller_load: the share of one core that it takes",
+            save=given.save,
+        )
+    if "full" in given.parts:
+        report(
+            "simulator_full",
+            full_rows(),
+            title="One controller that has all it can do",
+            note="asked: what engines would finish, were the controller infinitely fast; gpus_of_scale: that as many GPUs as "
+            "`scale` has them finish",
             save=given.save,
         )
 

@@ -212,6 +212,9 @@ class Status(StrEnum):
     FAILED = "failed"
 
 
+_ENDED, _TOKEN_IDS = (Status.COMPLETED, Status.TRUNCATED), attrgetter("completion.token_ids")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn(_Plain):
     """One exchange: the prompt, the completion, and the environment's reply."""
@@ -310,7 +313,7 @@ class Trajectory(_Plain):
     @property
     def is_usable(self) -> bool:
         """Whether it may be trained on: it ended by itself or at a limit, and was scored."""
-        return self.status in (Status.COMPLETED, Status.TRUNCATED) and any(turn.completion.token_ids for turn in self.turns)
+        return self.status in _ENDED and any(map(_TOKEN_IDS, self.turns))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

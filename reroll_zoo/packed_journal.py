@@ -1,6 +1,6 @@
 """Events of a journal that are no longer written to, compressed: they prove what they did, in a fraction of the room.
 
-Lines of JSON with checksums shrink to a fifth or less, and no event is lost; what reads journals reads both forms.
+Lines of JSON with checksums shrink to a fifth or less; what reads journals reads both forms.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate, groupby
 from math import prod
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -13,12 +14,32 @@ from torch import Tensor
 from reroll.infer.embedded.attention import SlotCache, StepAttention
 from reroll.infer.embedded.model_runner import ModelRunner
 from reroll.infer.embedded.slots import SavedSlot, SlotBackend
+from reroll.infer.prefixes import TOKEN_BYTES, PrefixIndex
 from reroll.models.attention import Scoring
 from reroll.models.recurrent import Run, recurrent_layers
 from reroll_zoo.recurrent_layers import MixerState, run_mixer
 
+T = TypeVar("T")
+
 _SHARE_OF_FREE = 0.3
 """Of a GPU's free memory: what slots without a budget of their own may grow to. They are copied as they grow."""
+
+
+class WholePrefixIndex(PrefixIndex[T]):
+    """The index of saved prefixes for values that stand for all of their tokens and for no fewer."""
+
+    def keep(self, tokens: tuple[int, ...], value: T) -> None:
+        """Remember `value` under `tokens`. Entries that they extend stay too: nothing else can stand for those."""
+        self._put(self._key(tokens), value)
+
+    def find(self, tokens: tuple[int, ...]) -> tuple[int, T] | None:
+        """The longest kept sequence that `tokens` begin with and go on from: its length and its value. It counts as used."""
+        key = self._key(tokens)
+        for length in sorted({len(other) for other in self._values if len(other) < len(key)}, reverse=True):
+            if (found := key[:length]) in self._values:
+                self._values.move_to_end(found)
+                return length // TOKEN_BYTES, self._values[found]
+        return None
 
 
 class StateTable:
@@ -124,6 +145,8 @@ class RecurrentStep(StepAttention):
 
 class RecurrentBackend(SlotBackend):
     """Dense slots on any device. What a slot or a saved prefix holds is good at its exact length only."""
+
+    prefix_index = WholePrefixIndex
 
     def __init__(self, runner: ModelRunner, end_ids: Sequence[int] = (), *, max_bytes: int | None = None) -> None:
         if max_bytes is None and runner.device.type == "cuda":

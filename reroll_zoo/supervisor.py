@@ -23,7 +23,7 @@ from rich.console import Console
 
 from reroll.pipeline.restarts import Restarts
 from reroll.runtime.foreground import take_ctrl_c_as
-from reroll.runtime.subprocesses import exit_reason, follow_parent
+from reroll.runtime.subprocesses import exit_reason, follow_parent, go_on_without_parent
 from reroll_zoo.forks.forks import children, start_as_in
 from reroll_zoo.replicas.place import remove_all_of
 
@@ -111,6 +111,7 @@ class _Spare:
             os.close(self._ear)
 
     def _wait(self) -> None:
+        go_on_without_parent()
         name = Path("/proc/self/comm")
         before = name.read_text()
         name.write_text(SPARE)
@@ -124,8 +125,10 @@ class _Spare:
         name.write_text(before)
 
     def call(self) -> int | None:
-        """Let it be the controller. Returns its number; None if it has ended."""
+        """Let it be the controller, also if a signal has stopped it. Returns its number; None if it has ended."""
         ended, _ = os.waitpid(self._pid, os.WNOHANG)
+        if not ended:
+            os.kill(self._pid, signal.SIGCONT)
         with suppress(BrokenPipeError):  # It ends just now: as a controller that was killed.
             os.write(self._mouth, b"!")
         os.close(self._mouth)

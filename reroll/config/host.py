@@ -59,26 +59,6 @@ def foreign_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
 
 
-def gpu_names() -> list[str]:
-    """What the driver calls the GPUs of this machine, e.g. `NVIDIA H200`; empty where it does not say."""
-    names = []
-    for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
-        try:
-            match = re.search(r"^Model:\s*(.+)$", file.read_text(), re.MULTILINE)
-        except OSError:
-            continue
-        names += [match[1].strip()] if match else []
-    return names
-
-
-def host_memory_bytes() -> int | None:
-    """The memory of this machine; None where it cannot be told."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):
-        return None
-
-
 def models_dir() -> Path:
     """Where `reroll models fetch` stores models: $REROLL_MODELS, or ./models."""
     return Path(os.environ.get("REROLL_MODELS", "models"))

@@ -406,5 +406,5 @@ class RunConfig(Node):
     """Steps in which every rank of the policy records what it does (torch.profiler), for `reroll trace`; the first is 1."""
     journal_gib: float | None = Field(default=10.0, gt=0)
     """How much the journal may keep of what samples wrote, newest first, at 7 to 8 bytes a token,
-    and where experts are replayed what these take (docs/moe.md); null: all. A resumed run
-    needs what came after its checkpoint."""
+    and where experts are replayed what these take (docs/moe.md), and a tenth as much of events; null:
+    all. A resumed run needs what came after its checkpoint."""

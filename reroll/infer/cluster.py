@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from heapq import heappop, heappush
 from operator import attrgetter
 from typing import TypeVar
 
@@ -48,7 +49,7 @@ _MAX_REMEMBERED = 8192
 _MAX_REMEMBERED_TOKENS = 1 << 23
 """Bounds on the prefixes of past requests that the router remembers."""
 
-_LOAD, _STANDING = attrgetter("load"), attrgetter("is_dead", "needs_weights", "is_away", "load")
+_STANDING = attrgetter("is_dead", "needs_weights", "is_away", "load")
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +78,8 @@ class InferCluster:
         self._workers, self._max_workers = workers, max_workers
         self._joining: asyncio.Task[None] | None = None
         self._states = [WorkerState(rank) for rank in range(workers.size)]
+        self._loads: list[tuple[int, int]] = []
+        """A heap of loads and ranks: of each worker that is ready its load now, and some that it had."""
         self._pending: dict[str, PendingRequest] = {}
         self._affinities: PrefixIndex[Affinity] = PrefixIndex(max_entries=_MAX_REMEMBERED, max_tokens=_MAX_REMEMBERED_TOKENS)
         self._restarts: set[asyncio.Task[None]] = set()
@@ -97,7 +100,8 @@ class InferCluster:
             raise self._failure
         if request.id in self._pending:
             raise ValueError(f"request {request.id} is already in flight: ids must be unique")
-        self._start_tasks()
+        if not self._states[0].tasks:
+            self._start_tasks()
         answer: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         pending = PendingRequest(request, answer, self._route(request.prompt_ids), on_tokens)
         self._pending[request.id] = pending
@@ -109,7 +113,7 @@ class InferCluster:
             raise
         finally:
             del self._pending[request.id]
-            pending.worker.load -= 1
+            self._add_load(pending.worker, -1)
 
     async def load_weights(self, weights: Mapping[str, Tensor], *, version: int, adopt: bool = True) -> None:
         """From the return on, all new tokens come from these weights and carry `version`. Requests in flight continue.
@@ -206,12 +210,14 @@ class InferCluster:
         await self._outcomes(workers, [self._workers.one(worker.rank, method) for worker in workers])
         for worker in workers:
             worker.is_away = is_away
+        self._note_loads()
 
     def _mark_fresh(self, workers: Sequence[WorkerState]) -> None:
         """Record that these workers have taken part in a complete push, and hold the policy's weights."""
         self._has_pushed_weights = True
         for worker in workers:
             worker.needs_weights = False
+        self._note_loads()
 
     @property
     def _receivers(self) -> list[WorkerState]:
@@ -241,8 +247,26 @@ class InferCluster:
             raise self._failure
         return answers
 
+    def _add_load(self, worker: WorkerState, change: int) -> None:
+        worker.load += change
+        heappush(self._loads, (worker.load, worker.rank))
+        if len(self._loads) > 64 * len(self._states):
+            self._note_loads()
+
+    def _note_loads(self) -> None:
+        """Call when a worker has become ready."""
+        self._loads = sorted((worker.load, worker.rank) for worker in self._states if worker.is_ready)
+
+    def _least_loaded(self) -> WorkerState:
+        while self._loads:
+            load, rank = self._loads[0]
+            if self._states[rank].load == load and self._states[rank].is_ready:
+                return self._states[rank]
+            heappop(self._loads)
+        return min(self._states, key=_STANDING)
+
     def _dispatch(self, pending: PendingRequest) -> None:
-        pending.worker.load += 1
+        self._add_load(pending.worker, 1)
         pending.worker.has_load.set()
         request = pending.rest()
         pending.worker.post(Submit(request, pending.worker.pictures_for(request)))
@@ -252,18 +276,20 @@ class InferCluster:
 
         A prefix shared by many prompts, such as a system prompt, does not count: it would send every request to one worker.
         """
-        ready = [worker for worker in self._states if not (worker.is_away or worker.is_dead or worker.needs_weights)]
-        least_loaded = min(ready or self._states, key=_LOAD if ready else _STANDING)
-        num_common, affinity = self._affinities.find(prompt_ids) or (0, None)
+        least_loaded = self._least_loaded()
+        num_common, known = self._affinities.find(prompt_ids) or (0, None)
+        affinity = known
         if affinity is None or num_common < affinity.num_opening:
             affinity = Affinity(least_loaded, len(prompt_ids))
         is_gone = affinity.worker.is_dead or (affinity.worker.is_away and not least_loaded.is_away)
         if is_gone or affinity.worker.load - least_loaded.load > _MAX_IMBALANCE:
             affinity = replace(affinity, worker=least_loaded)
-        self._affinities.keep(prompt_ids, affinity)
+        if affinity is not known or num_common < len(prompt_ids):
+            self._affinities.keep(prompt_ids, affinity)
         return affinity.worker
 
     def _start_tasks(self) -> None:
+        self._note_loads()
         if self._max_workers > len(self._states) and self._joining is None:
             self._joining = asyncio.create_task(self._join_loop())
         for worker in self._states:
@@ -338,7 +364,7 @@ class InferCluster:
             sum(pending.partial.num_tokens for pending in moved),
         )
         for pending in moved:
-            worker.load -= 1
+            self._add_load(worker, -1)
             pending.worker = self._route(pending.request.prompt_ids)
             self._dispatch(pending)
         restart = asyncio.create_task(self._let_go(worker) if worker.has_joined else self._restart(worker))

@@ -38,6 +38,8 @@ class WorkerState:
     has_load: asyncio.Event = field(default_factory=asyncio.Event)
     pictures: set[str] = field(default_factory=set)
     """Those that it was sent."""
+    seen_ids: tuple[int, ...] = ()
+    """The prompt that was last looked through for them: siblings have the very same."""
     status: EngineStatus | None = None
     """As of its last report."""
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
@@ -49,8 +51,16 @@ class WorkerState:
         """Whether it may be sent requests."""
         return not (self.is_dead or self.needs_weights)
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether it answers what it is sent now."""
+        return not (self.is_away or self.is_dead or self.needs_weights)
+
     def pictures_for(self, request: Request) -> dict[str, bytes]:
         """Those of its prompt that the worker was not sent before."""
+        if request.prompt_ids is self.seen_ids:
+            return {}
+        self.seen_ids = request.prompt_ids
         has_any = max(request.prompt_ids, default=0) >= FIRST_ID
         missing = pictures_to_send(request.prompt_ids, but=self.pictures) if has_any else {}
         self.pictures.update(missing)

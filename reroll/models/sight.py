@@ -18,8 +18,8 @@ from reroll.config.registry import load_entry
 class Sight(Protocol):
     """The pictures among the packed tokens of one pass."""
 
-    def at(self, tokens: Tensor) -> Self:
-        """Of these tokens."""
+    def at(self, tokens: Tensor, index: Tensor) -> Self:
+        """Of these tokens; `index` says which of them each token is."""
 
 
 class Eye(Protocol):

@@ -7,7 +7,7 @@ journal/000000.tokens  what ended samples wrote and earned; events say where
 journal/in-flight.tokens  what samples that have not ended wrote so far (`partial_samples`)
 
 A pair of files is a segment; a new one is begun whenever a run is started or resumed, and when one is large. The tokens of
-the oldest segments are deleted when all together outgrow a bound; events are kept, those of closed segments as `.jsonl.gz`.
+the oldest segments are deleted when all together outgrow a bound, and so are events, those of closed segments `.jsonl.gz`.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ JOURNAL_FOLDER = "journal"
 _EVENTS, _TOKENS = ".jsonl", ".tokens"
 PACKED = ".gz"
 """What follows the name of a file of events that was packed (the group `reroll.journals`)."""
+_EVENTS_SHARE = 10
+"""Of the bytes that tokens may have, events may have one in so many."""
 _MAX_SEGMENT_BYTES = 1 << 26
 """Of a segment's tokens, and of its events. Then the next is begun."""
 _BUFFER_BYTES = 1 << 18
@@ -167,8 +169,8 @@ class Journal:
         max_bytes: int | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`config` is a fingerprint of all that decides what is sampled. Of tokens `max_bytes` are kept, in whole segments;
-        None keeps all. Nothing is written before the first event."""
+        """`config` is a fingerprint of all that decides what is sampled. Of tokens `max_bytes` are kept, in whole segments,
+        and of events a tenth as many; None keeps all. Nothing is written before the first event."""
         self.folder = folder
         self._config = config
         self._attempt = attempt
@@ -260,7 +262,7 @@ class Journal:
             if self._segment.is_full:
                 self._segment.close()
                 self._segment = self._opened(CONTINUED)
-                self._delete_oldest_tokens()
+                self._delete_oldest()
 
     def _opened(self, state: str) -> _Segment:
         last = max((int(path.stem) for path in segments(self.folder)), default=-1)
@@ -270,14 +272,20 @@ class Journal:
         segment.flush()
         return segment
 
-    def _delete_oldest_tokens(self) -> None:
-        if self._max_bytes is None:
-            return
-        files = [path for segment in segments(self.folder) if (path := segment.with_suffix(_TOKENS)).exists()]
-        sizes = [path.stat().st_size for path in files]
-        while len(files) > 2 and sum(sizes) > self._max_bytes:  # The last two hold what a resumed run would take.
-            files.pop(0).unlink()
-            sizes.pop(0)
+    def _delete_oldest(self) -> None:
+        if self._max_bytes is not None:
+            files = segments(self.folder)
+            _keep_newest([path.with_suffix(_TOKENS) for path in files], self._max_bytes)
+            events = [path if path.exists() else Path(f"{path}{PACKED}") for path in files]
+            _keep_newest(events, self._max_bytes // _EVENTS_SHARE)
+
+
+def _keep_newest(files: Sequence[Path], max_bytes: int) -> None:
+    """Delete the oldest, but for the last two, which hold what a resumed run would take."""
+    sizes = [path.stat().st_size if path.exists() else 0 for path in files]
+    for number, path in enumerate(files[:-2]):
+        if sum(sizes[number:]) > max_bytes:
+            path.unlink(missing_ok=True)
 
 
 def _runs(waiting: Sequence[_WaitingEvent | _WaitingSample]) -> list[_Waiting]:
@@ -560,15 +568,3 @@ def read_stored(event: Event, *, text_of: Decode) -> Trajectory | None:
         return None
     prompt_ids, shown = decode_ids(prompt[: stored.prompt_size]), prompt[stored.prompt_size :]
     return decode(data, id=event.sample_id, prompt_ids=prompt_ids, shown=shown, text_of=text_of)
-
-
-def damage_of(segment: Path) -> str | None:
-    """What is wrong with a segment's events, in words. A last line that a crash tore is no damage."""
-    num_good = sum(1 for _ in _read_lines(segment))
-    with open_events(segment) as file:
-        num_lines = sum(1 for _ in file)
-    if num_good < num_lines - 1:
-        return (
-            f"damaged: {segment} line {num_good + 1} does not match its checksum, and {num_lines - num_good - 1} lines follow"
-        )
-    return None

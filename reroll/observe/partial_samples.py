@@ -49,7 +49,7 @@ _FINISHES = {None: 0, FinishReason.STOP: 1, FinishReason.LENGTH: 2}
 class PartialTurn(PartialCompletion):
     """One request of a sample: what is written of its completion, and whether that is all."""
 
-    __slots__ = ("finish", "prompt", "routes", "whole")
+    __slots__ = ("finish", "is_complete", "prompt", "routes", "whole")
 
     def __init__(self, prompt: int) -> None:
         super().__init__()
@@ -60,6 +60,8 @@ class PartialTurn(PartialCompletion):
         """As in `Completion`, once it has ended."""
         self.whole: Completion | None = None
         """The completion that was handed out, once it has ended."""
+        self.is_complete = False
+        """All tokens of that are here."""
 
     @property
     def num_in_all(self) -> int:
@@ -68,9 +70,10 @@ class PartialTurn(PartialCompletion):
 
     def runs(self) -> Iterator[_TokenRun]:
         """Its tokens, split where the weights changed."""
+        arrays, end = self.arrays(), 0
         if not self.num_tokens:
             return
-        ids, logprobs, end = np.concatenate(self._ids), np.concatenate(self._logprobs), 0
+        ids, logprobs = np.concatenate(arrays.ids), np.concatenate(arrays.logprobs)
         for version, count in self.versions:
             begin, end = end, end + count
             yield _TokenRun(ids[begin:end], logprobs[begin:end], version)
@@ -89,14 +92,16 @@ class PartialTurn(PartialCompletion):
         return self.whole
 
     def arrays(self) -> TokenArrays:
-        """All tokens of a turn that is over."""
+        """All its tokens."""
         for _ in self.rest():
             pass
         return TokenArrays(self._ids, self._logprobs)
 
     def rest(self) -> Iterator[_TokenRun]:
-        """What was not told of the whole completion, added on the way."""
-        assert self.whole is not None
+        """What was not told of the whole completion, added on the way; once."""
+        if self.whole is None or self.is_complete:
+            return
+        self.is_complete = True
         token_ids, logprobs, end = self.whole.token_ids, self.whole.logprobs, 0
         for version, count in self.whole.versions:
             begin, end = max(end, self.num_tokens), end + count
@@ -122,8 +127,6 @@ class PartialSamples:
         """By group, sample and request."""
         self._rows: list[_Row] = []
         """Tokens that are not in the file yet."""
-        self._over: list[tuple[str, PartialTurn]] = []
-        """Turns of which the rest is not, either."""
         self._file: BinaryIO | None = None
         self._num_bytes_left = 0
         self.on_added: Callable[[], None] = lambda: None
@@ -146,6 +149,8 @@ class PartialSamples:
         turn = turns.get(request.id)
         if turn is not None and turn.prompt == prompt:
             return turn, 0
+        for name, earlier in turns.items():
+            self._keep_rest(name, earlier)  # What comes was written because of it.
         num_other = 0 if turn is None else turn.num_in_all
         turns[request.id] = PartialTurn(prompt)
         return turns[request.id], num_other
@@ -158,17 +163,15 @@ class PartialSamples:
         turn.add(ids, logprobs, version)
         self.on_added()
 
-    def end(self, request_id: str, turn: PartialTurn, completion: Completion) -> None:
-        """A turn is over: what had not been told of it is kept, too. Of a sample that is judged before the next flush it need
-        not be."""
+    def end(self, turn: PartialTurn, completion: Completion) -> None:
+        """A turn is over. What had not been told of it is kept as soon as another follows: a sample that is judged now is soon
+        kept as a whole, and else draws these few tokens again."""
         turn.finish, turn.whole, turn.routes = completion.finish_reason, completion, completion.routes
-        self._over.append((request_id, turn))
-        self.on_added()
 
     def told(self, sample_id: str) -> Told:
-        """The tokens of a sample's turns that are over, by the `id` of the completion that was handed out for each."""
+        """The tokens of a sample's turns that were told before they were over, by the `id` of the completion handed out."""
         turns = self._sample(sample_id).values()
-        return {id(turn.whole): turn.arrays() for turn in turns if turn.whole is not None}
+        return {id(turn.whole): turn.arrays() for turn in turns if turn.whole is not None and turn.num_tokens}
 
     def versions_in_group(self, number: int) -> list[Versions]:
         """For each of its samples that has tokens, the weights that wrote them."""
@@ -208,10 +211,6 @@ class PartialSamples:
 
     def flush(self) -> None:
         """Hand all that was added to the operating system."""
-        over, self._over = self._over, []
-        for name, turn in over:
-            if self._sample(name.rpartition(".")[0]).get(name) is turn:
-                self._rows += _rows(name, turn, turn.num_tokens, turn.rest())
         if not self._rows:
             return
         with explained(self._path):
@@ -223,7 +222,9 @@ class PartialSamples:
         self._rows = []
 
     def close(self) -> None:
-        """Flush and close. Safe to call twice."""
+        """Keep all, flush and close. Safe to call twice."""
+        for name, turn in self._all_turns():
+            self._keep_rest(name, turn)
         self.flush()
         if self._file is not None:
             self._file.close()
@@ -235,6 +236,9 @@ class PartialSamples:
     def _turns(self, request_id: str) -> dict[str, PartialTurn]:
         sample_id = request_id.rpartition(".")[0]
         return self._groups.setdefault(sample_id.partition(".")[0], {}).setdefault(sample_id, {})
+
+    def _keep_rest(self, name: str, turn: PartialTurn) -> None:
+        self._rows += _rows(name, turn, turn.num_tokens, turn.rest())
 
     def _write_anew(self) -> None:
         """All that is known of samples in flight, in a new file that takes the place of the old one when it is whole."""

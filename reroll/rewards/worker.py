@@ -18,6 +18,8 @@ from reroll.types import Prompt, Score, Trajectory
 
 Case = tuple[Prompt, Trajectory]
 """What is to be judged."""
+Verdicts = tuple[list[Score | RewardError], float]
+"""On the first cases, and the seconds that it took to judge them."""
 
 
 class RewardWorker:
@@ -43,16 +45,16 @@ class RewardWorker:
         self._limits = {name: MemoryLimit(self._configs[name].memory_mb) for name in self._judges}
         return self._problems
 
-    def score(self, name: str, cases: Sequence[Case], *, together_s: float) -> list[Score | RewardError]:
+    def score(self, name: str, cases: Sequence[Case], *, together_s: float) -> Verdicts:
         """For each case a finite score, or the reason why there is none. Judges the first, and others until `together_s` have
         passed: those that are left may find another worker free. After `MustRestart` this one is to be replaced."""
-        over_s = time.perf_counter() + together_s
+        started_s = time.perf_counter()
         verdicts: list[Score | RewardError] = []
         for prompt, trajectory in cases:
             verdicts.append(self._verdict(name, prompt, trajectory))
-            if isinstance(verdicts[-1], MustRestart) or time.perf_counter() > over_s:
+            if isinstance(verdicts[-1], MustRestart) or time.perf_counter() > started_s + together_s:
                 break
-        return verdicts
+        return verdicts, time.perf_counter() - started_s
 
     def close(self) -> None:
         self._runner.close()

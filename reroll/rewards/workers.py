@@ -17,7 +17,7 @@ from reroll.rewards.base import raised
 from reroll.rewards.memory import MustRestart
 from reroll.rewards.meter import RewardMeter
 from reroll.rewards.slots import FairSlots
-from reroll.rewards.worker import Case, RewardWorker
+from reroll.rewards.worker import Case, RewardWorker, Verdicts
 from reroll.runtime.base import Placement, Runtime, Workers
 from reroll.runtime.devices import num_usable_cores
 from reroll.runtime.processes import ProcessRuntime
@@ -180,7 +180,7 @@ class RewardWorkers:
         """Whose turn it is: the first, and with it as many as are quickly judged, but leave the other processes their share."""
         queue = self._waiting[name]
         share = math.ceil(len(queue) / self._num_slots)
-        num_quick = int(TOGETHER_S / self._usual_s.get(name, TOGETHER_S))
+        num_quick = int(TOGETHER_S / max(self._usual_s.get(name, TOGETHER_S), 1e-9))
         taken: list[_Waiting] = []
         while queue and len(taken) < max(1, min(share, num_quick)):
             if taken and (taken[-1].is_alone or queue[0].is_alone):
@@ -197,7 +197,7 @@ class RewardWorkers:
             self._meter.waited(waiting.domain, started_s - waiting.since_s)
         verdicts: list[Score | RewardError] = []
         try:
-            verdicts = await self._ask(rank, name, [waiting.case for waiting in taken])
+            verdicts, seconds = await self._ask(rank, name, [waiting.case for waiting in taken])
             if isinstance(verdicts[-1], MustRestart):
                 self._start_loading(rank, anew=True)
         except _JudgingLost as lost:
@@ -207,14 +207,15 @@ class RewardWorkers:
             for waiting in taken:
                 waiting.tell(_closing())
             raise
-        seconds = (time.perf_counter() - started_s) / max(1, len(verdicts))
-        self._usual_s[name] = (1 - _NEWEST) * self._usual_s.get(name, seconds) + _NEWEST * seconds
+        # The way to a process and back counts for nothing: it takes longest when many samples end at once.
+        usual_s = seconds / len(verdicts) if verdicts else time.perf_counter() - started_s
+        self._usual_s[name] = (1 - _NEWEST) * self._usual_s.get(name, usual_s) + _NEWEST * usual_s
         for waiting, verdict in zip(taken, verdicts, strict=False):
             waiting.tell(self._unjudged(name, str(verdict)) if isinstance(verdict, MustRestart) else verdict)
         if verdicts:
             self._wait_again(name, taken[len(verdicts) :])
 
-    async def _ask(self, rank: int, name: str, cases: Sequence[Case]) -> list[Score | RewardError]:
+    async def _ask(self, rank: int, name: str, cases: Sequence[Case]) -> Verdicts:
         """Verdicts on the first cases, one at least. Raises _JudgingLost if there are none."""
         timeout_s = self._rewards[name].timeout_s
         try:

@@ -96,5 +96,5 @@ class TokenKeeper:
         asked = replace(request, id=f"{request.id}#{next(self._serials)}", written=turn.written())
         completion = await self._generate(asked, partial(tokens.add, request.id, turn))
         if completion.finish_reason is not FinishReason.ABORT:
-            tokens.end(request.id, turn, completion)
+            tokens.end(turn, completion)
         return completion

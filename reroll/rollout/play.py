@@ -15,7 +15,7 @@ from reroll.types import Completion, FinishReason, Message, Prompt, Request, Sam
 
 def stable_seed(*parts: int) -> int:
     """A 63-bit seed from the numbers that name a draw, e.g. (run seed, group number, sibling). Order counts."""
-    digest = blake2b(",".join(map(str, parts)).encode(), digest_size=8).digest()
+    digest = blake2b(b",".join([b"%d" % part for part in parts]), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 

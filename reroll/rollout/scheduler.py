@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 from reroll.config.parts import RolloutConfig
@@ -134,7 +134,7 @@ class RolloutScheduler:
         yield last
 
     def _handed_out(self, admitted_groups: Sequence[AdmittedGroup[Prompt]]) -> list[Group]:
-        now = _now()
+        now = self._loop.time()
         for admitted in admitted_groups:
             self._meter.ready_s.add(now - self._flights[admitted.number].finished_s)
             self._meter.staleness.add(self._admission.version - admitted.version)
@@ -215,10 +215,15 @@ class RolloutScheduler:
         await asyncio.gather(*self._stopping, return_exceptions=True)
         self._journal.flush()
 
+    @cached_property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        # Its clock is virtual in a simulation. Asking for it is a system call in Python 3.11.
+        return asyncio.get_running_loop()
+
     def _admit(self) -> None:
         if self._error is not None:
             return
-        now = _now()
+        now = self._loop.time()
         has_baseline = self._greedy is not None
         for admitted in self._admission.admit():
             group_size = self._config.of(admitted.domain).group_size
@@ -228,7 +233,7 @@ class RolloutScheduler:
             about: dict[str, Any] = {"prompt": admitted.prompt.id, "domain": admitted.domain, "version": admitted.version}
             about |= _for_readers(admitted.prompt)
             self._record(flight, SampleState.QUEUED, **about | ({"baseline": num_samples - 1} if has_baseline else {}))
-            flight.tasks = [asyncio.create_task(self._run_sample(flight, index)) for index in range(num_samples)]
+            flight.tasks = [self._loop.create_task(self._run_sample(flight, index)) for index in range(num_samples)]
 
     async def _run_sample(self, flight: GroupInFlight, index: int) -> None:
         try:
@@ -249,7 +254,7 @@ class RolloutScheduler:
         if (recalled := self._recall(admitted, index)) is not None:
             self._meter.num_recalled += 1
             return recalled
-        started_s = _now()
+        started_s = self._loop.time()
         self._meter.queue_s.add(started_s - flight.admitted_s)
         num_kept = self._take_up_tokens(admitted, id)
         self._journal.record(id, SampleState.GENERATING, **({"kept": num_kept} if num_kept else {}))
@@ -257,7 +262,7 @@ class RolloutScheduler:
         episode = self._greedy if self._greedy and is_baseline else self._episode
         seed = stable_seed(self._seed, admitted.number, index)
         trajectory = await replayed(episode, admitted.prompt, id, seed, on_lost=partial(self._note_lost, id))
-        generated_s = _now()
+        generated_s = self._loop.time()
         self._meter.generate_s.add(generated_s - started_s)
         if flight.is_stopped or not trajectory.is_usable:
             return trajectory
@@ -269,7 +274,7 @@ class RolloutScheduler:
             return replace(trajectory, status=Status.FAILED, reason=str(error))
         finally:
             self._num_scoring -= 1
-        self._meter.score_s.add(_now() - generated_s)
+        self._meter.score_s.add(self._loop.time() - generated_s)
         if not math.isfinite(score.value):
             return replace(trajectory, status=Status.FAILED, reason=f"its reward is {score.value}")
         return trajectory.scored(score)
@@ -290,9 +295,9 @@ class RolloutScheduler:
     def _take_up_tokens(self, admitted: AdmittedGroup[Prompt], id: str) -> int:
         """How many kept tokens the sample continues from. They are dropped if they come from unfit weight versions."""
         tokens = self._journal.partial
-        versions, num_tokens = tokens.versions(id), tokens.num_tokens(id)
-        if versions is None:
+        if (versions := tokens.versions(id)) is None:
             return 0
+        num_tokens = tokens.num_tokens(id)
         if not self._fits(admitted, versions):
             tokens.forget(id)
             self._note_discarded(id, num_tokens, _misfit(admitted, versions))
@@ -350,7 +355,7 @@ class RolloutScheduler:
         """Flush the journal in the next iteration of the event loop: samples that end together are written together."""
         if not self._will_flush:
             self._will_flush = True
-            asyncio.get_running_loop().call_soon(self._flush)
+            self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         self._will_flush = False
@@ -386,7 +391,7 @@ class RolloutScheduler:
             self._drop(flight, "all rewards of the group are equal")
         else:
             self._num_dropped_in_a_row = 0
-            flight.finished_s = _now()
+            flight.finished_s = self._loop.time()
             flight.tasks.clear()
             self._admission.finish(flight.admitted, keep=True)
             self._wake.set()
@@ -475,11 +480,6 @@ def _for_readers(prompt: Prompt) -> dict[str, Any]:
     seed = prompt.extra.get("seed")
     answer = {} if prompt.answer is None else {"answer": prompt.answer}
     return answer | ({"seed": seed} if isinstance(seed, int) else {})
-
-
-def _now() -> float:
-    # The event loop's clock: in a simulation it is virtual.
-    return asyncio.get_running_loop().time()
 
 
 def _to_plain(prompt: Prompt) -> dict[str, Any]:

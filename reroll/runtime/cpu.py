@@ -99,7 +99,7 @@ def gc_frozen() -> Iterator[None]:
     """
     usual = gc.get_threshold()
     gc.freeze()
-    gc.set_threshold(10_000, 50, 10)
+    gc.set_threshold(50_000, 50, 10)
     try:
         yield
     finally:

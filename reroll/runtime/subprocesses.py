@@ -15,17 +15,25 @@ from contextlib import contextmanager, suppress
 from typing import NoReturn
 
 _PARENT_CHECK_S = 1.0
-_MARK = "REROLL_CHILD"
+MARK = "REROLL_CHILD"
 """The variable in the environment of a child that says whose it is: a mark, behind those of the processes above it."""
 _MAX_ROUNDS = 20
 
 
-def follow_parent(parent_pid: int | None = None) -> None:
-    """Let this process die with its parent, even while user code hangs, and what it started with it if it is marked.
+def go_on_without_parent() -> None:
+    """Have the kernel let this process go on when its parent ends, if a signal has stopped it, so that it can see that and
+    leave. It is not killed, since what it has started would stay; and one that goes on anyway does not notice, as when not the
+    parent but only the thread ends that started it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGCONT, 0, 0, 0)  # PR_SET_PDEATHSIG
 
-    `parent_pid` is for a parent that may have ended already.
+
+def follow_parent(parent_pid: int | None = None) -> None:
+    """Let this process die with its parent, even while user code hangs or a signal stops it, and what it started with it if it
+    is marked. `parent_pid` is for a parent that may have ended already. To be called by the main thread.
     """
     parent_pid = parent_pid or os.getppid()
+    go_on_without_parent()
 
     def watch() -> None:
         while os.getppid() == parent_pid:
@@ -37,7 +45,7 @@ def follow_parent(parent_pid: int | None = None) -> None:
 
 def end_with_all_it_started() -> NoReturn:
     """Leave this process, a child, now; what it started goes first, if it was marked."""
-    if mark := os.environ.get(_MARK, "").rpartition("/")[2]:
+    if mark := os.environ.get(MARK, "").rpartition("/")[2]:
         kill_marked(mark)
     os._exit(1)
 
@@ -85,20 +93,7 @@ def kill_group(pid: int) -> None:
 
 def marked(mark: str, environment: Mapping[str, str]) -> dict[str, str]:
     """A child's environment with a mark, which all that it starts inherits, daemons too. The marks of those above stay."""
-    return {**environment, _MARK: f"{environment.get(_MARK, '')}/{mark}"}
-
-
-def mark_this_process(mark: str) -> None:
-    """In a fork of a marked process: carry this mark in place of the last one, so that `kill_marked` finds it by its own.
-
-    What others see of an environment is what a program was started with: the mark is written over that.
-    """
-    getenv = ctypes.CDLL(None).getenv
-    getenv.restype = ctypes.c_void_p
-    start = getenv(_MARK.encode())
-    assert start is not None, "this process was not started with a mark"
-    last = len(ctypes.string_at(start)) - len(mark)
-    ctypes.memmove(start + last, mark.encode(), len(mark))
+    return {**environment, MARK: f"{environment.get(MARK, '')}/{mark}"}
 
 
 def kill_marked(mark: str) -> None:
@@ -139,7 +134,7 @@ def _other_pids() -> list[int]:
 
 def _marks(pid: int) -> list[bytes]:
     """That the process was given; none if it has ended or is another user's."""
-    sign = f"{_MARK}=".encode()
+    sign = f"{MARK}=".encode()
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             variables = file.read().split(b"\0")

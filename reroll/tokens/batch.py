@@ -91,13 +91,13 @@ class Batch:
     @property
     def positions(self) -> Tensor:
         """[T] place of each token in its sequence."""
-        lengths = torch.diff(self.cu_seqlens)
-        return torch.arange(self.num_tokens, device=self.ids.device) - torch.repeat_interleave(self.cu_seqlens[:-1], lengths)
+        return torch.arange(self.num_tokens, device=self.ids.device) - self.cu_seqlens[self.sequence_index]
 
     @property
     def sequence_index(self) -> Tensor:
         """[T] which sequence each token belongs to."""
-        return torch.repeat_interleave(torch.arange(len(self), device=self.ids.device), torch.diff(self.cu_seqlens))
+        numbers, lengths = torch.arange(len(self), device=self.ids.device), torch.diff(self.cu_seqlens)
+        return torch.repeat_interleave(numbers, lengths, output_size=self.num_tokens)  # Else a GPU is waited for.
 
     def replace(self, **changes: Any) -> Batch:
         """A new batch with these fields set."""
@@ -128,10 +128,7 @@ class Batch:
 
     def without_untrained(self) -> Batch:
         """Only the sequences that have a token in the loss, counted anew. At least one stays, so that it is a batch."""
-        trained = self._is_trained
-        if trained.all():
-            return self.recount()
-        return self.select(trained.nonzero().squeeze(1).tolist() or [0]).recount()
+        return self.select(self._is_trained.nonzero().squeeze(1).tolist() or [0]).recount()
 
     def recount(self) -> Batch:
         """The same rows as a batch of their own: denominators counted anew. One optimizer step, one recount."""

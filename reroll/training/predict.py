@@ -85,7 +85,7 @@ def token_states(model: PreTrainedModel, batch: Batch) -> TokenStates:
     sight = eye.look_packed(batch.ids, batch.cu_seqlens) if eye else None
     is_whole = len(distinct.ids) == batch.num_tokens
     if sight is not None and not is_whole:
-        sight = sight.at(distinct.first)
+        sight = sight.at(distinct.first, distinct.index)
     states = routed_states(model, distinct.ids, distinct.positions, distinct.attention, distinct.routes, sight)
     return states if is_whole else states.at(distinct.index)
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
 from reroll.observe.journal import (
     BEGUN,
+    CONTINUED,
     QUEUED_AGAIN,
     STEPPED,
     Event,
     SampleState,
-    damage_of,
+    open_events,
+    parse_line,
     read_events,
     read_journal,
     read_stored,
@@ -32,6 +34,8 @@ class Audit:
     num_lives: int = 0
     """How often the run was started or resumed."""
     num_steps: int = 0
+    num_cut_steps: int = 0
+    """Of these so many have lost events: the oldest were deleted to keep within `run.journal_gib`."""
     trained: int = 0
     """Groups, as are the next four."""
     dropped: int = 0
@@ -103,12 +107,12 @@ def audit(
     of the groups that a run which goes on from it has to admit again. `defers`: with `rollout.long_rounds`, groups that were
     sent back may wait while others are drawn; then checkpoints alone tell whether one was forgotten.
     """
-    undone, found = _undone(folder)
-    reader, numbers = _Auditor(found, max_staleness, num_domains, owed or {}, defers=defers), count()
-    for segment in segments(folder):
-        for event, number in zip(read_events(segment), numbers, strict=False):
-            if _counts(number, undone):
-                reader.take(event)
+    events = counted_events(folder)
+    found = events.found
+    reader = _Auditor(found, max_staleness, num_domains, owed or {}, defers=defers, begins_at=events.begins_at)
+    for segment, kept in events.by_segment():
+        for event in kept:
+            reader.take(event)
         if damage := damage_of(segment):
             found.violations.append(damage)
         on_segment()
@@ -116,50 +120,91 @@ def audit(
     return found
 
 
-def counted_events(folder: Path) -> Iterator[Event]:
+class CountedEvents:
+    """The events of a journal that no interruption undid, oldest first. Where the oldest were deleted, what is told of groups
+    that were admitted then is left out, too."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._undone: list[tuple[int, int]] = []
+        """Ranges of events."""
+        self.begins_at: int | None = None
+        """The step in which the journal begins; None: it is whole."""
+        self.found = Audit()
+        self._look()
+
+    def __iter__(self) -> Iterator[Event]:
+        for _, kept in self.by_segment():
+            yield from kept
+
+    def by_segment(self) -> Iterator[tuple[Path, Iterator[Event]]]:
+        """Each file with those of its events that count."""
+        numbers, known = count(), set[int]()
+        for segment in segments(self._folder):
+            yield segment, self._kept(segment, numbers, known)
+
+    def _kept(self, segment: Path, numbers: Iterator[int], known: set[int]) -> Iterator[Event]:
+        for event, number in zip(read_events(segment), numbers, strict=False):
+            is_undone = any(start <= number < end for start, end in self._undone)
+            if not is_undone and (self.begins_at is None or _is_known(event, known)):
+                yield event
+
+    def _look(self) -> None:
+        """Through all, once, before they are read."""
+        after_step: dict[int, int] = {}
+        found, trained_since, known, is_cut = self.found, Counter[int](), set[int](), False
+        for number, event in enumerate(read_journal(self._folder)):
+            if number == 0 and event.state == CONTINUED:
+                found.num_lives, is_cut, self.begins_at = 1, True, event.detail["version"]
+            if self.begins_at is not None and not _is_known(event, known):
+                is_cut = True
+            if event.state == BEGUN:
+                version = event.detail["version"]
+                start = after_step.get(version, 0)
+                if found.num_lives and version and version not in after_step:
+                    found.violations.append(
+                        f"out of order: the run went on from step {version}, of which the journal knows nothing"
+                    )
+                if found.num_lives and start < number:
+                    self._undone.append((start, number))
+                found.undone += sum(num for later, num in trained_since.items() if later > version)
+                after_step = {step: place for step, place in after_step.items() if step <= version}
+                trained_since = Counter({later: num for later, num in trained_since.items() if later <= version})
+                found.num_lives += 1
+            elif event.state == STEPPED:
+                version = event.detail["version"]
+                if is_cut:
+                    self.begins_at = version - 1 if not found.num_cut_steps else self.begins_at
+                    found.num_cut_steps, is_cut = version, False
+                after_step[version] = number + 1
+            elif event.state == SampleState.TRAINED and event.index == 0:
+                trained_since[event.detail["version"]] += 1
+
+
+def counted_events(folder: Path) -> CountedEvents:
     """The events that no interruption undid, oldest first."""
-    undone, _ = _undone(folder)
-    for number, event in enumerate(read_journal(folder)):
-        if _counts(number, undone):
-            yield event
+    return CountedEvents(folder)
 
 
-def _counts(number: int, undone: Sequence[tuple[int, int]]) -> bool:
-    """Whether the event of this number is in no range that was undone."""
-    return not any(start <= number < end for start, end in undone)
-
-
-def _undone(folder: Path) -> tuple[list[tuple[int, int]], Audit]:
-    """The ranges of events that an interruption undid."""
-    after_step: dict[int, int] = {}
-    ranges: list[tuple[int, int]] = []
-    found, trained_since = Audit(), Counter[int]()
-    for number, event in enumerate(read_journal(folder)):
-        if event.state == BEGUN:
-            version = event.detail["version"]
-            start = after_step.get(version, 0)
-            if found.num_lives and version and version not in after_step:
-                found.violations.append(
-                    f"out of order: the run went on from step {version}, of which the journal knows nothing"
-                )
-            if found.num_lives and start < number:
-                ranges.append((start, number))
-            found.undone += sum(num for later, num in trained_since.items() if later > version)
-            after_step = {step: place for step, place in after_step.items() if step <= version}
-            trained_since = Counter({later: num for later, num in trained_since.items() if later <= version})
-            found.num_lives += 1
-        elif event.state == STEPPED:
-            after_step[event.detail["version"]] = number + 1
-        elif event.state == SampleState.TRAINED and event.index == 0:
-            trained_since[event.detail["version"]] += 1
-    return ranges, found
+def _is_known(event: Event, known: set[int]) -> bool:
+    """Whether it is of a group whose admission came before, or of none. `known` is told of admissions."""
+    if event.state == SampleState.QUEUED:
+        known.add(event.group)
+    return not event.sample_id or event.group in known
 
 
 class _Auditor:
     """Goes through the events that count, with no more in memory than the groups that are open and the numbers of all."""
 
     def __init__(
-        self, found: Audit, max_staleness: int, num_domains: int | None, owed: Mapping[int, Set[int]], *, defers: bool
+        self,
+        found: Audit,
+        max_staleness: int,
+        num_domains: int | None,
+        owed: Mapping[int, Set[int]],
+        *,
+        defers: bool,
+        begins_at: int | None,
     ) -> None:
         self._found = found
         self._defers = defers
@@ -175,8 +220,8 @@ class _Auditor:
         """Numbers of groups, and the version that each was trained into."""
         self._in_this_step: set[int] = set()
         """Trained, and its weights not yet with the engines."""
-        self._version = 0
-        self._is_whole: bool | None = None
+        self._version = begins_at or 0
+        self._is_whole: bool | None = None if begins_at is None else False
         """The journal begins with the run. What came before one that was deleted is not known. None: not begun."""
         self._told: Counter[str] = Counter()
 
@@ -372,10 +417,21 @@ class _Auditor:
             self._found.violations.append(f"{kind}: {what}")
 
 
+def damage_of(segment: Path) -> str | None:
+    """What is wrong with a segment's events, in words. A last line that a crash tore is no damage."""
+    with open_events(segment) as file:
+        is_good = [bool(parse_line(line, segment)) for line in file]
+    if all(is_good[:-1]):
+        return None
+    first = is_good.index(False)
+    return f"damaged: {segment} line {first + 1} does not match its checksum, and {len(is_good) - first - 1} lines follow"
+
+
 def describe(found: Audit) -> Iterator[tuple[str, str]]:
     """What was found, as rows of a table."""
     yield "started or resumed", f"{found.num_lives:,} times"
-    yield "steps", f"{found.num_steps:,}"
+    cut = f"; events up to step {found.num_cut_steps:,} are no longer kept" if found.num_cut_steps else ""
+    yield "steps", f"{found.num_steps:,}{cut}"
     yield (
         "groups trained",
         f"{found.trained:,}, with {found.num_samples:,} samples; none more than {found.staleness} versions old",

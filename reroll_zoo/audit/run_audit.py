@@ -78,15 +78,18 @@ def journal_metrics(journal: Path) -> Iterator[tuple[int, dict[str, float]]]:
     their tokens are kept, all that is said of rewards, lengths and episodes."""
     counts: Counter[str] = Counter()
 
+    events = counted_events(journal)
+
     def counted() -> Iterator[Event]:
-        for event in counted_events(journal):
+        for event in events:
             _count(event, counts)
             yield event
 
     for step, trained in trained_groups(counted()):
         metrics: dict[str, float] = {f"rollout/{state}_samples": counts[state] for state in _COUNTED}
         metrics |= {name: counts[name] for name in ("rollout/continued_tokens", "rollout/replayed_samples")}
-        yield step, metrics | _staleness(step, list(trained.values())) | _of_samples(step, trained)
+        if step > events.found.num_cut_steps:
+            yield step, metrics | _staleness(step, list(trained.values())) | _of_samples(step, trained)
         counts.clear()
 
 

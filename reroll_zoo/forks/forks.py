@@ -61,6 +61,7 @@ class Forked:
             self._is_to_end = True
             if self.pid is not None and self.returncode is None:
                 _kill(self.pid)
+        self._server.wake()  # Or nobody hears of its end.
 
     def wait(self) -> int:
         """Until it has ended; its session is ended then. Returns the exit code, or minus the signal."""
@@ -124,7 +125,12 @@ class ForkServer:
         """Have it load modules of ours. Returns at once."""
         self._send(LOAD, modules)
 
+    def wake(self) -> None:
+        """If a signal has stopped it, let it go on: nothing that it does can hang, so nobody looks whether it does."""
+        self._process.send_signal(signal.SIGCONT)
+
     def _send(self, what: bytes, told: object, *descriptors: int) -> None:
+        self.wake()
         with os.fdopen(os.memfd_create("order"), "wb") as file:  # An environment may be longer than a message.
             pickle.dump(told, file)
             file.flush()

@@ -6,7 +6,8 @@ with an environment, a standard error and a title of its own. It sees no GPU, si
 workers that have one start as fresh interpreters. User code is loaded in forks alone.
 
 Until the controller lets go of a worker that has ended it stays unreaped, so that nobody else gets its number. When the
-controller is gone the server ends, and so does each worker.
+controller is gone the server ends all workers, those too that a signal has stopped or that never let another thread run, and
+leaves. If it is killed itself, each worker sees that the controller is gone, or the server.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from reroll.config.registry import entry_names
 from reroll.runtime import process_worker
 from reroll.runtime.cpu import OMP
 from reroll.runtime.starts import Order
-from reroll.runtime.subprocesses import mark_this_process
+from reroll.runtime.subprocesses import MARK, go_on_without_parent, kill_marked
 from reroll_zoo.forks.forks import LOAD, NUMBER
 
 _ARG_START, _ARG_END = 48, 49
@@ -51,6 +52,8 @@ class Fork(NamedTuple):
 
     pid: int
     status: socket.socket
+    mark: str
+    """Of it and of all that it starts."""
 
 
 class Server:
@@ -59,6 +62,7 @@ class Server:
     def __init__(self, link: socket.socket) -> None:
         self._link = link
         self._parent = os.getppid()
+        go_on_without_parent()
         self._ends: dict[int, Fork] = {}
         """Those that live, by a descriptor that tells their end."""
         self._ended: dict[int, Fork] = {}
@@ -72,7 +76,9 @@ class Server:
         except Exception:
             traceback.print_exc()
         finally:
-            os._exit(0)  # Workers see for themselves that the controller is gone, and end what they have started.
+            for child in self._ends.values():
+                kill_marked(child.mark)
+            os._exit(0)
 
     def _serve_once(self) -> bool:
         """Whether the controller is still there."""
@@ -119,7 +125,7 @@ class Server:
             return
         if pid == 0:
             self._become(order, link, status, stderr)
-        child = Fork(pid, socket.socket(fileno=status))
+        child = Fork(pid, socket.socket(fileno=status), order.mark)
         for descriptor in (link, stderr):
             os.close(descriptor)
         with suppress(OSError):  # The controller has gone.
@@ -149,7 +155,7 @@ class Server:
                 os.dup2(stderr, stream)
             os.close(stderr)
             os.chdir(order.folder)
-            mark_this_process(order.mark)
+            _mark_this_process(order.mark)
             os.environ.clear()
             os.environ.update(order.environment)
             sys.argv = [process_worker.__file__, str(link), order.name]
@@ -176,6 +182,19 @@ def _show(command: list[str]) -> None:
     start, end = (int(fields[index - 3]) for index in (_ARG_START, _ARG_END))
     text = "\0".join(command).encode()[: end - start - 1]
     ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
+
+
+def _mark_this_process(mark: str) -> None:
+    """In a fork: carry this mark in place of the last one, so that `kill_marked` finds it by its own.
+
+    What others see of an environment is what a program was started with: the mark is written over that.
+    """
+    getenv = ctypes.CDLL(None).getenv
+    getenv.restype = ctypes.c_void_p
+    start = getenv(MARK.encode())
+    assert start is not None, "this process was not started with a mark"
+    last = len(ctypes.string_at(start)) - len(mark)
+    ctypes.memmove(start + last, mark.encode(), len(mark))
 
 
 def _draw_anew() -> None:

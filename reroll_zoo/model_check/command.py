@@ -24,8 +24,11 @@ def check(
         int | None,
         typer.Option(min=1, help="Take a random model of its config with so many layers: for one that memory does not hold."),
     ] = None,
+    device: Annotated[
+        str, typer.Option(help="cpu, or cuda: there also in bf16, with the kernels and the cache that a GPU has.")
+    ] = "cpu",
 ) -> None:
-    """Compare a model here with Hugging Face's own, in fp32 on the CPU: packed training, a step, LoRA, the engine.
+    """Compare a model here with Hugging Face's own, in fp32: packed training, a step, LoRA, the engine.
 
     Exit code 1 if anything but an optional part is refused or differs.
     """
@@ -39,8 +42,8 @@ def check(
     console = Console(highlight=False)
     with tempfile.TemporaryDirectory(prefix="reroll-check-") as made, console.status("loading") as status:
         name = shortened(folder, Path(made), num_layers=layers) if layers is not None else folder
-        check_room(name)
-        found = measure(name, training=True, on_part=status.update)
+        check_room(name, device)
+        found = measure(name, training=True, half=device != "cpu", device=device, on_part=status.update)
     print_measured(console, found, title=folder if layers is None else f"{folder}: {layers} layers, random weights")
     if not found.agrees:
         raise typer.Exit(EXIT_FAILED)
@@ -48,18 +51,23 @@ def check(
 
 def print_measured(console: Console, found: Measured, *, title: str) -> None:
     """What works, with the largest gap, and why the rest does not."""
-    from reroll_zoo.model_check.contract import LENGTHS, TOLERANCE, is_rounding
+    from reroll_zoo.model_check.contract import HALF_TOLERANCE, LENGTHS, TOLERANCE, is_rounding
 
     table = Table(title=title, title_justify="left")
     for column in ("", "what", "result"):
         table.add_column(column, overflow="fold")
 
     def add(what: str, gap: float | None, refused: str = "", rounding: float = 0.0) -> None:
-        if refused or gap is None:
+        if refused:
             table.add_row(_REFUSED, what, escape(refused))
-            return
-        of_rounding = f"; the last bits of the weights move it by {rounding:.0e}" if gap > TOLERANCE and rounding else ""
-        table.add_row(_WORKS if is_rounding(gap, rounding) else _FAILS, what, f"largest gap {gap:.0e}{of_rounding}")
+        elif gap is not None:
+            of_rounding = f"; the last bits of the weights move it by {rounding:.0e}" if gap > TOLERANCE and rounding else ""
+            table.add_row(_WORKS if is_rounding(gap, rounding) else _FAILS, what, f"largest gap {gap:.0e}{of_rounding}")
+
+    def add_half(what: str, times: float | None) -> None:
+        if times is not None:
+            word = _WORKS if times <= HALF_TOLERANCE else _FAILS
+            table.add_row(word, what, f"{times:.2f} times as far from fp32 as Hugging Face's own in bf16")
 
     if found.refused:
         table.add_row(_REFUSED, "training and generation", escape(found.refused))
@@ -70,14 +78,16 @@ def print_measured(console: Console, found: Measured, *, title: str) -> None:
     add("gradients of every weight", found.gradient, rounding=found.gradient_rounding)
     add("log-probs after a training step", found.step, rounding=found.step_rounding)
     add("log-probs with a LoRA adapter", found.lora, found.lora_refused)
-    if found.engine_refused:
-        table.add_row(_REFUSED, "the embedded engine", escape(found.engine_refused))
-    else:
-        add("the embedded engine's log-probs", found.engine)
-        add("the same after a push", found.pushed)
+    add("the embedded engine's log-probs", found.engine, found.engine_refused)
+    add("the same after a push", found.pushed)
+    if found.engine is not None:
         is_same = found.num_same == len(LENGTHS)
         table.add_row(
             _WORKS if is_same else _FAILS, "greedy tokens as `generate`", f"{found.num_same} of {len(LENGTHS)} prompts"
         )
+    add_half("in bf16: packed", found.half)
+    add_half("in bf16: the embedded engine", found.engine_half)
+    if found.broken:
+        table.add_row(_FAILS, "an error", escape(found.broken))
     console.print(table)
     console.print("gaps to Hugging Face's eager attention in fp32; those of rounding's size pass (docs/models.md)")

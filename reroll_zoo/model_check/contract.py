@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +29,9 @@ from reroll.types import Completion, Request, Sample, SamplingParams
 
 TOLERANCE = 1e-4
 """Of log-probs in fp32, and of gradients as a share of each weight's largest one."""
+HALF_TOLERANCE = 3.0
+"""Of gaps in bf16, in units of Hugging Face's own: where experts are chosen, rounding sends tokens elsewhere."""
+_TOLD_CHARACTERS = 300
 _ROUNDINGS = 30
 """The weights are moved once, and a pass rounds at every operation."""
 LENGTHS = (3, 30, 1, 11)
@@ -40,11 +46,13 @@ class Measured:
 
     refused: str = ""
     """Why it is refused altogether."""
-    packed: float = 0.0
+    broken: str = ""
+    """What was raised, where something was."""
+    packed: float | None = None
     """Log-probs of sequences packed into one row, against each alone."""
-    siblings: float = 0.0
+    siblings: float | None = None
     """Log-probs of sequences that begin alike, their common beginning computed once, against each alone."""
-    gradient: float = 0.0
+    gradient: float | None = None
     """Gradients of the packed log-probs, of every weight, as a share of its largest one."""
     gradient_rounding: float = 0.0
     """How far the last bits of the weights move Hugging Face's own gradients."""
@@ -58,20 +66,28 @@ class Measured:
     """Log-probs with an adapter, against weights into which it is multiplied."""
     engine_refused: str = ""
     """Why the embedded engine refuses it."""
-    engine: float = 0.0
+    engine: float | None = None
     """Log-probs that the embedded engine reports of tokens that it wrote."""
-    pushed: float = 0.0
+    pushed: float | None = None
     """The same, after new weights were pushed."""
     num_same: int = 0
     """Of the prompts: how many were greedily continued with the same tokens as by `generate`."""
+    cache: str = ""
+    """What holds the engine's keys and values."""
+    half: float | None = None
+    """Packed log-probs in bf16, against Hugging Face's in fp32: their mean gap as a multiple of that of its own in bf16."""
+    engine_half: float | None = None
+    """The same of the log-probs that the engine reports in bf16."""
 
     @property
     def agrees(self) -> bool:
         """Whether all that is not refused is as it should be."""
-        gaps = (self.packed, self.siblings, self.engine, self.pushed, self.lora or 0.0)
-        trains = is_rounding(self.gradient, self.gradient_rounding) and is_rounding(self.step or 0.0, self.step_rounding)
+        gaps = (self.packed, self.siblings, self.engine, self.pushed, self.lora)
+        trains = is_rounding(self.gradient or 0.0, self.gradient_rounding) and is_rounding(self.step or 0.0, self.step_rounding)
         has_same_tokens = self.engine_refused != "" or self.num_same == len(LENGTHS)
-        return not self.refused and max(gaps) <= TOLERANCE and trains and has_same_tokens
+        rounds = max(self.half or 0.0, self.engine_half or 0.0) <= HALF_TOLERANCE
+        is_small = max(gap or 0.0 for gap in gaps) <= TOLERANCE
+        return not self.refused and not self.broken and is_small and trains and has_same_tokens and rounds
 
 
 def is_rounding(gap: float, rounding: float = 0.0) -> bool:
@@ -80,44 +96,72 @@ def is_rounding(gap: float, rounding: float = 0.0) -> bool:
     return gap <= max(TOLERANCE, _ROUNDINGS * rounding)
 
 
-def measure(name: str, *, training: bool = False, on_part: Callable[[str], None] = lambda part: None) -> Measured:
-    """Compare the model of this folder in fp32 on the CPU. With `training` also after a step of the trainer and with an
-    adapter, for which the model is loaded again. `on_part` is told what begins."""
-    on_part("packed log-probs and gradients")
-    try:
-        ours = load_model(name, dtype=torch.float32, device="cpu")
-        plain = _plain(name)
-        found: dict[str, Any] = _training_gaps(ours, plain)
-        found["siblings"] = _siblings_gap(ours, plain)
-    except ModelError as error:
-        return Measured(refused=str(error))
-    on_part("the embedded engine")
-    found |= _engine_gaps(ours, plain, name)
-    del ours, plain
-    if training:
-        on_part("a training step")
-        found |= _step_gaps(name)
-        on_part("an adapter")
-        found |= _lora_gap(name)
+def measure(
+    name: str,
+    *,
+    training: bool = False,
+    half: bool = False,
+    device: str = "cpu",
+    on_part: Callable[[str], None] = lambda part: None,
+) -> Measured:
+    """Compare the model of this folder in fp32. With `training` also after a step of the trainer and with an adapter, and
+    with `half` in bf16, for which the model is loaded again. `on_part` is told what begins.
+
+    A part that breaks is told, and the others are measured all the same.
+    """
+    parts: dict[str, Callable[[str, str], dict[str, Any]]] = {
+        "packed log-probs and gradients": _training_gaps,
+        "the embedded engine": _engine_gaps,
+    }
+    parts |= {"a training step": _step_gaps, "an adapter": _lora_gap} if training else {}
+    parts |= {"bf16": half_gaps} if half else {}
+    found: dict[str, Any] = {}
+    with _whole_fp32():
+        for part, compare in parts.items():
+            on_part(part)
+            try:
+                found |= compare(name, device)
+            except Exception as error:
+                if isinstance(error, ModelError) and not found:
+                    return Measured(refused=str(error))
+                if not found.get("broken"):  # What follows may follow from it.
+                    found["broken"] = f"{part}: {_told(error)}"
     return Measured(**found)
 
 
-def _plain(name: str) -> PreTrainedModel:
+@contextmanager
+def _whole_fp32() -> Iterator[None]:
+    """Convolutions of a GPU in fp32, as its matrix products are."""
+    allowed = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = allowed
+
+
+def _told(error: Exception) -> str:
+    """What was raised and where, in a line."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    reason = " ".join(str(error).split())[:_TOLD_CHARACTERS]
+    return f"{type(error).__name__} at {'/'.join(Path(place.filename).parts[-2:])}:{place.lineno}: {reason}"
+
+
+def _plain(name: str, device: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     source = resolve_model(name)
     plainly = dequantizing(source)
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        source, dtype=torch.float32, attn_implementation="eager", **plainly
-    )
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, attn_implementation="eager", **plainly)
     if plainly:
-        forget_quantization(model, torch.float32)
-    return model.eval()  # type: ignore[no-any-return, no-untyped-call]
+        forget_quantization(model, dtype)
+    return model.to(device).eval()  # type: ignore[no-any-return, arg-type]
 
 
-def _engine_gaps(ours: PreTrainedModel, plain: PreTrainedModel, name: str) -> dict[str, Any]:
-    """Tokens and log-probs of the engine before and after a push. It changes both models' weights."""
+def _engine_gaps(name: str, device: str) -> dict[str, Any]:
+    """Tokens and log-probs of the engine before and after a push."""
+    plain = _plain(name, device)
     sequences = _sequences(plain)
     try:
-        engine = EmbeddedEngine(ours, load_tokenizer(name), max_running=3)
+        engine = EmbeddedEngine(load_model(name, dtype=torch.float32, device=device), load_tokenizer(name), max_running=3)
         wrote = _write(engine, sequences)
     except ModelError as error:
         return {"engine_refused": str(error)}
@@ -130,27 +174,47 @@ def _engine_gaps(ours: PreTrainedModel, plain: PreTrainedModel, name: str) -> di
             parameter.mul_(1.01)
     engine.load_weights({key: weight.detach().clone() for key, weight in plain.named_parameters()}, version=1)
     pushed = _engine_gap(plain, sequences, _write(engine, sequences))
-    return {"engine": gap, "num_same": num_same, "pushed": pushed}
+    cache = type(engine.backend).__name__.removesuffix("Backend").lower()
+    return {"engine": gap, "num_same": num_same, "pushed": pushed, "cache": cache}
+
+
+@torch.no_grad()
+def half_gaps(name: str, device: str) -> dict[str, Any]:
+    """How far trainer and engine are in bf16 from Hugging Face's own in fp32, in units of how far that is in bf16."""
+    exact, rough = (_plain(name, device, dtype) for dtype in (torch.float32, torch.bfloat16))
+    ours = load_model(name, dtype=torch.bfloat16, device=device)
+    sequences = _sequences(exact)
+    want, theirs, got = _alone_logp(exact, sequences), _alone_logp(rough, sequences), _packed_logp(ours, sequences)
+    found = {"half": float((got - want).abs().mean() / (theirs - want).abs().mean())}
+    try:
+        wrote = _write(EmbeddedEngine(ours, load_tokenizer(name), max_running=3), sequences)
+    except ModelError:
+        return found  # That it is refused has been told.
+    want, theirs = (_logp_of(model, sequences, wrote) for model in (exact, rough))
+    told = torch.tensor([logprob for completion in wrote for logprob in completion.logprobs])
+    return found | {"engine_half": float((told - want).abs().mean() / (theirs - want).abs().mean())}
 
 
 def _sequences(model: PreTrainedModel) -> list[Tensor]:
     generator, vocab_size = torch.Generator().manual_seed(0), model.config.get_text_config().vocab_size
-    return [torch.randint(4, vocab_size, (length,), generator=generator) for length in LENGTHS]
+    return [torch.randint(4, vocab_size, (length,), generator=generator).to(model.device) for length in LENGTHS]
 
 
 def _packed_logp(model: PreTrainedModel, sequences: Sequence[Tensor]) -> Tensor:
     """[T, vocabulary], as the trainer computes it."""
-    ids, positions = torch.cat(list(sequences)), torch.cat([torch.arange(len(each)) for each in sequences])
-    bounds = torch.tensor([0, *map(len, sequences)]).cumsum(0)
-    return logits(model, hidden_states(model, ids, positions, PackedAttention(bounds))).log_softmax(-1)
+    ids, device = torch.cat(list(sequences)), model.device
+    positions = torch.cat([torch.arange(len(each), device=device) for each in sequences])
+    bounds = torch.tensor([0, *map(len, sequences)], device=device).cumsum(0)
+    return logits(model, hidden_states(model, ids, positions, PackedAttention(bounds))).float().log_softmax(-1)
 
 
 def _alone_logp(plain: PreTrainedModel, sequences: Sequence[Tensor]) -> Tensor:
     """[T, vocabulary], as Hugging Face computes it."""
-    return torch.cat([plain(each[None], use_cache=False).logits[0] for each in sequences]).log_softmax(-1)
+    return torch.cat([plain(each[None], use_cache=False).logits[0] for each in sequences]).float().log_softmax(-1)
 
 
-def _training_gaps(ours: PreTrainedModel, plain: PreTrainedModel) -> dict[str, float]:
+def _training_gaps(name: str, device: str) -> dict[str, float]:
+    ours, plain = load_model(name, dtype=torch.float32, device=device), _plain(name, device)
     sequences = _sequences(plain)
     got, want = _packed_logp(ours, sequences), _alone_logp(plain, sequences)
     gradients = [_gradients(model, logp, sequences) for model, logp in ((ours, got), (plain, want))]
@@ -164,6 +228,7 @@ def _training_gaps(ours: PreTrainedModel, plain: PreTrainedModel) -> dict[str, f
         "packed": float((got - want).detach().abs().max()),
         "gradient": max(map(_share, *gradients)),
         "gradient_rounding": max(map(_share, gradients[1], nudged)),
+        "siblings": _siblings_gap(ours, plain),
     }
 
 
@@ -180,14 +245,14 @@ def _nudge(model: PreTrainedModel) -> None:
     generator = torch.Generator().manual_seed(2)
     for parameter in model.parameters():
         signs = torch.randint(0, 2, parameter.shape, generator=generator, dtype=torch.int8) * 2 - 1
-        parameter.mul_(1 + signs * torch.finfo(torch.float32).eps)
+        parameter.mul_(1 + signs.to(parameter.device) * torch.finfo(torch.float32).eps)
 
 
 @torch.no_grad()
 def _siblings_gap(ours: PreTrainedModel, plain: PreTrainedModel) -> float:
     longest, *others = sorted(_sequences(plain), key=len, reverse=True)
     siblings = [longest, *(torch.cat([longest[: len(longest) // 2], each]) for each in others)]
-    states = token_states(ours, pack([_sample(each) for each in siblings]))
+    states = token_states(ours, pack([_sample(each) for each in siblings]).to(str(ours.device)))
     return float((logits(ours, states.hidden).log_softmax(-1) - _alone_logp(plain, siblings)).abs().max())
 
 
@@ -197,9 +262,9 @@ def _share(ours: Tensor, plain: Tensor) -> float:
     return float((ours - plain).abs().max()) / max(largest, 1e-3)
 
 
-def _step_gaps(name: str) -> dict[str, float]:
+def _step_gaps(name: str, device: str) -> dict[str, float]:
     """Between the log-probs after a step of the trainer on the mean cross-entropy, and of PyTorch's own AdamW."""
-    ours = load_model(name, dtype=torch.float32, device="cpu")
+    ours = load_model(name, dtype=torch.float32, device=device)
     sequences = [each for each in _sequences(ours) if len(each) > 1]
     strategy = TorchStrategy(ours, load_tokenizer(name), TorchStrategyConfig(precision="fp32"), OPTIM, total_steps=10)
     batch = pack([_sample(each) for each in sequences])
@@ -208,12 +273,12 @@ def _step_gaps(name: str) -> dict[str, float]:
     with torch.no_grad():
         got = _packed_logp(ours, sequences)
     del ours, strategy
-    want, nudged = (_plain_step(name, sequences, nudges=nudges) for nudges in (False, True))
+    want, nudged = (_plain_step(name, device, sequences, nudges=nudges) for nudges in (False, True))
     return {"step": float((got - want).abs().max()), "step_rounding": float((nudged - want).abs().max())}
 
 
-def _plain_step(name: str, sequences: Sequence[Tensor], *, nudges: bool) -> Tensor:
-    plain = _plain(name)
+def _plain_step(name: str, device: str, sequences: Sequence[Tensor], *, nudges: bool) -> Tensor:
+    plain = _plain(name, device)
     if nudges:
         _nudge(plain)
     optimizer = torch.optim.AdamW(plain.parameters(), lr=OPTIM.lr, betas=OPTIM.betas, eps=OPTIM.eps, weight_decay=0.0)
@@ -231,21 +296,21 @@ def _plain_step(name: str, sequences: Sequence[Tensor], *, nudges: bool) -> Tens
 def _sample(ids: Tensor) -> Sample:
     """All of it but the first token is trained on."""
     mask = np.arange(len(ids)) > 0
-    return Sample(ids=ids.numpy(), loss_mask=mask, logp=np.zeros(len(ids), np.float32), turn=np.where(mask, 0, -1))
+    return Sample(ids=ids.cpu().numpy(), loss_mask=mask, logp=np.zeros(len(ids), np.float32), turn=np.where(mask, 0, -1))
 
 
-def _lora_gap(name: str) -> dict[str, Any]:
+def _lora_gap(name: str, device: str) -> dict[str, Any]:
     """With an adapter that does something, in the trainer's pass, against the weights with A and B multiplied in."""
     try:
-        ours = load_model(name, dtype=torch.float32, device="cpu", lora=LORA)
+        ours = load_model(name, dtype=torch.float32, device=device, lora=LORA)
     except ModelError as error:
         return {"lora_refused": str(error)}
-    plain, parameters = _plain(name), dict(ours.named_parameters())
+    plain, parameters = _plain(name, device), dict(ours.named_parameters())
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for key in [key for key in parameters if ".lora_A." in key]:
             first, second = parameters[key], parameters[key.replace(".lora_A.", ".lora_B.")]
-            second.copy_(0.1 * torch.randn(second.shape, generator=generator))
+            second.copy_(0.1 * torch.randn(second.shape, generator=generator).to(second.device))
             weight = plain.get_submodule(key.partition(".lora_A.")[0]).weight
             assert isinstance(weight, Tensor)
             weight += LORA.alpha / LORA.rank * second @ first
@@ -266,12 +331,18 @@ def _write(engine: EmbeddedEngine, sequences: Sequence[Tensor]) -> list[Completi
 
 @torch.no_grad()
 def _engine_gap(plain: PreTrainedModel, sequences: Sequence[Tensor], wrote: Sequence[Completion]) -> float:
-    gaps = []
+    told = torch.tensor([logprob for completion in wrote for logprob in completion.logprobs])
+    return float((_logp_of(plain, sequences, wrote) - told).abs().max())
+
+
+def _logp_of(plain: PreTrainedModel, sequences: Sequence[Tensor], wrote: Sequence[Completion]) -> Tensor:
+    """Of what was written after the sequences, as Hugging Face computes it; on the host."""
+    found = []
     for ids, completion in zip(sequences, wrote, strict=True):
-        new = torch.tensor(completion.token_ids)
-        logp = plain(torch.cat([ids, new])[None], use_cache=False).logits[0, len(ids) - 1 : -1].log_softmax(-1)
-        gaps.append(float((logp.gather(1, new[:, None])[:, 0] - torch.tensor(completion.logprobs)).abs().max()))
-    return max(gaps)
+        new = torch.tensor(completion.token_ids, device=ids.device)
+        logp = _alone_logp(plain, [torch.cat([ids, new])])[len(ids) - 1 : -1]
+        found.append(logp.gather(1, new[:, None])[:, 0].cpu())
+    return torch.cat(found)
 
 
 def _generate(plain: PreTrainedModel, ids: Tensor) -> list[int]:

@@ -15,13 +15,18 @@ BYTES_PER_PARAMETER = 32
 """Two models in fp32, each with its gradients and AdamW's two moments."""
 
 
-def check_room(name: str) -> None:
-    """Raises ModelError if this machine's memory is too small to check the model."""
+def check_room(name: str, device: str = "cpu") -> None:
+    """Raises ModelError if there is no such device, or its memory is too small to check the model."""
+    if device != "cpu" and not torch.cuda.is_available():
+        raise ModelError(f"--device {device}: PyTorch finds no GPU here; leave it out to check on the CPU")
     needed = BYTES_PER_PARAMETER * sum(parameter.numel() for parameter in skeleton(name).parameters())
     room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if device != "cpu":
+        room = torch.cuda.mem_get_info(device)[0]
     if needed > room:
         raise ModelError(
-            f"checking {name} takes {needed / 2**30:.0f} GiB and this machine has {room / 2**30:.0f}: "
+            f"checking {name} takes {needed / 2**30:.0f} GiB and {'this machine' if device == 'cpu' else device} has "
+            f"{room / 2**30:.0f}: "
             "check a random model of its config with --layers 2"
         )
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from reroll.config.host import gpu_names, host_memory_bytes, num_visible_gpus
+from reroll.config.host import num_visible_gpus
 from reroll.config.pipeline import PipelineConfig
 from reroll_zoo.plan.cluster import DEVICES, ClusterConfig, DeviceSpecConfig
+from reroll_zoo.plan.here import gpu_names, host_memory_bytes
 from reroll_zoo.plan.memory import GIB
 from reroll_zoo.plan.peaks import DeviceLoad, loads_of
 from reroll_zoo.plan.phases import Bar, bars_of

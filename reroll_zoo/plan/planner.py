@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TypeVar
 
-from reroll.config.host import host_memory_bytes
 from reroll.config.pipeline import PipelineConfig
 from reroll.config.tree import RlvrConfig
 from reroll.errors import ModelError, Violation
 from reroll_zoo.plan.cluster import ClusterConfig
+from reroll_zoo.plan.here import host_memory_bytes
 from reroll_zoo.plan.memory import GIB
 from reroll_zoo.plan.plan import Plan, cluster_here
 from reroll_zoo.plan.search import best_plan, device_violations, has_open_optimizer, is_open, trained_models

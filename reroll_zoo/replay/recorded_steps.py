@@ -40,7 +40,13 @@ def recorded_steps(journal: Path, *, start: int = 0) -> Iterator[tuple[int, list
     Prompts have their id and domain; texts are left out, as no update reads them. Raises RunFolderError where samples were
     deleted or are damaged.
     """
-    for step, trained in trained_groups(counted_events(journal)):
+    events = counted_events(journal)
+    if start < events.found.num_cut_steps:
+        raise RunFolderError(
+            f"{journal} no longer holds all events up to step {events.found.num_cut_steps} (run.journal_gib bounds how much is "
+            "kept; begin after a later step that has a checkpoint)"
+        )
+    for step, trained in trained_groups(events):
         if step > start:
             yield step, read_groups(trained, step=step)
 

@@ -9,15 +9,16 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import numpy as np
 
-from reroll.errors import WorkerDied, WorkerError
+from reroll.errors import RerollError, WorkerDied, WorkerError
 from reroll.infer.base import Finished
 from reroll.infer.worker import Abort, Command, EngineEvent, EngineReport, EngineStatus, InferWorker, Submit
 from reroll.runtime.base import Workers
 from reroll.types import Completion, FinishReason, Request, TokenBlock
+from reroll_zoo.simulate.clock import VirtualLoop
 from reroll_zoo.simulate.cores import Cores
 from reroll_zoo.simulate.workload import Workload
 
@@ -76,7 +77,9 @@ def _own_time(method: Callable[Concatenate[ModelledEngine, P], T]) -> Callable[C
         try:
             return method(engine, *args, **kwargs)
         finally:
-            engine.cpu_s += time.thread_time() - began_s
+            spent_s = time.thread_time() - began_s
+            engine.cpu_s += spent_s
+            engine.loop.exempt(spent_s)
 
     return timed
 
@@ -86,7 +89,7 @@ class ModelledEngine:
 
     def __init__(self, model: EngineModel, workload: Workload, cores: Cores | None) -> None:
         self._model, self._workload, self._cores = model, workload, cores
-        self._loop = asyncio.get_running_loop()
+        self.loop = cast(VirtualLoop, asyncio.get_running_loop())
         self._waiting: deque[_SimulatedSequence] = deque()
         self._by_id: dict[str, _SimulatedSequence] = {}
         self._running: dict[str, _SimulatedSequence] = {}
@@ -95,7 +98,7 @@ class ModelledEngine:
         self._progress = self._next_report = 0.0
         self._read_left_s = 0.0
         """Seconds of reading that come before the next token."""
-        self._since_s = self._loop.time()
+        self._since_s = self.loop.time()
         self._timer: asyncio.TimerHandle | None = None
         self._stops = 0
         self._events: list[EngineEvent] = []
@@ -209,7 +212,7 @@ class ModelledEngine:
 
     def _advance(self) -> None:
         """Bring progress up to this moment."""
-        now_s = self._loop.time()
+        now_s = self.loop.time()
         passed_s, self._since_s = now_s - self._since_s, now_s
         if not self._is_stepping() or passed_s <= 0:
             return
@@ -242,7 +245,7 @@ class ModelledEngine:
             heapq.heappop(self._heap)
         steps = max(0.0, min(self._heap[0][0], self._next_report) - self._progress)
         delay_s = (self._read_left_s + steps * self._step_s) / self._last_speed
-        self._timer = self._loop.call_later(delay_s, self._on_timer)
+        self._timer = self.loop.call_later(delay_s, self._on_timer)
 
     _last_speed = 1.0
     _step_s = 1.0
@@ -391,6 +394,8 @@ class ModelledWorkers(Workers[InferWorker]):
         self._model, self._workload, self._cores = model, workload, cores
         self.engines = [self._make() for _ in range(size)]
         self.gone: list[ModelledEngine] = []
+        self.num_places = 0
+        """For engines that may join."""
 
     def _make(self) -> ModelledEngine:
         return ModelledEngine(self._model, self._workload, self._cores)
@@ -411,6 +416,18 @@ class ModelledWorkers(Workers[InferWorker]):
             raise WorkerError(f"engine {rank} is alive")
         self.gone.append(self.engines[rank])
         self.engines[rank] = self._make()
+
+    async def join(self, at_most: int) -> list[RerollError | None]:
+        num = min(at_most, self.num_places)
+        self.num_places -= num
+        await asyncio.sleep(self._model.restart_s if num else 0.0)
+        self.engines += [self._make() for _ in range(num)]
+        self._num_lives += [1] * num
+        self.size += num
+        return [None] * num
+
+    async def leave(self, rank: int) -> None:
+        self.num_places += 1
 
     async def stop(self, *, at_once: bool = False) -> None:
         return None

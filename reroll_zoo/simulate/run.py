@@ -51,6 +51,8 @@ class System:
     """Between a step and the next: what the controller itself does."""
     turn_s: float = 0.0
     """CPU time of the controller for one turn of one sample. It has one core, so whatever else is due waits as long."""
+    is_charged: bool = False
+    """The CPU time that the controller takes here passes on the clock, too, in place of `turn_s`."""
     scores_together: bool = False
     """No sample of a step is scored before the last one is written: a step is a row of phases. Else each is as it ends."""
     sharing: float = 0.0
@@ -58,6 +60,8 @@ class System:
     num_devices: int = 1
     losses: tuple[tuple[float, tuple[int, ...]], ...] = ()
     """When which engines are lost."""
+    joins: tuple[tuple[float, int], ...] = ()
+    """When there is room for how many more (`engine.devices: elastic`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,7 +241,8 @@ class Simulation:
         self._loop = cast(VirtualLoop, asyncio.get_running_loop())
         self._cores = Cores(system.sharing) if system.sharing else None
         self.workers = ModelledWorkers(len(system.engine_seats), system.engine, workload, self._cores)
-        self.engine = InferCluster(self.workers)
+        max_workers = self.workers.size + sum(num for _, num in system.joins)
+        self.engine = InferCluster(self.workers, max_workers=max_workers if system.joins else 0)
         self.devices = DeviceMap({"policy": system.policy_seats, "engine": system.engine_seats}, independent=["engine"])
         self.devices.set_hooks("engine", on_enter=self.engine.resume, on_leave=self.engine.pause)
         self.journal = Journal(folder / "journal", clock=self._loop.time)
@@ -257,7 +262,9 @@ class Simulation:
     async def run(self, num_steps: int) -> Prediction:
         """So many steps, from the first admission to the last release."""
         started_s, cpu_s = self._loop.time(), time.process_time()
-        lost = [asyncio.create_task(self._lose(at_s, ranks)) for at_s, ranks in self._system.losses]
+        changes = [self._lose(at_s, ranks) for at_s, ranks in self._system.losses]
+        changes += [self._grow(at_s, num) for at_s, num in self._system.joins]
+        changing = [asyncio.create_task(change) for change in changes]
         try:
             for step in range(num_steps):
                 await self._step(step)
@@ -269,7 +276,7 @@ class Simulation:
         outcome.models_s = sum(engine.cpu_s for engine in self.workers.all_engines)
         outcome.controller_s = time.process_time() - cpu_s - outcome.models_s
         self._account()
-        for task in lost:
+        for task in changing:
             task.cancel()
         await self.close()
         return outcome
@@ -386,6 +393,10 @@ class Simulation:
         for rank in ranks:
             self.workers.engines[rank].die()
 
+    async def _grow(self, at_s: float, num: int) -> None:
+        await asyncio.sleep(at_s)
+        self.workers.num_places += num
+
     def _account(self) -> None:
         """What became of every token."""
         outcome, written = self.outcome, self.workers.written()
@@ -417,4 +428,4 @@ def simulate(
         return await Simulation(rollout, workload, system, folder, seed=seed).run(num_steps)
 
     with gc_frozen():  # As in a run.
-        return run_virtually(main())
+        return run_virtually(main(), is_charged=system.is_charged)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any
 
 import numpy as np
 import torch
 
 from reroll.errors import ModelError
+from reroll.infer.embedded.backend import PendingTokens
 from reroll.infer.embedded.model_runner import ModelRunner
 from reroll.infer.embedded.slots import SavedSlot, SlotBackend
 from reroll.models.exact import can_be_exact
 from reroll.models.sight import Sight
 from reroll.tokens.pictures import FIRST_ID
+from reroll_zoo.vision.both_ways import begin_of_block
 from reroll_zoo.vision.eye import PackedEye, ReadNow
 
 _SHARE_OF_FREE = 0.3
@@ -46,6 +50,18 @@ class VisionBackend(SlotBackend):
         self._eye = runner.eye
         self._slots: list[_Seen] = []
 
+    def forward_and_sample(self, starts: Sequence[int], uncached: Sequence[Sequence[int]], **options: Any) -> PendingTokens:
+        starts, uncached = zip(*map(self._from_whole_pictures, count(), starts, uncached), strict=True)
+        return super().forward_and_sample(starts, uncached, **options)
+
+    def _from_whole_pictures(self, slot: int, start: int, tokens: Sequence[int]) -> tuple[int, Sequence[int]]:
+        """A context whose beginning ends in the midst of a picture is read from where that begins."""
+        if start == 0 or tokens[0] < FIRST_ID:
+            return start, tokens
+        whole = [*self._slots[slot].ids[:start], *tokens]
+        begin = begin_of_block(whole, start)
+        return begin, whole[begin:]
+
     def _sight(self, starts: Sequence[int], uncached: Sequence[Sequence[int]]) -> Sight | None:
         self._slots += [_NOTHING] * (len(starts) - len(self._slots))
         parts = []
@@ -61,7 +77,8 @@ class VisionBackend(SlotBackend):
                 parts.append(ReadNow(whole, start))
             else:
                 parts.append(ReadNow(new, 0, start + seen.shift))
-        return self._eye.look(parts)
+        sight = self._eye.look(parts)
+        return sight and replace(sight, cache=self._cache)
 
     def copy(self, source: int, target: int, *, length: int) -> None:
         super().copy(source, target, length=length)

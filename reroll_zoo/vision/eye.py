@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -16,8 +16,10 @@ from torch import Tensor
 from transformers import AutoModelForImageTextToText, PreTrainedModel
 
 from reroll.errors import ModelError
+from reroll.infer.embedded.attention import SlotCache
 from reroll.models.sight import Sight
 from reroll.tokens.pictures import FIRST_ID
+from reroll_zoo.vision.both_ways import Block, BothWays, blocks_of
 from reroll_zoo.vision.families import FAMILIES, Features, grid_positions
 from reroll_zoo.vision.reader import PictureReader, reader_of
 from reroll_zoo.vision.store import runs_in
@@ -72,9 +74,16 @@ class PackedSight(Sight):
     positions: Tensor | None
     """[3, T] in time, height and width; None: a token stands where its sequence has it."""
 
-    def at(self, tokens: Tensor) -> Self:
+    blocks: tuple[Block, ...] = ()
+    """Tokens of pictures that look at each other in both directions."""
+    cache: SlotCache | None = None
+    """Where the keys and values of the sequences are, if they are not all among the tokens of the pass."""
+
+    def at(self, tokens: Tensor, index: Tensor) -> Self:
         positions = None if self.positions is None else self.positions[:, tokens]
-        return replace(self, rows=self.rows[tokens], positions=positions)
+        own = [block for block in self.blocks if tokens[index[block.asks[0]]] == block.asks[0]]  # Of common ones, the first.
+        blocks = tuple(block.among(index) for block in own)
+        return replace(self, rows=self.rows[tokens], positions=positions, blocks=blocks)
 
 
 class PackedEye:
@@ -116,10 +125,17 @@ class PackedEye:
         positions = [self._positions(part)[0][:, part.start :] + part.shift for part in parts] if has_grid else []
         device = self._base.device
         return PackedSight(
+            blocks=tuple(self._blocks(parts)) if self._family.looks_both_ways else (),
             names=tuple(book.first_rows),
             rows=torch.from_numpy(np.concatenate(rows)).to(device),
             positions=torch.from_numpy(np.concatenate(positions, 1)).to(device) if positions else None,
         )
+
+    def _blocks(self, parts: Sequence[ReadNow]) -> Iterator[Block]:
+        base = 0
+        for slot, part in enumerate(parts):
+            yield from blocks_of(part.ids, part.start, slot=slot, base=base, device=self._base.device)
+            base += len(part.ids) - part.start
 
     def look_packed(self, ids: Tensor, cu_seqlens: Tensor) -> PackedSight | None:
         """The same for whole sequences."""
@@ -179,6 +195,8 @@ class PackedEye:
                 layers = zip(*(each.deep for each in seen), strict=True)
                 options["visual_pos_masks"] = is_picture[None]
                 options["deepstack_visual_embeds"] = [torch.cat(layer)[chosen] for layer in layers]
+        if reroll_sight.blocks:
+            options["reroll_attention"] = BothWays(options["reroll_attention"], reroll_sight.blocks, reroll_sight.cache)
         if reroll_sight.positions is not None:
             position_ids = reroll_sight.positions[:, None]
         return decoder(inputs_embeds=embeddings, position_ids=position_ids, use_cache=use_cache, **options)

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
 
 from reroll.errors import ModelError
-from reroll_zoo.vision.kinds import QWEN, SMOL
+from reroll_zoo.vision.kinds import GEMMA, QWEN, SMOL
 from reroll_zoo.vision.store import runs_in
 
 
@@ -57,6 +57,8 @@ class SeeingFamily(ABC):
     """What `ReadPicture.text` holds for each of its tokens."""
     has_grid_positions: bool = False
     """Whether a picture's tokens stand at rows and columns, not one after the other."""
+    looks_both_ways: bool = False
+    """Whether those that stand side by side look at each other in both directions."""
 
     @abstractmethod
     def read(self, image: Image.Image, processor: Any, config: Any) -> ReadPicture: ...
@@ -149,11 +151,41 @@ class SmolFamily(SeeingFamily):
         return [Features(part.flatten(0, 1)) for part in parts]
 
 
-FAMILIES: dict[str, SeeingFamily] = dict.fromkeys(SMOL, SmolFamily()) | dict.fromkeys(QWEN, QwenFamily())
+class GemmaFamily(SeeingFamily):
+    """Gemma 3: pictures are squares of one size; of a long one, crops may be shown beside the whole (`do_pan_and_scan`)."""
+
+    placeholder = "<start_of_image>"
+    image_token = "<image_soft_token>"
+    looks_both_ways = True
+
+    def read(self, image: Image.Image, processor: Any, config: Any) -> ReadPicture:
+        inputs = processor(images=[[image]], return_tensors="pt")
+        num_crops = int(inputs["num_crops"][0])
+        num: int = config.mm_tokens_per_image
+        text = f"\n\n{self.placeholder}{self.image_token * num}<end_of_image>\n\n"
+        if num_crops:
+            crops = " ".join([text] * num_crops)
+            text = f"Here is the original image {text} and here are some crops to help you see better {crops}"
+        return ReadPicture(text, num * (1 + num_crops), (0, 0), {"pixel_values": inputs["pixel_values"]})
+
+    def tower(self, base: PreTrainedModel) -> list[nn.Module]:
+        return [base.get_submodule("vision_tower"), base.get_submodule("multi_modal_projector")]
+
+    def decoder(self, base: PreTrainedModel) -> PreTrainedModel:
+        found = base.get_submodule("language_model")
+        assert isinstance(found, PreTrainedModel)
+        return found
+
+    def look(self, base: PreTrainedModel, pictures: Sequence[ReadPicture]) -> list[Features]:
+        pixels = [picture.inputs["pixel_values"] for picture in pictures]
+        output = base.get_image_features(torch.cat(pixels).to(base.device, base.dtype), return_dict=True)  # type: ignore[operator]
+        return [Features(found.flatten(0, 1)) for found in output.pooler_output.split([len(each) for each in pixels])]
+
+
+FAMILIES: dict[str, SeeingFamily] = (
+    dict.fromkeys(SMOL, SmolFamily()) | dict.fromkeys(QWEN, QwenFamily()) | dict.fromkeys(GEMMA, GemmaFamily())
+)
 """By `model_type`."""
-_REASONS = {
-    "gemma3": "a picture's tokens look at each other in both directions there, and reroll's attention looks back only",
-}
 
 
 def family_of(config: Any) -> SeeingFamily:
@@ -162,7 +194,7 @@ def family_of(config: Any) -> SeeingFamily:
     if kind in FAMILIES:
         return FAMILIES[kind]
     has_tower = getattr(config, "vision_config", None) is not None
-    reason = _REASONS.get(kind, "reroll does not run its tower" if has_tower else "it reads text only")
+    reason = "reroll does not run its tower" if has_tower else "it reads text only"
     raise ModelError(f"models of family {kind!r} are shown no pictures, since {reason}: use one of {', '.join(FAMILIES)}")
 
 

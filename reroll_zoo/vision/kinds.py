@@ -6,7 +6,8 @@ from reroll.config.host import model_config
 
 SMOL = ("smolvlm", "idefics3")
 QWEN = ("qwen2_5_vl", "qwen3_vl")
-SEEING = (*SMOL, *QWEN)
+GEMMA = ("gemma3",)
+SEEING = (*SMOL, *QWEN, *GEMMA)
 """By `model_type`: those that are shown pictures here."""
 
 

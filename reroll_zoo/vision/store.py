@@ -63,7 +63,7 @@ def tokens_of(name: str, num: int) -> list[int]:
 
 
 def runs_in(ids: NDArray[np.int64]) -> list[PictureRun]:
-    """The pictures among the ids of one sequence, from its beginning on."""
+    """The pictures among the ids of one sequence, from its beginning on; without one at its end whose name is cut off."""
     places = np.flatnonzero(ids >= FIRST_ID)
     if not len(places):
         return []
@@ -72,7 +72,8 @@ def runs_in(ids: NDArray[np.int64]) -> list[PictureRun]:
     runs = []
     for start, end in pairwise([*starts, len(places)]):
         parts = numbers[start : start + MIN_TOKENS] & ((1 << 4 * _DIGITS) - 1)
-        runs.append(PictureRun("".join(f"{part:0{_DIGITS}x}" for part in parts.tolist()), places[start:end]))
+        if len(parts) == MIN_TOKENS:
+            runs.append(PictureRun("".join(f"{part:0{_DIGITS}x}" for part in parts.tolist()), places[start:end]))
     return runs
 
 

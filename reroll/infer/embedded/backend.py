@@ -9,6 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from numpy.typing import NDArray
 
 from reroll.infer.embedded.sampler import RowSampling
+from reroll.infer.prefixes import PrefixIndex
 
 K = TypeVar("K")
 """A saved prefix: keys and values that outlive their slot."""
@@ -41,6 +42,8 @@ class CacheBackend(ABC, Generic[K]):
     bytes_per_state: int = 0
     """What a slot, and a saved prefix, holds beside its tokens: a state, which stands for all of them and cannot be cut back to
     fewer. 0: there is none."""
+    prefix_index: type[PrefixIndex[Any]] = PrefixIndex
+    """How what is saved is found again."""
 
     @property
     @abstractmethod

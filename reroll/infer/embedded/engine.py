@@ -22,7 +22,7 @@ from reroll.infer.embedded.drafts import MAX_DRAFT, NO_DRAFT, DraftedTokens, Dra
 from reroll.infer.embedded.model_runner import ModelRunner, Quantize
 from reroll.infer.embedded.sampler import RowSampling
 from reroll.infer.embedded.slots import SlotBackend
-from reroll.infer.prefixes import PrefixIndex, WholePrefixIndex
+from reroll.infer.prefixes import PrefixIndex
 from reroll.infer.sequence import SequenceState, check_request, end_ids, sampling_until_min_tokens, tell
 from reroll.types import FinishReason, Request, TokenBlock
 
@@ -564,8 +564,5 @@ def make_backend(runner: ModelRunner, end_ids: Sequence[int], *, max_bytes: int 
 def _prefix_index(backend: CacheBackend[Any], *, max_entries: int) -> PrefixIndex[Any]:
     """An index for the prefixes that this backend saves."""
     bytes_per_token = max(1, backend.bytes_per_token)  # Without attention layers, tokens take no memory.
-    max_tokens = _MAX_CACHED_BYTES // bytes_per_token
-    if not backend.bytes_per_state:
-        return PrefixIndex(max_entries=max_entries, max_tokens=max_tokens)
-    entry_tokens = -(-backend.bytes_per_state // bytes_per_token)
-    return WholePrefixIndex(max_entries=max_entries, max_tokens=max_tokens, entry_tokens=entry_tokens)
+    max_tokens, entry_tokens = _MAX_CACHED_BYTES // bytes_per_token, -(-backend.bytes_per_state // bytes_per_token)
+    return backend.prefix_index(max_entries=max_entries, max_tokens=max_tokens, entry_tokens=entry_tokens)

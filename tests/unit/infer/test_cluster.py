@@ -1,6 +1,7 @@
 import asyncio
 import collections
 import contextlib
+import random
 
 import numpy as np
 import pytest
@@ -182,6 +183,27 @@ async def test_many_siblings_overflow_to_idle_workers():
     assert min(sizes) > 100
     await cluster.close()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_a_new_prompt_goes_to_the_least_loaded_engine_that_is_ready_whatever_came_and_went():
+    rng = random.Random(0)
+    cluster = InferCluster(ScriptedWorkers(5, answers=False))
+    waiting = []
+    for number in range(400):
+        if waiting and rng.random() < 0.45:
+            waiting.pop(rng.randrange(len(waiting))).cancel()
+            await settle()
+        if rng.random() < 0.1:
+            await rng.choice([cluster.pause, cluster.resume])([rng.randrange(5)])
+        loads = [state.load for state in cluster.states]
+        ready = [state.rank for state in cluster.states if not state.is_away] or range(5)
+        waiting.append(asyncio.create_task(cluster.generate(ask(str(number), prompt=(number,)))))
+        await settle()
+        [chosen] = [state.rank for state in cluster.states if state.load > loads[state.rank]]
+        assert chosen in ready
+        assert loads[chosen] == min(loads[rank] for rank in ready)
+    await cluster.close()
+    await asyncio.gather(*waiting, return_exceptions=True)
 
 
 async def test_thousands_of_requests_take_few_calls():

@@ -95,3 +95,15 @@ def test_nothing_is_found_after_clearing():
     prefixes.clear()
     assert prefixes.find([1, 2]) is None
     assert prefixes.num_tokens == 0
+
+
+def test_who_asks_again_with_the_very_same_tokens_finds_what_there_is_now():
+    prefixes, tokens = index(), (1, 2, 3)
+    prefixes.keep(tokens, "a")
+    assert prefixes.find(tokens) == (3, "a")
+    prefixes.keep((1, 2, 4), "b")
+    assert prefixes.find(tokens) == (3, "a")
+    prefixes.clear()
+    assert prefixes.find(tokens) is None
+    prefixes.keep(tokens, "c")
+    assert prefixes.find(tokens) == (3, "c")

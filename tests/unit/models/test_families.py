@@ -20,7 +20,17 @@ REFUSED = {
     "nemotron", "phimoe", "recurrent_gemma", "stablelm",
 }  # fmt: skip
 REFUSED_BY_ENGINE = {"gemma4_text", "mimo_v2_flash"}
-QUICK = {"deepseek_v3", "gpt_oss", "gpt_neox", "gemma3_text", "qwen3_next", "nemotron_h", "kimi_linear", "lfm2"}
+QUICK = {
+    "hunyuan_v1_moe",
+    "deepseek_v3",
+    "gpt_oss",
+    "gpt_neox",
+    "gemma3_text",
+    "qwen3_next",
+    "nemotron_h",
+    "kimi_linear",
+    "lfm2",
+}
 """What no other test has: latent attention, sinks, heads that share no keys, norms of queries under windows, states beside
 experts, latent attention or short convolutions."""
 
@@ -36,6 +46,13 @@ def test_a_family_trains_and_writes_as_hugging_faces_own_before_and_after_a_push
         pytest.skip(found.refused)
     assert found.agrees, found
     assert not found.engine_refused
+
+
+@pytest.mark.parametrize("family", families(["llama", "gpt_oss", "hunyuan_v1_moe"]))
+def test_bf16_is_about_as_far_from_fp32_as_hugging_faces_own(tmp_path, family):
+    found = measure(family, tmp_path, half=True)
+    assert found.agrees, found
+    assert min(found.half, found.engine_half) > 0
 
 
 @pytest.mark.slow

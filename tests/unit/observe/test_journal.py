@@ -21,7 +21,6 @@ from reroll.observe.journal import (
     Journal,
     RecordedSamples,
     SampleState,
-    damage_of,
     read_events,
     read_journal,
     read_stored,
@@ -29,6 +28,7 @@ from reroll.observe.journal import (
 )
 from reroll.observe.trajectory_bytes import decode, encode, encode_all, encode_ids, encode_prompt
 from reroll.types import Completion, FinishReason, Request, SamplingParams, Status, Trajectory, Turn, Versions
+from reroll_zoo.audit.audit import damage_of
 
 
 def text_of(ids: object) -> str:
@@ -156,7 +156,7 @@ def test_a_sample_whose_tokens_engines_told_of_is_kept_to_the_bit(tmp_path: Path
     with Journal(tmp_path) as journal:
         turn, _ = journal.partial.turn(request)
         journal.partial.add(request.id, turn, np.array(wrote.token_ids[:2], np.uint32), np.array(wrote.logprobs[:2]), 0)
-        journal.partial.end(request.id, turn, wrote)
+        journal.partial.end(turn, wrote)
         ended = sample("0.0", Turn(prompt_ids=(1, 2, 3), completion=wrote, text=text_of(wrote.token_ids)))
         journal.ended("0.0", ended)
         assert journal.partial.num_tokens("0.0") == 0
@@ -167,7 +167,7 @@ def test_a_sample_whose_tokens_engines_told_of_is_kept_to_the_bit(tmp_path: Path
 def test_of_a_turn_that_is_not_what_engines_told_of_its_own_tokens_are_kept(tmp_path: Path) -> None:
     request = Request(id="0.0.0", prompt_ids=(1, 2, 3), sampling=SamplingParams(max_tokens=9))
     with Journal(tmp_path) as journal:
-        journal.partial.end(request.id, journal.partial.turn(request)[0], completion((7, 8)))
+        journal.partial.end(journal.partial.turn(request)[0], completion((7, 8)))
         journal.ended("0.0", sample())
     *_, event = read_journal(tmp_path)
     assert read_stored(event, text_of=text_of) == sample()
@@ -259,6 +259,7 @@ def test_events_are_gathered_before_they_are_written(tmp_path: Path) -> None:
 
 def test_full_segments_are_followed_by_others_and_the_oldest_tokens_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_module, "_MAX_SEGMENT_BYTES", 1000)
+    monkeypatch.setattr(journal_module, "_EVENTS_SHARE", 0.01)  # Samples are short: events are most of it.
     with Journal(tmp_path, max_bytes=4000) as journal:
         for number in range(100):
             journal.ended(f"{number}.0", sample(f"{number}.0"))
@@ -273,6 +274,19 @@ def test_full_segments_are_followed_by_others_and_the_oldest_tokens_go(tmp_path:
     found = [read_stored(event, text_of=text_of) for event in done]
     assert found[0] is None
     assert found[-1] == sample("99.0")
+
+
+def test_the_oldest_events_go_where_they_outgrow_a_tenth_of_the_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "_MAX_SEGMENT_BYTES", 1000)
+    with Journal(tmp_path, max_bytes=50_000) as journal:
+        for number in range(400):
+            journal.record(f"{number}.0", SampleState.GENERATING, note="x" * (number % 7))
+            journal.flush()
+            assert sum(path.stat().st_size for path in segments(tmp_path)) < 50_000 // 10 + 2 * 1200
+    kept = [int(event.sample_id.partition(".")[0]) for event in read_journal(tmp_path) if event.sample_id]
+    assert kept == list(range(400 - len(kept), 400))
+    assert len(kept) > 30
+    assert segments(tmp_path)[0].name != "000000.jsonl"
 
 
 def test_siblings_share_one_copy_of_their_prompt(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def write(tokens: PartialSamples, request: Request, *ids: int, version: int = 0,
 
 
 def end(tokens: PartialSamples, request: Request, completion: Completion) -> None:
-    tokens.end(request.id, tokens.turn(request)[0], completion)
+    tokens.end(tokens.turn(request)[0], completion)
 
 
 def opened(folder: Path, config: str = "c") -> PartialSamples:
@@ -62,7 +62,9 @@ def test_what_was_flushed_is_there_after_a_kill_to_the_bit(tmp_path: Path, scale
 
 
 @pytest.mark.parametrize("num_told", [0, 1, 2, 3, 4])
-def test_a_turn_that_ended_is_whole_whatever_was_told_before(tmp_path: Path, num_told: int) -> None:
+def test_a_turn_that_ended_is_whole_once_another_follows_or_the_run_is_left_whatever_was_told_before(
+    tmp_path: Path, num_told: int
+) -> None:
     tokens = PartialSamples(tmp_path, config="c")
     request = ask("3.0.0")
     turn, _ = tokens.turn(request)
@@ -73,7 +75,15 @@ def test_a_turn_that_ended_is_whole_whatever_was_told_before(tmp_path: Path, num
     end(tokens, request, WHOLE)
     assert turn.completion() == WHOLE
     tokens.flush()
+    left = opened(tmp_path).turn(request)[0]
+    assert (left.written().token_ids, left.completion()) == (WHOLE.token_ids[:num_told], None)
+    tokens.turn(ask("3.0.1"))
+    tokens.flush()
     assert opened(tmp_path).turn(request)[0].completion() == WHOLE
+    last = ask("3.0.1")
+    end(tokens, last, WHOLE)
+    tokens.close()
+    assert opened(tmp_path).turn(last)[0].completion() == WHOLE
 
 
 @pytest.mark.parametrize(
@@ -178,8 +188,7 @@ def test_whoever_flushes_is_told_that_there_is_something_to_flush(tmp_path: Path
     tokens, told = PartialSamples(tmp_path, config="c"), []
     tokens.on_added = lambda: told.append(1)
     write(tokens, ask("3.0.0"), 7)
-    end(tokens, ask("4.0.0"), WHOLE)
-    assert len(told) == 2
+    assert len(told) == 1
 
 
 def test_a_write_that_fails_says_which_file(tmp_path: Path) -> None:
@@ -202,7 +211,7 @@ def test_the_experts_of_a_turn_that_ended_are_there_after_a_kill(tmp_path: Path,
     end(tokens, second, replace(WHOLE, routes=routes[:3].astype(np.int16)))
     end(tokens, silent, WHOLE)
     end(tokens, first, replace(WHOLE, routes=routes))
-    tokens.flush()
+    tokens.close()
     found = opened(tmp_path)
     if is_new:
         found.add("3.9.0", found.turn(ask("3.9.0"))[0], np.array([1], dtype=np.uint32), np.array([-1.0]), 2)

@@ -23,7 +23,7 @@ from reroll.config.rewards import ImportRewardConfig, RewardWorkersConfig
 from reroll.errors import RewardError
 from reroll.rewards.memory import MustRestart
 from reroll.rewards.meter import RewardMeter
-from reroll.rewards.worker import Case, RewardWorker
+from reroll.rewards.worker import Case, RewardWorker, Verdicts
 from reroll.rewards.workers import RewardWorkers
 from reroll.runtime.base import WorkerInfo
 from reroll.runtime.local import LocalRuntime
@@ -458,14 +458,32 @@ async def test_cases_of_one_call_are_judged_until_the_time_for_them_is_over_or_t
     worker = RewardWorker(WorkerInfo("reward", 0, 1, "cpu"), {"user": imported("judges:act")}, search_path=[str(folder)])
     assert worker.load() == {}
     together = [(asked(), said(text)) for text in ("true", "raise", "int")]
-    first, failed, last = worker.score("user", together, together_s=60.0)
+    (first, failed, last), _ = worker.score("user", together, together_s=60.0)
     assert (first, last) == (Score(value=1.0), Score(value=3.0))
     assert isinstance(failed, RewardError)
-    assert worker.score("user", together, together_s=0.0) == [Score(value=1.0)]
-    *judged, spent = worker.score("user", [(asked(), said(text)) for text in ("int", "no memory", "int")], together_s=60.0)
+    assert worker.score("user", together, together_s=0.0)[0] == [Score(value=1.0)]
+    (*judged, spent), _ = worker.score("user", [(asked(), said(text)) for text in ("int", "no memory", "int")], together_s=60.0)
     assert judged == [Score(value=3.0)]
     assert isinstance(spent, MustRestart)
     worker.close()
+
+
+async def test_quick_cases_are_judged_together_however_long_the_way_to_their_process(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reroll.rewards.workers.TOGETHER_S", 4.0)
+    ask, sizes = RewardWorkers._ask, []
+
+    async def from_afar(self: RewardWorkers, rank: int, name: str, cases: Sequence[Case]) -> Verdicts:
+        sizes.append(len(cases))
+        await asyncio.sleep(0.5)
+        return await ask(self, rank, name, cases)
+
+    monkeypatch.setattr(RewardWorkers, "_ask", from_afar)
+    async with opened({"user": imported("judges:act")}, folder) as workers:
+        await workers.score("user", asked(), said("true"))
+        await asyncio.gather(*(workers.score("user", asked(), said("true")) for _ in range(16)))
+    assert sizes == [1, 16]
 
 
 @pytest.mark.parametrize(
@@ -477,7 +495,7 @@ async def test_who_is_judged_with_a_culprit_gets_a_verdict_and_the_culprit_alone
     monkeypatch.setattr("reroll.rewards.workers.TOGETHER_S", 60.0)  # However slow the machine is, they count as quick.
     ask = RewardWorkers._ask
 
-    async def short_for_hangs(self: RewardWorkers, rank: int, name: str, cases: Sequence[Case]) -> list[Score | RewardError]:
+    async def short_for_hangs(self: RewardWorkers, rank: int, name: str, cases: Sequence[Case]) -> Verdicts:
         hangs = any(trajectory.text == "hang" for _, trajectory in cases)
         self._rewards = {name: reward.model_copy(update={"timeout_s": 2.0 if hangs else HANGS_S})}
         return await ask(self, rank, name, cases)  # It reads the limit before it waits.

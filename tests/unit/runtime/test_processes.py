@@ -13,7 +13,8 @@ import termios
 import textwrap
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -297,7 +298,8 @@ async def test_a_worker_sees_its_own_gpus_and_its_share_of_the_cores(
 
 
 CONTROLLER = """
-    import asyncio, pathlib, signal, subprocess, sys, time
+    import asyncio, ctypes, pathlib, signal, subprocess, sys, time
+    import reroll.runtime.processes
     from reroll.runtime.base import Placement
     from reroll.runtime.processes import ProcessRuntime
 
@@ -307,39 +309,84 @@ CONTROLLER = """
         def pids(self):
             import os
             return [os.getpid(), os.getppid(), self.child.pid]
-        def hang(self):
+        def hang(self, how):
+            pathlib.Path(f"{self.child.pid} is busy").touch()
+            if how == "holding the gil":
+                ctypes.PyDLL(None).sleep(600)
             time.sleep(600)
 
-    async def main():
+    async def main(how):
+        if how == "of fresh interpreters":
+            reroll.runtime.processes.start_otherwise = lambda order, link: None
         workers = await ProcessRuntime().spawn(Parent, Placement("parent", ("cpu", "cpu")))
         pids = sum(await workers.broadcast(Parent.pids), [])
         file = pathlib.Path(sys.argv[1])
         file.with_suffix(".new").write_text(" ".join(map(str, pids)))
         file.with_suffix(".new").rename(file)
-        await workers.broadcast(Parent.hang)
+        await workers.broadcast(Parent.hang, how)
 
     if __name__ == "__main__":
         signal.signal(signal.SIGINT, signal.default_int_handler)  # Who starts it in the background has it ignored.
-        asyncio.run(main())
+        asyncio.run(main(sys.argv[2]))
 """
+
+
+@contextmanager
+def controller_of_two(tmp_path: Path, how: str = "") -> Iterator[tuple[subprocess.Popen[bytes], list[int]]]:
+    """One whose workers are of a class of the script itself, and busy. With the numbers of both, each followed by its parent's
+    and that of a process that it has started."""
+    (tmp_path / "controller.py").write_text(textwrap.dedent(CONTROLLER))
+    command = [sys.executable, "controller.py", "pids", how]
+    controller = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL, start_new_session=True)
+    pids: list[int] = []
+    try:
+        pids += read_pids(tmp_path / "pids", num=6)
+        while len(list(tmp_path.glob("* is busy"))) < 2:
+            assert all(map(is_there, pids))
+            time.sleep(0.02)
+        yield controller, pids
+    finally:
+        for pid in {controller.pid, *filter(is_there, pids)}:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        controller.wait()
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_controller_that_ends_leaves_no_process(number: signal.Signals, tmp_path: Path) -> None:
-    """Its workers are of a class of the script itself, and busy. What they are forked from ends too."""
-    (tmp_path / "controller.py").write_text(textwrap.dedent(CONTROLLER))
-    controller = subprocess.Popen(
-        [sys.executable, "controller.py", "pids"], cwd=tmp_path, stderr=subprocess.DEVNULL, start_new_session=True
-    )
-    try:
-        pids = read_pids(tmp_path / "pids", num=6)
-        assert all(map(is_there, pids))
+    """What its workers are forked from ends too."""
+    with controller_of_two(tmp_path) as (controller, pids):
         controller.send_signal(number)
         controller.wait(120)
         wait_until_gone(pids)
-    finally:
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody tells a stopped process that its parent has ended")
+@pytest.mark.parametrize("how", ["holding the gil", "of fresh interpreters"])
+def test_a_killed_controller_leaves_no_process_that_a_signal_has_stopped_nor_what_that_has_started(
+    how: str, tmp_path: Path
+) -> None:
+    """Forked workers never let another thread run, besides; and what they are forked from is stopped too."""
+    with controller_of_two(tmp_path, how) as (controller, pids):
+        for pid in {*pids} - {controller.pid}:
+            os.kill(pid, signal.SIGSTOP)
         controller.kill()
-        controller.wait()
+        controller.wait(120)
+        wait_until_gone(pids)
+
+
+async def test_a_worker_starts_and_its_end_is_told_though_a_signal_has_stopped_what_it_is_forked_from(
+    pair: Workers[Probe],
+) -> None:
+    [(pid, _), (other, _)] = await pair.broadcast(Probe.session)
+    server = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(server, signal.SIGSTOP)
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(WorkerDied):
+        await pair.one(0, Probe.session)
+    os.kill(server, signal.SIGSTOP)
+    await pair.restart(0)
+    assert (await pair.one(1, Probe.session))[0] == other
 
 
 async def test_user_code_computes_with_one_thread_prints_nowhere_and_sees_the_controllers_gpus(

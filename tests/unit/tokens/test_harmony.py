@@ -34,7 +34,9 @@ ADD = {"type": "function", "function": {"name": "add", "description": "-", "para
 THOUGHT = "<|channel|>analysis<|message|>7 + 8 = 15<|end|>"
 FINAL = "<|start|>assistant<|channel|>final<|message|>15"
 CALL = '<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 7}<|call|>'
-TEXT = st.text(alphabet=CHARACTERS, min_size=1, max_size=12)
+TAGS = ("<|", "think>")
+# What a text says is put between the marks as it is, as every chat template does: marks in it are marks.
+TEXT = st.text(alphabet=CHARACTERS, min_size=1, max_size=12).filter(lambda text: not any(tag in text for tag in TAGS))
 
 
 def make_renderer() -> Renderer:

@@ -8,15 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from reroll.errors import RunFolderError
 from reroll.observe import journal as journal_module
 from reroll.observe.files import UNFINISHED_PREFIX
 from reroll.observe.journal import Journal, SampleState, read_journal, read_stored, segments
 from reroll.observe.run_folder import RunFolder
 from reroll.types import Completion, FinishReason, Status, Trajectory, Turn
 from reroll_zoo import packed_journal
-from reroll_zoo.audit.audit import audit
+from reroll_zoo.audit.audit import audit, describe
 from reroll_zoo.packed_journal import NUM_PLAIN, pack, packed_form, unpacked_size
 from reroll_zoo.page.journal_follower import JournalFollower
+from reroll_zoo.replay.recorded_steps import recorded_steps
 
 NUM_STEPS = 30
 
@@ -43,6 +45,27 @@ def journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_steps(tmp_path)
     assert len(segments(tmp_path)) > NUM_PLAIN + 2
     return tmp_path
+
+
+def test_the_audit_says_from_where_on_it_proves_and_finds_what_is_wrong_there(journal: Path) -> None:
+    """Also of a journal that was resumed once, whose oldest events are gone."""
+    write_steps(journal, start=NUM_STEPS)
+    whole = audit(journal, max_staleness=0)
+    pack(journal)
+    for segment in segments(journal)[:3]:
+        packed_form(segment).unlink()
+    found = audit(journal, max_staleness=0)
+    assert (found.violations, found.num_steps, found.num_lives) == ([], 2 * NUM_STEPS, 2)
+    assert 0 < found.num_cut_steps < NUM_STEPS
+    assert 0 <= found.trained - (whole.trained - found.num_cut_steps) <= 1
+    assert f"events up to step {found.num_cut_steps} are no longer kept" in dict(describe(found))["steps"]
+    with pytest.raises(RunFolderError, match=rf"no longer holds all events up to step {found.num_cut_steps}"):
+        next(recorded_steps(journal))
+    steps = [step for step, _ in recorded_steps(journal, start=found.num_cut_steps)]
+    assert steps == list(range(found.num_cut_steps + 1, 2 * NUM_STEPS + 1))
+    gone = segments(journal)[4]
+    packed_form(gone).unlink()
+    assert any("follows step" in violation for violation in audit(journal, max_staleness=0).violations)
 
 
 def forms(folder: Path) -> list[bool]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -61,6 +62,25 @@ def test_time_jumps_to_the_next_timer_and_never_runs_backwards() -> None:
         return seen
 
     assert run_virtually(main()) == pytest.approx([0.0, 0.5, 3600.0, 86400.0 * 3])
+
+
+def test_a_charged_clock_moves_on_by_the_time_that_this_thread_worked_but_for_what_is_exempt() -> None:
+    async def main() -> tuple[float, float]:
+        loop, began_s = asyncio.get_running_loop(), time.thread_time()
+        assert isinstance(loop, VirtualLoop)
+        while time.thread_time() - began_s < 0.02:
+            pass
+        await asyncio.sleep(0)
+        at_s = loop.time()
+        worked_s = time.thread_time() - began_s
+        loop.exempt(worked_s)
+        await asyncio.sleep(0)
+        return at_s, loop.time()
+
+    at_s, later_s = run_virtually(main(), is_charged=True)
+    assert at_s >= 0.02
+    assert later_s == at_s
+    assert run_virtually(main()) == (0.0, 0.0)
 
 
 def test_waiting_for_what_never_comes_is_told_instead_of_hanging() -> None:
@@ -262,6 +282,23 @@ def test_a_lost_engine_costs_time_and_its_samples_go_on_elsewhere(tmp_path: Path
 
     assert broken.num_samples == whole.num_samples
     assert broken.wall_s > whole.wall_s
+
+
+def test_the_rate_follows_engines_that_join_in_the_midst_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To that of a run which had as many from the beginning; on a virtual clock, by the router of real runs."""
+    monkeypatch.setattr("reroll.infer.cluster.JOIN_PAUSE_S", 0.1)
+    rollout = RolloutConfig(prompts_per_step=8, group_size=8, max_staleness=2)
+    played: dict[str, Prediction] = {}
+    for name, num_engines, joins in (("two", 2, ()), ("joined", 2, ((0.2, 2),)), ("four", 4, ())):
+        machines = system(num_engines=num_engines, train_s=0.01, joins=joins)
+        machines = replace(machines, engine=replace(machines.engine, restart_s=0.2))
+        played[name] = simulate(rollout, workload(lengths=fixed(64)), machines, num_steps=24, folder=tmp_path / name)
+    assert not audit(tmp_path / "joined" / "journal", max_staleness=2).violations
+    two, joined, four = (sum(step.step_s for step in played[name].steps[-12:]) for name in ("two", "joined", "four"))
+    assert joined < 0.8 * two
+    assert joined == pytest.approx(four, rel=0.1)
+    assert len(played["joined"].engine_busy) == 4
+    assert played["joined"].num_samples == played["four"].num_samples
 
 
 def test_episodes_of_several_turns_wait_for_their_environment(tmp_path: Path) -> None:

@@ -6,14 +6,14 @@ from reroll.tokens.renderer import Renderer
 from reroll_zoo.vision.parts import message
 from reroll_zoo.vision.tiny import make_tiny_vision
 
-FAMILIES = ("smolvlm", "idefics3", "qwen2_5_vl", "qwen3_vl")
+FAMILIES = ("smolvlm", "idefics3", "qwen2_5_vl", "qwen3_vl", "gemma3")
 
 
 @pytest.fixture(scope="session", params=FAMILIES)
 def seeing(request, tmp_path_factory) -> str:
-    """A tiny model of each family; Idefics3 cuts large pictures into tiles."""
+    """A tiny model of each family; Idefics3 cuts large pictures into tiles, Gemma 3 shows crops of long ones."""
     folder = tmp_path_factory.mktemp("seeing") / request.param
-    return str(make_tiny_vision(folder, family=request.param, splits=request.param == "idefics3", seed=1))
+    return str(make_tiny_vision(folder, family=request.param, splits=request.param in ("idefics3", "gemma3"), seed=1))
 
 
 @pytest.fixture(scope="session")
