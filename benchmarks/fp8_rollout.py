@@ -2,9 +2,12 @@
 
 `products`: the linear layers of one decoder layer as CUDA graphs, for several numbers of rows; beside the tiling that the
 engine takes, the best of some others. `engine`: both precisions take turns at the same requests; then a push, the memory that
-stands after it, and the mean distance of the engine's log-probs from those of the bf16 model for the same tokens (of random
-weights, which dampen no error: those of a trained model are nearer). `curve`: the same short GRPO run from a tiny random model
-with either. `python benchmarks/fp8_rollout.py products engine [--shape 0.6b|4b|8b] [--running 64 512] [--tokens 128]`
+stands after it, and the distance of the engine's log-probs from those of the bf16 model for the same tokens, the mean of all
+and the largest of one (of random weights, which dampen no error: those of a trained model are nearer); the mean again after one
+layer of that model, and after all, were drawn anew, as if a push had not arrived; and what a step runs longest. `curve`: the
+same short GRPO run from a tiny random model with either.
+
+`python benchmarks/fp8_rollout.py products engine [--shape 0.6b|4b|8b] [--running 64 512] [--tokens 128]`
 Without a GPU a tiny model tries the engine out, in plain PyTorch, and the run in bf16:
 `python benchmarks/fp8_rollout.py engine curve --running 4 --tokens 8 --rounds 1 --steps 5`
 """
@@ -28,6 +31,7 @@ from gpu_shapes import SHAPES, default_shape, device_here, write_model
 from report import arguments, report
 from torch import Tensor, nn
 from torch.nn.functional import linear as plain_linear
+from torch.profiler import ProfilerActivity, profile
 
 from reroll.config.load import parse_config
 from reroll.infer.embedded.engine import EmbeddedEngine
@@ -38,11 +42,15 @@ from reroll.types import Completion, Request, SamplingParams
 from reroll_zoo.fp8.linears import Fp8Linear, quantize, quantize_linears
 from reroll_zoo.tiny_models import make_tiny
 
-ROWS = (16, 64, 256, 512, 4096)
+ROWS = (8, 64, 512, 4096)
 PROMPT_TOKENS = 100
 SIBLINGS = 8
 NUM_ASKED = 16
 """Answers whose log-probs are asked of the model again."""
+NUM_PROFILED = 20
+"""Steps whose kernels are counted, at most."""
+NUM_TOLD = 10
+"""Kernels that are told of a step, those that take longest."""
 
 Row = dict[str, Any]
 
@@ -71,7 +79,7 @@ def products(shape: dict[str, Any]) -> list[Row]:
             x = torch.randn(num_rows, width, device="cuda", dtype=torch.bfloat16)
             taken = kernels.tiling_of(num_rows, len(fp8._places), fp8._scales.shape[1], kernels.num_processors(x.device))
             codes = kernels.quantized_rows(x)
-            others = {tiling: micros(multiplying(fp8, codes, tiling)) for tiling in tilings(num_rows)}
+            others = {tiling: micros(multiplying(fp8, codes, tiling)) for tiling in {taken, *tilings(num_rows)}}
             best = min(others, key=others.__getitem__)
             plain_us = micros(lambda: [plain_linear(x, layer.weight) for layer in layers])  # noqa: B023
             fp8_us = micros(lambda: fp8.outputs(x))  # noqa: B023
@@ -82,15 +90,14 @@ def products(shape: dict[str, Any]) -> list[Row]:
                     "bf16_us": plain_us,
                     "fp8_us": fp8_us,
                     "times_bf16": plain_us / fp8_us,
-                    "of it quantizing_us": micros(lambda: kernels.quantized_rows(x)),  # noqa: B023
-                    "product_us": micros(multiplying(fp8, codes, taken)),
+                    "product_us": others[taken],
                     "scaled_mm_us": scaled_mm_micros(fp8, codes),
                     "tiling": told(taken),
                     "best_us": others[best],
                     "best": told(best),
                 }
             )
-            print(rows[-1], flush=True)
+            print(" ".join(f"{key} {value:.1f}" if isinstance(value, float) else str(value) for key, value in rows[-1].items()))
     return rows
 
 
@@ -102,6 +109,7 @@ def multiplying(fp8: Fp8Linear, codes: tuple[Tensor, Tensor], tiling: Any) -> Ca
             codes,
             (fp8._codes, fp8._scales),
             fp8._places,
+            fp8._arrivals,
             None,
             num_columns=sum(fp8._sizes),
             dtype=torch.bfloat16,
@@ -130,12 +138,13 @@ def scaled_mm_micros(fp8: Fp8Linear, codes: tuple[Tensor, Tensor]) -> float:
 
 
 def tilings(num_rows: int) -> list[Any]:
+    """Few, for each is compiled."""
     from reroll_zoo.fp8.kernels import Tiling
 
-    most = max(16, min(128, 1 << (num_rows - 1).bit_length()))
-    heights = sorted({most, max(16, most // 2)})
-    splits = (1, 2, 4, 8) if num_rows <= 512 else (1,)
-    return [Tiling(height, columns, split) for height in heights for columns in (64, 128) for split in splits]
+    rows = max(16, min(128, 1 << (num_rows - 1).bit_length()))
+    if num_rows > 128:
+        return [Tiling(rows, 128, 1), Tiling(rows, 64, 1), *([Tiling(rows // 2, 128, 1)] if num_rows <= 512 else [])]
+    return [*(Tiling(rows, 64, splits) for splits in (1, 2, 4, 8)), Tiling(rows, 128, 1), Tiling(rows, 128, 4)]
 
 
 def told(tiling: Any) -> str:
@@ -207,11 +216,54 @@ def engines(folder: str, running: list[int], tokens: int, rounds: int) -> list[R
                     "weights_gib": held_gib[precision],
                     "push_ms": push_s * 1e3,
                     "push_grows_gib": grown,
-                    "gap": f"{gap(trainer, requests[:NUM_ASKED], answers[precision]):.4f}",
+                    **{f"gap {kind}": f"{value:.4f}" for kind, value in gaps_of(trainer, requests, answers[precision]).items()},
                 }
             )
             print(rows[-1], flush=True)
+            print_kernels(f"{precision}, {num} running", engine, requests)
+    for kind, parts in (("one layer", trainer.model.layers[-1:]), ("all layers", trainer.model.layers)):
+        draw_anew(parts)
+        apart = {precision: gaps_of(trainer, requests, answers[precision])["mean"] for precision in ours}
+        print(f"mean gap when {kind} of the trainer are others: {apart}", flush=True)
     return rows
+
+
+@torch.no_grad()
+def draw_anew(layers: nn.Module) -> None:
+    """Other numbers of the same size."""
+    for parameter in layers.parameters():
+        if parameter.ndim == 2:
+            parameter.normal_(std=float(parameter.float().std()))
+
+
+def print_kernels(title: str, engine: EmbeddedEngine, requests: list[Request]) -> None:
+    """What runs longest in a step that writes a token of each."""
+    on_gpu = torch.cuda.is_available()
+    for request in requests:
+        engine.submit(request)
+    num_tokens = requests[0].sampling.max_tokens
+    for _ in range(num_tokens // 4):  # Beyond what reads the prompts.
+        engine.step()
+    num_steps = min(NUM_PROFILED, num_tokens // 2)
+    synchronize()
+    with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as found:
+        started_s = time.perf_counter()
+        for _ in range(num_steps):
+            engine.step()
+        synchronize()
+        wall_s = time.perf_counter() - started_s
+    while engine.num_unfinished:
+        engine.step()
+    times = [
+        (event.self_device_time_total if on_gpu else event.self_cpu_time_total, event.count, event.key)
+        for event in found.key_averages()
+    ]
+    total_us, launches = (sum(column) / num_steps for column in list(zip(*times, strict=True))[:2])
+    print(f"{title}: {wall_s / num_steps * 1e6:.0f} us a step, {launches:.0f} kernels in {total_us:.0f} us; the longest:")
+    for taken_us, count, name in sorted(times, reverse=True)[:NUM_TOLD]:
+        print(
+            f"  {taken_us / num_steps:8.1f} us, {count / num_steps:6.1f} of {taken_us / count:6.1f} us: {name[:80]}", flush=True
+        )
 
 
 def allocated() -> float:
@@ -258,16 +310,18 @@ def written(engine: EmbeddedEngine, requests: list[Request]) -> tuple[float, dic
 
 
 @torch.no_grad()
-def gap(trainer: Any, requests: list[Request], answers: dict[str, Completion]) -> float:
-    """Mean distance in nats of the log-probs that came with these answers from those of the trainer."""
+def gaps_of(trainer: Any, requests: list[Request], answers: dict[str, Completion]) -> dict[str, float]:
+    """How far the log-probs that came with some of these answers are from those of the trainer, in nats. The guard looks at
+    the mean."""
     distances = []
-    for request in requests:
+    for request in requests[:NUM_ASKED]:
         ids = torch.tensor([*request.prompt_ids, *answers[request.id].token_ids], device=trainer.device)
         bounds, places = torch.tensor([0, len(ids)], device=ids.device), torch.arange(len(ids), device=ids.device)
         scores = logits(trainer, hidden_states(trainer, ids, places, PackedAttention(bounds))).float().log_softmax(-1)
         own = scores[:-1].gather(1, ids[1:, None])[len(request.prompt_ids) - 1 :, 0].cpu()
         distances.append((own - torch.tensor(answers[request.id].logprobs)).abs())
-    return float(torch.cat(distances).mean())
+    found = torch.cat(distances)
+    return {"mean": float(found.mean()), "largest": float(found.max())}
 
 
 REWARD = """

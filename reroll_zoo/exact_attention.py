@@ -1,19 +1,29 @@
 """What `policy.exact` trains with on a GPU: attention of packed tokens by the very kernel by which the engine attends to pages.
 
-Keys and values are laid into pages of their own, each page once however many sequences begin with it.
+Keys and values are laid into pages of their own, each page once however many sequences begin with it. Where every sequence asks
+for one token, the engine may take smaller programs: those that were seen to give the same bits here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cache, partial
 
 import torch
 from torch import Tensor
+from triton.errors import TritonError
 
 from reroll.models.attention import Scoring
+from reroll_zoo.exact_kernels import quickest
 from reroll_zoo.exact_sums import with_gradient_of
-from reroll_zoo.paged_cache.kernels import PAGE, READING_ROWS, attend, tokens_per_block
+from reroll_zoo.paged_cache.kernels import PAGE, READING_ROWS, WRITING_ROWS, attend, tokens_per_block
+
+_TRIED_PAGES = 5
+"""Of the longest context by which programs are compared."""
+
+_TRIED_HEADS = {"cuda": 1024, "cpu": 8}
+"""That many contexts look at keys of their own, heads counted: on a GPU they fill it, and take some 200 MB for a moment."""
 
 
 class PackedPages:
@@ -77,3 +87,101 @@ class PackedPages:
             first = (torch.arange(len(sequence)) - (counts.cumsum(0) - counts).repeat_interleave(counts)) * num_tokens
             self._blocks[num_tokens] = sequence.to(torch.int32).to(self._device), first.to(torch.int32).to(self._device)
         return self._blocks[num_tokens]
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """The shape of a program of `attend`."""
+
+    rows: int
+    num_warps: int | None = None
+    """None: what the kernel takes by itself."""
+    num_stages: int = 2
+
+
+READING = Program(READING_ROWS)
+WRITING = tuple(Program(WRITING_ROWS, *options) for options in ((4, 2), (2, 2), (1, 1), (1, 2), (1, 3)))
+"""A warp alone has all scores of a row, as in programs of more rows: it adds up their weights in the same order."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShape:
+    """What a kernel of `attend` is compiled for."""
+
+    num_heads: int
+    num_kv_heads: int
+    dim: int
+    dtype: torch.dtype
+    softcap: float | None
+    window: int | None
+    has_sinks: bool
+
+    @classmethod
+    def of(cls, query: Tensor, keys: Tensor, scoring: Scoring) -> HeadShape:
+        """Of query [T, H, D] and pages of keys [pages, PAGE, H_kv, D]."""
+        return cls(
+            num_heads=query.shape[1],
+            num_kv_heads=keys.shape[2],
+            dim=query.shape[2],
+            dtype=keys.dtype,
+            softcap=scoring.softcap,
+            window=scoring.sliding_window,
+            has_sinks=scoring.sinks is not None,
+        )
+
+
+@cache
+def writing_program(shape: HeadShape, device: torch.device) -> Program:
+    """The quickest program for one token of each sequence that gives the bits of `READING` on this device. Tried once."""
+    newest = one_token_each(shape, device, num_contexts=max(3, _TRIED_HEADS[device.type] // shape.num_kv_heads))
+    alike = (READING, *programs_alike(newest))
+    if device.type != "cuda":
+        return alike[-1]
+    return quickest({program: partial(newest, program) for program in alike})
+
+
+def programs_alike(newest: Callable[[Program], Tensor]) -> list[Program]:
+    """Those of `WRITING` that give what `READING` gives."""
+    want = newest(READING)
+    found = []
+    for program in WRITING:
+        try:
+            if torch.equal(newest(program), want):
+                found.append(program)
+        except TritonError:  # It takes more shared memory than this GPU has.
+            continue
+    return found
+
+
+def one_token_each(shape: HeadShape, device: torch.device, *, num_contexts: int) -> Callable[[Program], Tensor]:
+    """What a program makes of the newest token of so many contexts of all lengths: in fp32, so that every bit shows."""
+    generator = torch.Generator(device).manual_seed(0)
+
+    def drawn(*size: int) -> Tensor:
+        return torch.randn(*size, generator=generator, device=device, dtype=shape.dtype)
+
+    num_pages = num_contexts * _TRIED_PAGES
+    query = drawn(num_contexts, shape.num_heads, shape.dim)
+    keys, values = (drawn(num_pages, PAGE, shape.num_kv_heads, shape.dim) for _ in range(2))
+    counted = torch.arange(num_contexts + 1, dtype=torch.int32, device=device)
+    sinks = drawn(shape.num_heads) if shape.has_sinks else None
+    scoring = Scoring(scaling=2 * shape.dim**-0.5, sliding_window=shape.window, softcap=shape.softcap, sinks=sinks)
+
+    def newest(program: Program) -> Tensor:
+        return attend(
+            query,
+            keys,
+            values,
+            tables=torch.arange(num_pages, dtype=torch.int32, device=device).view(num_contexts, -1),
+            starts=counted[:-1] * 131 % (_TRIED_PAGES * PAGE),  # No common factor: all lengths, and all places in a page.
+            bounds=counted,
+            block_sequence=counted[:-1],
+            block_first=torch.zeros_like(counted[:-1]),
+            rows=program.rows,
+            num_warps=program.num_warps,
+            num_stages=program.num_stages,
+            scoring=scoring,
+            dtype=torch.float32,
+        )
+
+    return newest

@@ -2,13 +2,15 @@
 
 A product goes through its inputs in order, in steps of `STEP`, and adds up in fp32: no sum is cut in parts. How many rows and
 columns a program takes changes how often a weight is read and nothing else, or so it should be. That is tried once for each
-width: tiles that add up in another way than the first are not used.
+width: tiles that add up in another way than the first are not used. Of the others the quickest is, for each size of a product.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from typing import Any, TypeVar
 
 import torch
 import triton
@@ -19,7 +21,7 @@ from triton.errors import TritonError
 from reroll.errors import ModelError
 
 STEP = 64
-"""Inputs that are multiplied at once."""
+"""Inputs that are multiplied at once: the tensor cores take them in order, so that twice as many may be loaded."""
 
 _GROUP = 8
 """Tiles of rows that are worked on together, so that what they read is still near."""
@@ -29,6 +31,12 @@ _SMALLEST = 64
 """Rows of the lowest tile: fewer are filled up by doing nothing."""
 
 _TRIED_ROWS, _TRIED_COLUMNS = 512, 512
+_MOST_ROWS = 8192
+"""Products of more rows take the same tile."""
+
+_TIMES = 5
+_AHEAD_CYCLES = 2_000_000
+"""A millisecond in which launches queue up, so that what is timed is the GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,23 +47,75 @@ class Tile:
     columns: int
     num_warps: int
     num_stages: int
+    step: int = STEP
 
     def count(self, num_rows: int, num_columns: int) -> int:
         """So many make a product."""
         return -(-num_rows // self.rows) * -(-num_columns // self.columns)
 
 
-TILES = (Tile(64, 32, 4, 4), Tile(64, 64, 4, 4), Tile(64, 128, 4, 4), Tile(128, 128, 4, 3), Tile(128, 256, 8, 3))
-"""From the smallest on. The first is what the others are compared with."""
+TILES = (
+    Tile(64, 32, 4, 4),
+    Tile(16, 64, 4, 4),
+    Tile(32, 64, 4, 4),
+    Tile(64, 64, 4, 4),
+    Tile(64, 64, 4, 3, 2 * STEP),
+    Tile(64, 128, 4, 4),
+    Tile(64, 256, 4, 3),
+    Tile(128, 128, 4, 3),
+    Tile(128, 256, 8, 3),
+    Tile(128, 256, 8, 4),
+)
+"""The first is what the others are compared with. Then from the smallest on."""
 
-_NUM_FP32_TILES = 2
-"""Without tensor cores, larger ones do not fit into registers."""
+_MOST_FP32_NUMBERS = 64 * 64
+"""Without tensor cores, larger tiles do not fit into registers."""
+
+_chosen: dict[tuple[Any, ...], Tile] = {}
+
+Way = TypeVar("Way")
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x [T, K], weight [N, K], bias [N] -> [T, N]"""
+    return multiply(x, weight, bias, tile=_tile(x, weight))
+
+
+def _tile(x: Tensor, weight: Tensor) -> Tile:
+    """The quickest for about so many rows, once it was tried. A graph that is being captured cannot wait for that."""
+    num_rows = min(1 << max(len(x) - 1, 0).bit_length(), _MOST_ROWS)
+    key = (x.device, x.dtype, num_rows, weight.shape, weight.stride())
+    if (found := _chosen.get(key)) is not None:
+        return found
     tiles = alike(x.shape[1], x.dtype, x.device)
-    return multiply(x, weight, bias, tile=fitting(tiles, len(x), len(weight), _num_processors(x.device)))
+    if not x.is_cuda or torch.cuda.is_current_stream_capturing() or not len(x):
+        return fitting(tiles, len(x), len(weight), _num_processors(x.device))
+    _chosen[key] = quickest({tile: partial(multiply, x, weight, None, tile=tile) for tile in worth_trying(tiles, num_rows)})
+    return _chosen[key]
+
+
+def worth_trying(tiles: tuple[Tile, ...], num_rows: int) -> tuple[Tile, ...]:
+    """Those that are neither mostly empty nor far too small for so many rows."""
+    return tuple(tile for tile in tiles if tile.rows <= max(num_rows, _SMALLEST) and 128 * tile.rows >= num_rows) or tiles[:1]
+
+
+def quickest(ways: Mapping[Way, Callable[[], object]]) -> Way:
+    """Which of these takes the GPU the least time."""
+    return min(ways, key=lambda way: took_ms(ways[way]))
+
+
+def took_ms(work: Callable[[], object]) -> float:
+    """Of the GPU, one time in a row of them."""
+    work()  # Compiled, if it was not.
+    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    torch.cuda._sleep(_AHEAD_CYCLES)  # type: ignore[no-untyped-call]
+    began.record()
+    for _ in range(_TIMES):
+        work()
+    ended.record()
+    ended.synchronize()
+    took: float = began.elapsed_time(ended) / _TIMES
+    return took
 
 
 def fitting(tiles: tuple[Tile, ...], num_rows: int, num_columns: int, num_processors: int) -> Tile:
@@ -82,8 +142,11 @@ def alike(num_inputs: int, dtype: torch.dtype, device: torch.device) -> tuple[Ti
             f"on this GPU the rows of a product of {num_inputs} inputs in {dtype} depend on each other, so trainer and engine "
             "cannot be equal to the bit: set policy.exact to false"
         )
-    larger = TILES[1 : None if dtype != torch.float32 else _NUM_FP32_TILES]
-    return TILES[0], *(tile for tile in larger if _gives(want, x, weight, tile))
+    return TILES[0], *(tile for tile in TILES[1:] if _has_room(tile, dtype) and _gives(want, x, weight, tile))
+
+
+def _has_room(tile: Tile, dtype: torch.dtype) -> bool:
+    return dtype != torch.float32 or tile.rows * tile.columns * tile.step <= _MOST_FP32_NUMBERS * STEP
 
 
 def _gives(want: Tensor, x: Tensor, weight: Tensor, tile: Tile) -> bool:
@@ -114,10 +177,10 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, *, tile: Tile) -> T
         weight.stride(1),
         ROWS=tile.rows,
         COLUMNS=tile.columns,
-        STEP=STEP,
+        STEP=tile.step,
         GROUP=_GROUP,
         HAS_BIAS=bias is not None,
-        IS_EVEN=num_inputs % STEP == 0,
+        IS_EVEN=num_inputs % tile.step == 0,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",  # Plain fp32 products stay fp32.
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,

@@ -35,12 +35,12 @@ def fuse(model: nn.Module) -> None:
 
 def fuse_norms(model: nn.Module) -> int:
     """Make every plain RMS norm of the model one kernel; returns how many there are."""
-    return _replace(model, "variance_epsilon", _PLAIN_NORM, _norm)
+    return _replace(model, "variance_epsilon", _PLAIN_NORM, fused_norm)
 
 
 def fuse_gates(model: nn.Module) -> int:
     """Make activation and product of every SwiGLU layer one kernel; returns how many there are."""
-    return _replace(model, "gate_proj", _GATED_MLP, _gated)
+    return _replace(model, "gate_proj", _GATED_MLP, fused_gate)
 
 
 def fuse_rotations(model: nn.Module) -> int:
@@ -82,7 +82,8 @@ def _replace(model: nn.Module, attribute: str, source: str, forward: Callable[..
     return len(modules)
 
 
-def _norm(norm: nn.Module, hidden_states: Tensor) -> Tensor:
+def fused_norm(norm: nn.Module, hidden_states: Tensor) -> Tensor:
+    """What a norm's forward becomes."""
     weight: Tensor = norm.weight  # type: ignore[assignment]
     epsilon: float = norm.variance_epsilon  # type: ignore[assignment]
     if not runs_kernels(hidden_states):
@@ -90,12 +91,14 @@ def _norm(norm: nn.Module, hidden_states: Tensor) -> Tensor:
     return kernels().RmsNorm.apply(hidden_states, weight, epsilon)  # type: ignore[no-any-return]
 
 
-def _gated(mlp: nn.Module, x: Tensor) -> Tensor:
+def fused_gate(mlp: nn.Module, x: Tensor) -> Tensor:
+    """What the forward of a SwiGLU layer becomes."""
     gate, up = mlp.gate_proj(x), mlp.up_proj(x)  # type: ignore[operator]
-    if not runs_kernels(gate) or not _is_silu(mlp.act_fn):
+    if not runs_kernels(gate) or not is_silu(mlp.act_fn):
         return mlp.down_proj(mlp.act_fn(gate) * up)  # type: ignore[operator, no-any-return]
     return mlp.down_proj(kernels().GatedSilu.apply(gate, up))  # type: ignore[operator, no-any-return]
 
 
-def _is_silu(activation: object) -> bool:
+def is_silu(activation: object) -> bool:
+    """Whether the activation is the one that has a kernel."""
     return isinstance(activation, nn.SiLU) or type(activation).__name__ == "SiLUActivation"

@@ -8,7 +8,7 @@ from reroll.config.host import model_card, num_visible_gpus, parse_devices
 from reroll.config.parts import ELASTIC, Devices, EmbeddedEngineConfig, LocalRuntimeConfig
 from reroll.config.pipeline import PipelineConfig
 from reroll.config.recurrent import carries_state
-from reroll.config.registry import load_entry, package_violations
+from reroll.config.registry import entry_names, load_entry, package_violations
 from reroll.config.tree import RlvrConfig
 from reroll.errors import Violation
 
@@ -20,10 +20,10 @@ def engine_violations(config: RlvrConfig) -> Iterator[Violation]:
     if (draft := getattr(config.engine, "draft", "off")) != "off":  # Other kinds have drafts of their own, or none.
         card = model_card(config.policy.model) or {}
         if carries_state(card):
-            problem = (
-                f"is {draft}, but a wrong draft cannot be taken back from the state that layers of {card['model_type']} carry"
-            )
+            problem = f"is {draft}, but a wrong draft stays in the state that layers of {card['model_type']} carry"
             yield Violation("engine.draft", problem, "set it to off")
+    if config.engine.precision == "fp8" and "fp8" not in entry_names("reroll.precisions"):
+        yield Violation("engine.precision", "is fp8, which no installed package has", "reinstall reroll: pip install -e .")
     if config.policy.replay_routes:
         yield from _routes_violations(config)
 

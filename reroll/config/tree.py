@@ -66,7 +66,7 @@ class GuardConfig(Node):
     """Whether a gap ends the run; it is measured in any case."""
     max_gap: float | None = Field(default=None, gt=0)
     """The mean distance between the engine's and the trainer's log-probs, in nats, over the tokens that the weights of the
-    moment wrote. null: by precision, 0.001 in fp32, 0.15 in bf16, 0.3 in fp8; twice that for engines other than `embedded`."""
+    moment wrote. null: by precision, 0.001 in fp32, 0.15 in bf16, 0.6 in fp8; twice that for engines other than `embedded`."""
     max_stale_gap: float = Field(default=3.0, gt=0)
     """The same over tokens of older weights, from which the policy has moved on (`rollout.max_staleness`)."""
 

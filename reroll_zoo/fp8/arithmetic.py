@@ -20,6 +20,9 @@ TINY = 1e-30
 
 CODES = torch.float8_e4m3fn
 
+MAX_SPLIT_TILES = 1024
+"""Tiles of a product whose sums the kernels may split: there are fewer of them than processors."""
+
 
 def num_blocks(size: int) -> int:
     """Into how many blocks so many numbers are cut, the last of which may be short."""
@@ -54,7 +57,8 @@ def product(rows: tuple[Tensor, Tensor], weight: tuple[Tensor, Tensor]) -> Tenso
 
 
 def _scales(largest: Tensor) -> Tensor:
-    return torch.where(largest > TINY, largest / LARGEST, 1.0)
+    whole = largest / torch.full_like(largest, LARGEST)  # By a plain number, a GPU multiplies by one over it.
+    return torch.where(largest > TINY, whole, 1.0)
 
 
 def _cut(tensor: Tensor, *, dim: int) -> Tensor:

@@ -12,7 +12,8 @@ from transformers import PreTrainedModel
 from reroll.errors import ModelError
 from reroll.models.recurrent import is_recurrent
 from reroll.models.sight import eye_of
-from reroll_zoo.fp8.arithmetic import BLOCK, CODES, num_blocks, product, quantized_rows, quantized_weight
+from reroll_zoo.fp8.arithmetic import BLOCK, CODES, MAX_SPLIT_TILES, num_blocks, product, quantized_rows, quantized_weight
+from reroll_zoo.fp8.handover import Codes, Handover, write_codes
 from reroll_zoo.packed_linears import SiblingLinear, SiblingProduct, sibling_linears
 
 FIRST_CAPABILITY = (8, 9)
@@ -38,10 +39,12 @@ def quantize_linears(model: PreTrainedModel) -> Mapping[str, TakesWeight]:
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     inside = set(model.base_model.modules())
     takers: dict[str, TakesWeight] = {}
+    handover = Handover()
+    write_codes(model, handover)
     for siblings in sibling_linears(model):
         if siblings[0].layer not in inside:  # A head.
             continue
-        linear = Fp8Linear([sibling.layer for sibling in siblings])
+        linear = Fp8Linear([sibling.layer for sibling in siblings], handover)
         for index, sibling in enumerate(siblings):
             takers |= _replace(linear, index, sibling, names)
     return takers
@@ -78,8 +81,10 @@ class Fp8Linear(SiblingProduct):
     """One or several linear layers over the same input. The codes of their weights lie over one another, each from a whole
     block on, at addresses that never change."""
 
-    def __init__(self, layers: Sequence[nn.Linear]) -> None:
+    def __init__(self, layers: Sequence[nn.Linear], handover: Handover | None = None) -> None:
+        """`handover`: where the codes of an input may be."""
         super().__init__()
+        self._handover = handover or Handover()
         device, self._width = layers[0].weight.device, layers[0].in_features
         self._sizes = [layer.out_features for layer in layers]
         blocks = [num_blocks(size) for size in self._sizes]
@@ -93,6 +98,7 @@ class Fp8Linear(SiblingProduct):
             (before[index], size, block * BLOCK) for index, size in enumerate(self._sizes) for block in range(num_blocks(size))
         ]
         self._places = torch.tensor(places, dtype=torch.int32, device=device)
+        self._arrivals = torch.zeros(MAX_SPLIT_TILES, dtype=torch.int32, device=device)
         has_bias = any(layer.bias is not None for layer in layers)
         self._bias = torch.zeros(sum(self._sizes), device=device) if has_bias else None
         self._is_even = self._width % BLOCK == 0 and all(size % 16 == 0 for size in self._sizes)
@@ -126,26 +132,28 @@ class Fp8Linear(SiblingProduct):
 
     def outputs(self, x: Tensor) -> tuple[Tensor, ...]:
         rows = x.reshape(-1, self._width).contiguous()
-        flat = self._on_gpu(rows) if rows.is_cuda else self._anywhere(rows)
+        codes = self._handover.take(x)
+        flat = self._on_gpu(rows, codes) if rows.is_cuda else self._anywhere(rows, codes)
         parts = torch.split(flat, [len(rows) * size for size in self._sizes])
         return tuple(part.view(*x.shape[:-1], size) for part, size in zip(parts, self._sizes, strict=True))
 
-    def _on_gpu(self, rows: Tensor) -> Tensor:
-        """The results of each layer, flat."""
+    def _on_gpu(self, rows: Tensor, codes: Codes | None = None) -> Tensor:
+        """The results of each layer, flat. `codes`: of the rows, if they are there."""
         from reroll_zoo.fp8 import kernels
 
         return kernels.product(
-            kernels.quantized_rows(rows),
+            codes or kernels.quantized_rows(rows),
             (self._codes, self._scales),
             self._places,
+            self._arrivals,
             self._bias,
             num_columns=sum(self._sizes),
             dtype=rows.dtype,
             is_even=self._is_even,
         )
 
-    def _anywhere(self, rows: Tensor) -> Tensor:
-        whole = product(quantized_rows(rows), (self._codes, self._scales))
+    def _anywhere(self, rows: Tensor, codes: Codes | None = None) -> Tensor:
+        whole = product(codes or quantized_rows(rows), (self._codes, self._scales))
         starts = [first * BLOCK for first in self._firsts]
         parts = [whole[:, start : start + size] for start, size in zip(starts, self._sizes, strict=True)]
         if self._bias is not None:

@@ -24,7 +24,7 @@ from reroll.infer.embedded.backend import sampled_places
 from reroll.infer.embedded.model_runner import ModelRunner
 from reroll.infer.embedded.sampler import RowSampling, sample, uniforms
 from reroll.models.attention import Attention
-from reroll.models.exact import can_be_exact, exact_forward
+from reroll.models.exact import exact_forward
 from reroll_zoo.paged_cache.kernels import PAGE, READING_ROWS, WRITING_ROWS, tokens_per_block
 from reroll_zoo.paged_cache.plain_sampling import is_plain, sample_plain_on_device
 
@@ -229,8 +229,7 @@ class GraphRunner:
             num_rows = _padded(num_rows, fine=is_writing)
             num_tokens = num_rows if is_writing else max(num_rows, _padded(num_tokens, fine=False))
             num_pages = 4 ** math.ceil(math.log(max(num_pages, 16), 4))
-        # The shape of a program says how it adds up.
-        block_rows = WRITING_ROWS if is_writing and not can_be_exact(self._runner.model) else READING_ROWS
+        block_rows = WRITING_ROWS if is_writing else READING_ROWS
         num_blocks = num_tokens if is_writing else num_tokens // self._tokens(block_rows) + num_rows
         return Size(num_tokens, num_rows, num_blocks, num_pages, block_rows), is_graph
 

@@ -61,8 +61,11 @@ def attend(
     block_first: Tensor,
     rows: int,
     scoring: Scoring,
+    num_warps: int | None = None,
+    num_stages: int = 2,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """query [T, H, D] attends to the pages of keys and values [pages, PAGE, H_kv, D]; the result is as the query.
+    """query [T, H, D] attends to the pages of keys and values [pages, PAGE, H_kv, D]; the result: as the query, or `dtype`.
 
     Sequence i has the tokens from `bounds[i]` to `bounds[i + 1]`, the first of them at place `starts[i]` of the sequence;
     its pages are `tables[i]`. Block b is the work of one program: the tokens of sequence `block_sequence[b]` from its
@@ -71,9 +74,9 @@ def attend(
     num_tokens, num_heads, dim = query.shape
     num_kv_heads = keys.shape[2]
     group = num_heads // num_kv_heads
-    output = torch.empty((num_tokens, num_heads, dim), dtype=query.dtype, device=query.device)
+    output = torch.empty((num_tokens, num_heads, dim), dtype=dtype or query.dtype, device=query.device)
     block_m = _rows(group, rows)
-    options: dict[str, Any] = {"num_warps": 4 if block_m > 16 or dim > 64 else 2, "num_stages": 2}
+    options: dict[str, Any] = {"num_warps": num_warps or (4 if block_m > 16 or dim > 64 else 2), "num_stages": num_stages}
     _attend[(len(block_sequence), num_kv_heads)](
         output,
         query,

@@ -41,6 +41,23 @@ def test_a_row_of_a_product_has_the_same_bits_beside_any_number_of_others(num_in
     whole = exact_kernels.product(x, weight)
     for rows in (slice(0, 1), slice(5, 6), slice(0, 17), slice(63, 130), slice(200, 712), slice(1, 1024)):
         assert_equal(exact_kernels.product(x[rows], weight), whole[rows], f"rows {rows}")
+    for (*_, num_rows, shape, _), tile in exact_kernels._chosen.items():
+        if shape == weight.shape:
+            print(f"  {num_rows} rows: {tile}")
+
+
+@pytest.mark.parametrize("changes", [{}, {"dim": 64, "num_heads": 32}, {"window": 100, "softcap": 30.0}, {"has_sinks": True}])
+def test_the_program_for_one_token_of_each_sequence_gives_what_that_for_many_gives(changes):
+    from reroll_zoo.exact_attention import READING, HeadShape, one_token_each, programs_alike, writing_program
+
+    options = {"num_heads": 16, "num_kv_heads": 8, "dim": 128, "softcap": None, "window": None, "has_sinks": False}
+    shape = HeadShape(**{**options, "dtype": torch.bfloat16, **changes})
+    device = torch.device("cuda", 0)
+    newest = one_token_each(shape, device, num_contexts=500)
+    found = writing_program(shape, device)
+    alike = [(program.num_warps, program.num_stages) for program in programs_alike(newest)]
+    print(f"{changes}: of 16 rows alike (warps, stages) {alike}; taken {found}")
+    assert_equal(newest(found), newest(READING), f"{found}")
 
 
 @pytest.fixture(params=["qwen3", "llama", "mistral", "gemma2", "qwen3_moe"])

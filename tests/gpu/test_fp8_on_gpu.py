@@ -53,6 +53,22 @@ def test_codes_and_scales_are_those_of_plain_pytorch_to_the_bit(shape: tuple[int
         assert torch.equal(ours[0].view(torch.uint8), plain[0].view(torch.uint8))
 
 
+@pytest.mark.parametrize("shape", [(1, 2560), (64, 2560), (5, 300), (700, 9728)])
+def test_a_norm_and_a_gate_write_the_codes_of_their_result(shape: tuple[int, int]) -> None:
+    from reroll_zoo.fp8 import kernels
+
+    rows, up, weight = (torch.randn(*size, device="cuda").bfloat16() for size in (shape, shape, shape[1:]))
+    normed, norm_codes = kernels.quantized_norm(rows, weight, 1e-6)
+    gated, gate_codes = kernels.quantized_gate(rows, up)
+    wide = torch.nn.functional.rms_norm(rows.float(), weight.shape, weight.float(), 1e-6)
+    torch.testing.assert_close(normed, wide.bfloat16(), atol=1e-2, rtol=1e-2)
+    torch.testing.assert_close(gated, (torch.nn.functional.silu(rows.float()) * up.float()).bfloat16(), atol=1e-2, rtol=1e-2)
+    for result, (codes, scales) in ((normed, norm_codes), (gated, gate_codes)):
+        expected = arithmetic.quantized_rows(result)
+        assert torch.equal(scales, expected[1])
+        assert torch.equal(codes.view(torch.uint8), expected[0].view(torch.uint8))
+
+
 def linears(sizes: tuple[int, ...], width: int, *, bias: bool = False) -> list[torch.nn.Linear]:
     return [torch.nn.Linear(width, size, bias=bias, device="cuda", dtype=torch.bfloat16) for size in sizes]
 
@@ -75,6 +91,24 @@ def test_a_row_has_the_same_product_whatever_stands_beside_it() -> None:
     together = linear.outputs(x)[0].float()
     alone = torch.cat([linear.outputs(x[row : row + 1])[0] for row in range(0, 512, 37)]).float()
     assert (together[::37] - alone).norm() < 2e-3 * alone.norm()
+
+
+@pytest.mark.parametrize("splits", [2, 4, 8])
+def test_split_sums_are_added_in_order_whoever_is_last(splits: int) -> None:
+    from reroll_zoo.fp8 import kernels
+
+    linear, x = Fp8Linear(linears((2560,), 9728)), torch.randn(64, 9728, device="cuda", dtype=torch.bfloat16)
+    codes = kernels.quantized_rows(x)
+
+    def multiply(tiling: kernels.Tiling) -> torch.Tensor:
+        weight, options = (linear._codes, linear._scales), {"num_columns": 2560, "dtype": torch.float32, "is_even": True}
+        return kernels.product(codes, weight, linear._places, linear._arrivals, None, tiling=tiling, **options)
+
+    whole, first = multiply(kernels.Tiling(64, 64, 1)), multiply(kernels.Tiling(64, 64, splits))
+    torch.testing.assert_close(first, whole, atol=1e-3, rtol=1e-3)
+    for _ in range(300):
+        assert torch.equal(multiply(kernels.Tiling(64, 64, splits)), first)
+    assert not linear._arrivals.any()
 
 
 def test_a_graph_that_was_captured_before_a_push_multiplies_by_the_new_codes() -> None:
@@ -116,7 +150,7 @@ def test_a_model_computes_what_it_computes_in_plain_pytorch(folder: str, monkeyp
     model = load_model(folder, dtype=torch.bfloat16, device="cuda")
     quantize_linears(model)
     ours = packed(model, ids)
-    monkeypatch.setattr(Fp8Linear, "_on_gpu", Fp8Linear._anywhere)
+    monkeypatch.setattr(Fp8Linear, "_on_gpu", lambda linear, rows, _: linear._anywhere(rows))
     expected = packed(model, ids)
     assert (ours - expected).norm() < 0.6 * (expected - plain).norm()
 

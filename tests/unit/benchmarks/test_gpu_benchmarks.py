@@ -12,6 +12,7 @@ import torch
 ROOT = Path(__file__).parents[3]
 sys.path.insert(0, str(ROOT / "benchmarks"))  # scripts, no package
 
+import exact_decode  # noqa: E402
 from exact_probe import probed, spans  # noqa: E402
 from gpu_shapes import SHAPES, write_model  # noqa: E402
 from gpu_work import Work, prompts, work_of  # noqa: E402
@@ -66,6 +67,17 @@ def test_numbers_of_rows_that_give_the_same_bits_are_one_class() -> None:
     found = probed(lambda num: torch.tensor([float(num in (3, 4, 2048))]), tried)
     assert found == {"classes": 2, "M": "1-2, 8 | 3-4, 2048"}
     assert spans([2, 3, 4, 8], tried) == "2-8"
+
+
+def test_a_decode_step_is_told_kernel_by_kernel_with_the_longest_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WARM", "TIMED", "PROFILED"):
+        monkeypatch.setattr(exact_decode, name, 2)
+    write_model(tmp_path, SHAPES["tiny"])
+    took, kernels = exact_decode.step_of(str(tmp_path), 3, is_exact=True)
+    times = [ms for ms, _, _ in kernels]
+    assert took > 0
+    assert times == sorted(times, reverse=True)
+    assert any("linear" in name or "mm" in name for _, count, name in kernels if count >= 1)
 
 
 def test_the_models_that_are_compared_are_equally_large() -> None:

@@ -1,6 +1,8 @@
 """What `policy.exact` runs on a GPU, in Triton's interpreter: rows that depend on nothing but themselves, and an engine over
 pages whose log-probs are the trainer's."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -19,7 +21,7 @@ from reroll.tokens.batch import pack
 from reroll.training.base import Needs
 from reroll.training.predict import predict
 from reroll.types import Request, Sample, SamplingParams
-from reroll_zoo import exact_kernels, exact_sums
+from reroll_zoo import exact_attention, exact_kernels, exact_sums
 from reroll_zoo.paged_cache.backend import PagedBackend
 from reroll_zoo.tiny_models import make_tiny
 
@@ -90,6 +92,43 @@ def test_large_products_take_large_tiles_and_small_ones_fill_the_gpu():
     assert exact_kernels.fitting(tiles, 1, 1024, 132) == tiles[0]
     assert exact_kernels.fitting(tiles, 1, 151_936, 132).rows == 64
     assert exact_kernels.fitting(tiles[:1], 32_768, 3072, 132) == tiles[0]
+
+
+def test_small_tiles_are_not_tried_for_many_rows_nor_large_ones_for_few():
+    tiles = exact_kernels.TILES
+    assert {tile.rows for tile in exact_kernels.worth_trying(tiles, 1)} == {16, 32, 64}
+    assert {tile.rows for tile in exact_kernels.worth_trying(tiles, 8192)} == {64, 128}
+    assert exact_kernels.worth_trying(tiles[1:2], 8192) == tiles[1:2]
+
+
+HEADS = exact_attention.HeadShape(
+    num_heads=4, num_kv_heads=2, dim=16, dtype=torch.bfloat16, softcap=None, window=None, has_sinks=False
+)
+
+
+@pytest.mark.parametrize("changes", [{}, {"window": 70, "softcap": 20.0}, {"has_sinks": True, "dtype": torch.float32}])
+def test_one_token_of_each_sequence_takes_smaller_programs_where_they_give_the_same_bits(changes):
+    exact_attention.writing_program.cache_clear()
+    shape = dataclasses.replace(HEADS, **changes)
+    found = exact_attention.writing_program(shape, CPU)
+    assert found in exact_attention.WRITING
+    newest = exact_attention.one_token_each(shape, CPU, num_contexts=5)
+    assert newest(found).dtype == torch.float32
+    assert torch.equal(newest(found), newest(exact_attention.READING))
+    assert not torch.equal(newest(found)[0], newest(found)[1])
+
+
+def test_a_smaller_program_that_adds_up_in_another_way_is_not_used(monkeypatch):
+    whole = exact_attention.attend
+
+    def other(*args, rows, **options):
+        output = whole(*args, rows=rows, **options)
+        return output if rows == exact_attention.READING.rows else torch.nextafter(output, torch.ones_like(output))
+
+    monkeypatch.setattr(exact_attention, "attend", other)
+    exact_attention.writing_program.cache_clear()
+    assert exact_attention.writing_program(HEADS, CPU) == exact_attention.READING
+    exact_attention.writing_program.cache_clear()
 
 
 def test_sums_and_means_of_rows_are_those_of_torch_but_for_rounding():

@@ -126,7 +126,8 @@ def test_the_kernels_codes_and_scales_are_those_of_the_arithmetic(shape: tuple[i
     [
         ((256,), 384, 3, None),
         ((256,), 384, 3, (16, 128, 2)),
-        ((200, 72, 128), 300, 37, (16, 64, 3)),
+        ((200, 72, 128), 300, 37, (16, 64, 2)),
+        ((200, 72), 1100, 5, (16, 64, 8)),
         ((200, 72, 128), 300, 37, None),
         ((64, 64), 128, 70, (32, 64, 1)),
         ((64, 64), 128, 130, (128, 128, 1)),
@@ -152,16 +153,19 @@ def check_product(product: Callable[..., Tensor], sizes: tuple[int, ...], width:
     for size in sizes:
         places += [(before, size, 128 * block) for block in range(num_blocks(size))]
         before += size
+    arrivals = torch.zeros(arithmetic.MAX_SPLIT_TILES, dtype=torch.int32)
     flat = product(
         rows,
         (torch.cat(filled).view(CODES), torch.cat([scales for _, scales in weights])),
         torch.tensor(places, dtype=torch.int32),
+        arrivals,
         bias,
         num_columns=before,
         dtype=torch.float32,
         is_even=width % 128 == 0 and not any(size % 16 for size in sizes),
         tiling=tiling,
     )
+    assert not arrivals.any()
     parts = flat.split([num_rows * size for size in sizes])
     for part, weight, own in zip(parts, weights, bias.split(sizes), strict=True):
         want = expected_product(rows, weight) + own.double()
@@ -179,3 +183,19 @@ def test_a_tiling_covers_every_block_of_the_sums_once(num_rows: int, columns: in
     assert (tiling.splits - 1) * per_split < inner <= tiling.splits * per_split
     assert 16 <= tiling.rows <= 128
     assert num_rows < 256 or tiling.splits <= inner * 128 // (8 * num_rows) or tiling.splits == 1
+
+
+@pytest.mark.parametrize("shape", [(5, 256), (3, 300), (1, 2560)])
+def test_a_norm_and_a_gate_write_the_codes_of_their_result(shape: tuple[int, int]) -> None:
+    pytest.importorskip("triton")
+    from reroll_zoo.fp8 import kernels
+
+    rows, up, weight = torch.randn(shape), torch.randn(shape), torch.rand(shape[1])
+    normed, norm_codes = kernels.quantized_norm(rows, weight, 1e-6)
+    gated, gate_codes = kernels.quantized_gate(rows, up)
+    torch.testing.assert_close(normed, torch.nn.functional.rms_norm(rows, weight.shape, weight, 1e-6))
+    torch.testing.assert_close(gated, torch.nn.functional.silu(rows) * up)
+    for result, (codes, scales) in ((normed, norm_codes), (gated, gate_codes)):
+        expected = kernels.quantized_rows(result)
+        assert torch.equal(codes.view(torch.uint8), expected[0].view(torch.uint8))
+        assert torch.equal(scales, expected[1])

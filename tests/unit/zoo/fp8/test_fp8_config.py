@@ -96,6 +96,14 @@ def test_other_engines_do_not_have_it(tree: dict[str, Any]) -> None:
         parse_config(tree | {"engine": {"kind": "vllm", "devices": 0, "precision": "fp8"}})
 
 
+def test_an_installation_that_does_not_know_it_is_told_to_reinstall(
+    tree: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reroll.config.check_engine.entry_names", lambda group: [])
+    with pytest.raises(ConfigError, match=r"engine.precision.*no installed package.*pip install -e \."):
+        parse_config(tree)
+
+
 def test_exact_is_refused_beside_it(tree: dict[str, Any], tmp_path: Path) -> None:
     tree["policy"]["exact"] = True
     with pytest.raises(ConfigError, match="the engine rounds to fp8"):

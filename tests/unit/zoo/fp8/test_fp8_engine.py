@@ -16,7 +16,10 @@ from reroll.infer.embedded.model_runner import ModelRunner
 from reroll.models.attention import PackedAttention, hidden_states, logits
 from reroll.models.load import load_model, load_tokenizer
 from reroll.types import Request, SamplingParams
+from reroll_zoo import fused_layers
+from reroll_zoo.fp8 import handover
 from reroll_zoo.fp8.arithmetic import quantized_rows, quantized_weight
+from reroll_zoo.fp8.handover import Handover
 from reroll_zoo.fp8.linears import Fp8Linear, Fp8Slice, quantize, quantize_linears
 from reroll_zoo.plan.memory import engine_memory
 from reroll_zoo.plan.shape import shape_of
@@ -122,6 +125,44 @@ def test_siblings_are_one_product(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Fp8Linear, "outputs", lambda linear, x: sizes.append(len(linear._sizes)) or outputs(linear, x))
     logits_of(runner.model)
     assert sizes == [3, 1, 2, 1] * 2
+
+
+@pytest.mark.parametrize("is_adapted", [False, True])
+def test_norms_and_gates_hand_codes_to_the_products_that_follow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_adapted: bool
+) -> None:
+    """As on a GPU, by Triton's interpreter, which does not round to the nearest code."""
+    pytest.importorskip("triton")
+    folder = make_tiny(tmp_path, family="qwen3", hidden=128, initializer_range=0.1)
+    lora = LoraConfig(rank=4) if is_adapted else None
+    expected = logits_of(ModelRunner(load(folder, lora=lora), quantize=quantize_linears).model)
+    model = load(folder, lora=lora)
+    fused_layers.fuse(model)
+    runner = ModelRunner(model, quantize=quantize_linears)
+    monkeypatch.setattr(handover, "runs_kernels", lambda tensor: True)
+    found = []
+    multiply = Fp8Linear._anywhere
+
+    def looked_at(linear: Fp8Linear, rows: Tensor, handed: tuple[Tensor, Tensor] | None) -> Tensor:
+        found.append(handed is not None)
+        if handed is not None:
+            numbers = handed[0].float() * handed[1].repeat_interleave(128, 1)[:, : rows.shape[1]]
+            assert (numbers - rows).norm() < 0.15 * rows.norm()
+        return multiply(linear, rows, handed)
+
+    monkeypatch.setattr(Fp8Linear, "_anywhere", looked_at)
+    ours = logits_of(runner.model)
+    assert found == [True, False, True, True] * 2
+    assert (ours - expected).norm() < 0.3 * expected.norm()
+
+
+def test_codes_of_another_tensor_are_not_taken() -> None:
+    given, codes = torch.ones(2, 3), (torch.ones(2, 3), torch.ones(2, 1))
+    hands = Handover()
+    hands.give(given, codes)
+    assert hands.take(given.clone()) is None
+    assert hands.take(given) is codes
+    assert hands.take(given) is None
 
 
 def test_an_adapter_is_added_to_what_the_codes_give(tmp_path: Path) -> None:
