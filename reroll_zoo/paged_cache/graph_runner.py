@@ -24,7 +24,7 @@ from reroll.infer.embedded.backend import sampled_places
 from reroll.infer.embedded.model_runner import ModelRunner
 from reroll.infer.embedded.sampler import RowSampling, sample, uniforms
 from reroll.models.attention import Attention
-from reroll.models.exact import exact_forward
+from reroll.models.exact import can_be_exact, exact_forward
 from reroll_zoo.paged_cache.kernels import PAGE, READING_ROWS, WRITING_ROWS, tokens_per_block
 from reroll_zoo.paged_cache.plain_sampling import is_plain, sample_plain_on_device
 
