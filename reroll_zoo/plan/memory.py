@@ -105,7 +105,6 @@ def train_memory(shape: ModelShape, how: Training) -> RoleMemory:
     held["optimizer"] = trained * ADAM_BYTES // (how.zero_ranks if how.zero_stage else how.cut)
     if how.host_optimizer:
         held = {"parameters": held["parameters"]}
-        working["optimizer's pieces"] = NUM_SLOTS * 3 * FP32_BYTES * min(PIECE_VALUES, trained)
     if how.offload:  # Below stage 3 DeepSpeed leaves the parameters where they are.
         held = {"parameters": held["parameters"]} if how.zero_stage in (1, 2) else {}
         working["gradients"] = 2 * _layer_bytes(shape, how)
@@ -113,6 +112,9 @@ def train_memory(shape: ModelShape, how: Training) -> RoleMemory:
     working["activations"] = activation_bytes(shape, how)
     if how.has_language_head:
         working["log-prob chunk"] = logprob_bytes(shape, how)
+    if how.host_optimizer:  # They come when the last micro-batch has gone, and take its room.
+        pieces = NUM_SLOTS * 3 * FP32_BYTES * min(PIECE_VALUES, trained)
+        working["optimizer's pieces"] = max(0, pieces - working["activations"] - working.get("log-prob chunk", 0))
     return RoleMemory(held=_nonzero(held), working=_nonzero(working))
 
 
@@ -136,7 +138,7 @@ def answer_memory(shape: ModelShape, how: Training) -> RoleMemory:
     working = _gathered_terms(shape, how)
     working["activations"] = forward_bytes(shape, num_tokens=how.micro_batch_tokens, value_bytes=how.value_bytes) // how.tp
     if how.has_language_head:
-        working["log-prob chunk"] = how.logprob_chunk * shape.vocabulary * (how.value_bytes + FP32_BYTES) // how.tp
+        working["log-prob chunk"] = _logits_bytes(shape, how) // how.tp
     return RoleMemory(held=_nonzero(held), working=_nonzero(working))
 
 
@@ -174,15 +176,18 @@ def layer_activation_bytes(shape: ModelShape, how: Training) -> int:
 
 
 def logprob_bytes(shape: ModelShape, how: Training) -> int:
-    """The logits of one chunk, once raw, once in fp32, once as gradient; and the head's gradient, summed over the chunks."""
-    raw_and_gradient = 2 * how.value_bytes if how.value_bytes < FP32_BYTES else FP32_BYTES
-    chunk = min(how.logprob_chunk, how.micro_batch_tokens)
-    logits = chunk * shape.vocabulary * (raw_and_gradient + FP32_BYTES)
+    """The logits of one chunk, which their gradient is written over; and the head's gradient, summed over the chunks."""
     if how.lora_parameters:
-        return logits // how.tp
-    num_chunks = -(-how.micro_batch_tokens // chunk)
+        return _logits_bytes(shape, how) // how.tp
+    num_chunks = -(-how.micro_batch_tokens // how.logprob_chunk)
     head = shape.head_parameters * (how.value_bytes + (FP32_BYTES if num_chunks > 1 else 0))
-    return (logits + head) // how.tp
+    return (_logits_bytes(shape, how) + head) // how.tp
+
+
+def _logits_bytes(shape: ModelShape, how: Training) -> int:
+    """The logits of one chunk. Where they are capped the capped ones, in fp32, and their gradient are held beside them."""
+    capped = FP32_BYTES + how.value_bytes if shape.family in _SOFTCAPPED else 0
+    return min(how.logprob_chunk, how.micro_batch_tokens) * shape.vocabulary * (how.value_bytes + capped)
 
 
 def forward_bytes(shape: ModelShape, *, num_tokens: int, value_bytes: int) -> int:
@@ -219,7 +224,6 @@ def engine_memory(
     logits = running * shape.vocabulary * (value_bytes + 2 * FP32_BYTES)
     caches = {
         "KV cache": cache,
-        "cache growth": cache // 2,  # Doubling holds the old pages while they are copied.
         "kept contexts": min(MAX_CACHED_BYTES, num_requests * longest * per_token),
     }
     if cache_bytes is not None:
@@ -236,13 +240,10 @@ def engine_memory(
 
 
 def kv_cache_bytes(num_running: int, longest: int, bytes_per_token: int, *, on_cpu: bool) -> int:
-    """Keys and values of the running sequences at their longest: slots on a CPU, doubling pages on a GPU."""
+    """Keys and values of the running sequences at their longest: slots on a CPU, whole pages on a GPU."""
     if on_cpu:
         return num_running * longest * bytes_per_token
-    pages, num_needed = FIRST_PAGES, num_running * -(-longest // PAGE_TOKENS)
-    while pages < num_needed:
-        pages *= 2
-    return pages * PAGE_TOKENS * bytes_per_token
+    return max(FIRST_PAGES, num_running * -(-longest // PAGE_TOKENS)) * PAGE_TOKENS * bytes_per_token
 
 
 def pooled_engine_memory(shape: ModelShape, *, value_bytes: int, tp: int, pool_bytes: int, longest: int) -> RoleMemory:

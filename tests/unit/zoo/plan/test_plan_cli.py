@@ -138,9 +138,10 @@ def test_a_cluster_that_cannot_be_seen_from_here_must_be_named(rlvr_tree: dict[s
 
 def test_a_run_that_is_too_large_only_at_its_very_worst_is_planned_as_such_and_may_start() -> None:
     file = str(EXAMPLES / "clusters" / "qwen3_8b_colocated.yaml")
-    assert run("plan", file, "engine.max_running=64")[0] == 1, "64 sequences of 2560 tokens need 4096 pages"
-    config = load_config(Path(file), ["engine.max_running=64"], runs_here=False)
-    assert preflight.memory_violations(config) == ([], []), "of 1536 tokens they need 2048"
+    larger = ["engine.max_running=192", "rollout.prompts_per_step=192"]
+    assert run("plan", file, *larger)[0] == 1, "192 sequences of 2560 tokens on each device take 67.5 GiB"
+    config = load_config(Path(file), larger, runs_here=False)
+    assert preflight.memory_violations(config) == ([], []), "of 1536 tokens they take 40.5"
 
 
 def test_what_is_too_large_by_an_estimate_alone_starts_with_a_note(rlvr_tree: dict[str, Any]) -> None:

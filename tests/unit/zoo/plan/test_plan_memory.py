@@ -52,7 +52,9 @@ def test_an_optimizer_on_the_host_leaves_the_device_weights_sums_and_three_piece
     memory = train_memory(shape, how)
     assert memory.held == {"parameters": 2 * P}
     assert memory.working["gradients"] == 4 * P
-    assert memory.working["optimizer's pieces"] == 3 * 3 * 4 * 2**25
+    assert "optimizer's pieces" not in memory.working, "they fit into what the micro-batches have left"
+    critic = train_memory(shape, replace(how, micro_batch_tokens=64, has_language_head=False)).working
+    assert critic["optimizer's pieces"] == 3 * 3 * 4 * 2**25 - critic["activations"]
     assert host_memory(shape, how) == {"fp32 masters": 4 * P, "optimizer": 8 * P}
     assert host_memory(shape, replace(how, value_bytes=4)) == {"optimizer": 8 * P}
     assert host_memory(shape, replace(how, host_optimizer=False)) == {}
@@ -82,10 +84,10 @@ def test_shards_hold_their_part_and_gather_two_layers_and_both_ends() -> None:
 def test_the_logprob_term_is_one_chunk_of_logits_and_the_heads_gradient() -> None:
     shape = shape_of("Qwen/Qwen3-8B")
     how = Training(value_bytes=2, micro_batch_tokens=8192, logprob_chunk=1024)
-    # A chunk is held raw (2), in fp32 (4) and as gradient (2); the head's gradient as a part (2) and as a sum (4).
-    assert logprob_bytes(shape, how) == 1024 * 151_936 * 8 + HEAD * 6
+    # A chunk is written over by its gradient (2); the head's gradient is held as a part (2) and as a sum (4).
+    assert logprob_bytes(shape, how) == 1024 * 151_936 * 2 + HEAD * 6
     adapter = Training(value_bytes=2, micro_batch_tokens=8192, logprob_chunk=1024, lora_parameters=1)
-    assert logprob_bytes(shape, adapter) == 1024 * 151_936 * 8
+    assert logprob_bytes(shape, adapter) == 1024 * 151_936 * 2
 
 
 def test_a_fixed_model_holds_its_parameters_alone() -> None:
@@ -94,12 +96,13 @@ def test_a_fixed_model_holds_its_parameters_alone() -> None:
     assert "gradients" not in memory.working
 
 
-def test_the_cache_of_an_engine_is_layers_times_heads_times_tokens_and_its_pages_double() -> None:
+def test_the_cache_of_an_engine_is_layers_times_heads_times_tokens_in_whole_pages() -> None:
     per_token = 36 * 2 * 8 * 128 * 2  # layers, keys and values, heads, head size, bf16
     assert shape_of("Qwen/Qwen3-8B").kv_bytes_per_token(2) == per_token
     assert kv_cache_bytes(10, 1000, per_token, on_cpu=True) == 10 * 1000 * per_token
-    # 64 sequences of 2560 tokens are 2560 pages of 64; of 256, 512, … 4096 is the first number that holds them.
-    assert kv_cache_bytes(64, 2560, per_token, on_cpu=False) == 4096 * 64 * per_token
+    # 64 sequences of 2550 tokens are 64 x 40 pages of 64; fewer than 256 pages are never taken.
+    assert kv_cache_bytes(64, 2550, per_token, on_cpu=False) == 2560 * 64 * per_token
+    assert kv_cache_bytes(1, 100, per_token, on_cpu=False) == 256 * 64 * per_token
 
 
 def test_an_engine_that_adopts_the_trainers_weights_has_none_of_its_own() -> None:

@@ -58,7 +58,7 @@ def terms_of(plan: Plan, device: str, role: str) -> set[str]:
 
 
 def test_a_shared_device_holds_one_at_work_and_what_the_other_leaves() -> None:
-    plan = make_plan(config_of(), H100)
+    plan = make_plan(config_of(engine__max_running=64), H100)
     assert plan.fits
     assert {load.phase for load in plan.loads} == {"generate"}
     assert terms_of(plan, "3", "policy") == {"parameters"}, "the optimizer waits in the host's memory"
@@ -111,7 +111,8 @@ def test_engine_workers_whose_devices_the_trainer_leaves_alone_write_while_it_tr
 
 
 def test_a_map_that_cannot_fit_is_refused_with_the_sum_and_with_what_would_fit() -> None:
-    plan = make_plan(config_of(engine__max_running=256), H100)
+    larger: dict[str, Any] = {"rollout__prompts_per_step": 256}
+    plan = make_plan(config_of(**larger, engine__max_running=256), H100)
     [violation] = device_violations(plan)
     total = sum(term.num_bytes for term in plan.fullest.terms) / 2**30
     assert f"would hold {total:.1f} GiB" in violation.problem
@@ -119,8 +120,8 @@ def test_a_map_that_cannot_fit_is_refused_with_the_sum_and_with_what_would_fit()
     assert "of the 79.1 GiB of a h100 72.8" in violation.problem
     key, value = violation.fix.removeprefix("any one of these fits: ").split("; ")[0].split("=")
     assert key == "engine.max_running"
-    assert make_plan(config_of(engine__max_running=int(value)), H100).fits
-    assert not make_plan(config_of(engine__max_running=2 * int(value)), H100).fits
+    assert make_plan(config_of(**larger, engine__max_running=int(value)), H100).fits
+    assert not make_plan(config_of(**larger, engine__max_running=2 * int(value)), H100).fits
 
 
 def test_what_no_setting_can_save_is_told_the_size_of_device_it_needs() -> None:
