@@ -90,7 +90,7 @@ class PackedPages:
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class AttendProgram:
     """The shape of a program of `attend`."""
 
     rows: int
@@ -99,8 +99,8 @@ class Program:
     num_stages: int = 2
 
 
-READING = Program(READING_ROWS)
-WRITING = tuple(Program(WRITING_ROWS, *options) for options in ((4, 2), (2, 2), (1, 1), (1, 2), (1, 3)))
+READING = AttendProgram(READING_ROWS)
+WRITING = tuple(AttendProgram(WRITING_ROWS, *options) for options in ((4, 2), (2, 2), (1, 1), (1, 2), (1, 3)))
 """A warp alone has all scores of a row, as in programs of more rows: it adds up their weights in the same order."""
 
 
@@ -131,7 +131,7 @@ class HeadShape:
 
 
 @cache
-def writing_program(shape: HeadShape, device: torch.device) -> Program:
+def writing_program(shape: HeadShape, device: torch.device) -> AttendProgram:
     """The quickest program for one token of each sequence that gives the bits of `READING` on this device. Tried once."""
     newest = one_token_each(shape, device, num_contexts=max(3, _TRIED_HEADS[device.type] // shape.num_kv_heads))
     alike = (READING, *programs_alike(newest))
@@ -140,7 +140,7 @@ def writing_program(shape: HeadShape, device: torch.device) -> Program:
     return quickest({program: partial(newest, program) for program in alike})
 
 
-def programs_alike(newest: Callable[[Program], Tensor]) -> list[Program]:
+def programs_alike(newest: Callable[[AttendProgram], Tensor]) -> list[AttendProgram]:
     """Those of `WRITING` that give what `READING` gives."""
     want = newest(READING)
     found = []
@@ -153,7 +153,7 @@ def programs_alike(newest: Callable[[Program], Tensor]) -> list[Program]:
     return found
 
 
-def one_token_each(shape: HeadShape, device: torch.device, *, num_contexts: int) -> Callable[[Program], Tensor]:
+def one_token_each(shape: HeadShape, device: torch.device, *, num_contexts: int) -> Callable[[AttendProgram], Tensor]:
     """What a program makes of the newest token of so many contexts of all lengths: in fp32, so that every bit shows."""
     generator = torch.Generator(device).manual_seed(0)
 
@@ -167,7 +167,7 @@ def one_token_each(shape: HeadShape, device: torch.device, *, num_contexts: int)
     sinks = drawn(shape.num_heads) if shape.has_sinks else None
     scoring = Scoring(scaling=2 * shape.dim**-0.5, sliding_window=shape.window, softcap=shape.softcap, sinks=sinks)
 
-    def newest(program: Program) -> Tensor:
+    def newest(program: AttendProgram) -> Tensor:
         return attend(
             query,
             keys,

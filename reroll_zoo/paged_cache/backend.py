@@ -18,7 +18,7 @@ from reroll.infer.embedded.model_runner import ModelRunner
 from reroll.infer.embedded.sampler import RowSampling
 from reroll.models.attention import Scoring
 from reroll.models.exact import is_exact
-from reroll_zoo.exact_attention import HeadShape, Program, writing_program
+from reroll_zoo.exact_attention import HeadShape, AttendProgram, writing_program
 from reroll_zoo.paged_cache.graph_runner import DeviceTokens, GraphRunner, StepTensors
 from reroll_zoo.paged_cache.kernels import PAGE, WRITING_ROWS, attend, store
 
@@ -317,7 +317,7 @@ class PagedAttention:
         step, (keys, values) = self._step, self._data[layer]
         check_fits(key, num_heads=keys.shape[2], head_dim=keys.shape[3])
         store(key, value, keys, values, step.rows)
-        program = Program(step.block_rows)
+        program = AttendProgram(step.block_rows)
         if step.block_rows == WRITING_ROWS and is_exact():
             program = writing_program(HeadShape.of(query, keys, scoring), query.device)
         return attend(
