@@ -18,7 +18,7 @@ from reroll.infer.embedded.model_runner import ModelRunner
 from reroll.infer.embedded.sampler import RowSampling
 from reroll.models.attention import Scoring
 from reroll.models.exact import is_exact
-from reroll_zoo.exact_attention import HeadShape, AttendProgram, writing_program
+from reroll_zoo.exact_attention import AttendProgram, HeadShape, writing_program
 from reroll_zoo.paged_cache.graph_runner import DeviceTokens, GraphRunner, StepTensors
 from reroll_zoo.paged_cache.kernels import PAGE, WRITING_ROWS, attend, store
 
