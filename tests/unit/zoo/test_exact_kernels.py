@@ -21,7 +21,7 @@ from reroll.tokens.batch import pack
 from reroll.training.base import Needs
 from reroll.training.predict import predict
 from reroll.types import Request, Sample, SamplingParams
-from reroll_zoo import exact_attention, exact_kernels, exact_sums
+from reroll_zoo import exact_attention, exact_kernels, exact_sums, packed_linears
 from reroll_zoo.paged_cache.backend import PagedBackend
 from reroll_zoo.tiny_models import make_tiny
 
@@ -53,6 +53,7 @@ def gpu(monkeypatch):
     monkeypatch.setattr(exact_kernels, "_TRIED_COLUMNS", 8)
     monkeypatch.setattr(fused, "runs_kernels", lambda tensor: True)
     monkeypatch.setattr(engine_module, "make_backend", PagedBackend)
+    monkeypatch.setattr(packed_linears, "packing_available", lambda device, dtype: False)  # As on a GPU.
     exact_kernels.alike.cache_clear()
     yield
     exact_kernels.alike.cache_clear()
