@@ -103,8 +103,6 @@ def train_memory(shape: ModelShape, how: Training) -> RoleMemory:
     else:
         working["gradients"] = trained * FP32_BYTES // how.cut + _layer_bytes(shape, how)
     held["optimizer"] = trained * ADAM_BYTES // (how.zero_ranks if how.zero_stage else how.cut)
-    if how.host_optimizer:
-        held = {"parameters": held["parameters"]}
     if how.offload:  # Below stage 3 DeepSpeed leaves the parameters where they are.
         held = {"parameters": held["parameters"]} if how.zero_stage in (1, 2) else {}
         working["gradients"] = 2 * _layer_bytes(shape, how)
@@ -112,7 +110,8 @@ def train_memory(shape: ModelShape, how: Training) -> RoleMemory:
     working["activations"] = activation_bytes(shape, how)
     if how.has_language_head:
         working["log-prob chunk"] = logprob_bytes(shape, how)
-    if how.host_optimizer:  # They come when the last micro-batch has gone, and take its room.
+    if how.host_optimizer:  # Its pieces come when the last micro-batch has gone, and take its room.
+        held = {"parameters": held["parameters"]}
         pieces = NUM_SLOTS * 3 * FP32_BYTES * min(PIECE_VALUES, trained)
         working["optimizer's pieces"] = max(0, pieces - working["activations"] - working.get("log-prob chunk", 0))
     return RoleMemory(held=_nonzero(held), working=_nonzero(working))
